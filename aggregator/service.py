@@ -41,7 +41,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
-from services.errors import Refusal, Refused, TiermeshError, describe_internal_error
+from services.errors import Refusal, Refused, TiermeshError, name_internal_error
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
@@ -290,7 +290,7 @@ class AggregatorService:
             self._fail(error)  # so that no later input is acted on
             if self.core.run is None:
                 raise
-            crash = JobCrashed(self.core.run.job.id, self.core.run.job.step, describe_internal_error(error))
+            crash = JobCrashed(self.core.run.job.id, self.core.run.job.step, name_internal_error(error))
             log.error("%s", crash, exc_info=error)
         else:
             return
@@ -512,4 +512,4 @@ def read_plan(spec_json: str) -> JobPlan | Refusal:
     except Refused as refused:
         return Refusal(f"the stored job can't be used: {refused}")
     except Exception as error:  # one job must not stop the start
-        return Refusal(f"the stored job can't be read: {describe_internal_error(error)}")
+        return Refusal(f"the stored job can't be read: {name_internal_error(error)}")

@@ -40,7 +40,7 @@ from services.checkpoints.write import (
     Fence,
 )
 from services.config.job import MOST_SPEC_BYTES, JobConfig
-from services.errors import Failed, Refused, is_out_of_space
+from services.errors import Failed, Refused, is_out_of_space, name_internal_error
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
@@ -118,8 +118,11 @@ class OptimizerEngine:
         self.checkpoint_store = CheckpointStore(state_dir / "checkpoints", fence)
         self._files = files
         self._epoch_file = epoch_file
-        self.core = make_core(OptimizerCore, record, name=name, epoch=epoch_file.read() if epoch_file else 0)
+        self._record = record
+        self._replaced = 0
+        self.core = self._make_core(epoch_file.read() if epoch_file else 0)
         self._metrics = metrics
+        self._hello: pb.Hello | None = None
         self._callbacks: EngineCallbacks | None = None
         self._config: JobConfig | None = None
         self._contents: _CheckpointContents | None = None
@@ -136,6 +139,9 @@ class OptimizerEngine:
         self._open_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def _make_core(self, epoch: int) -> OptimizerCore:
+        return make_core(OptimizerCore, self._record, name=self.name, epoch=epoch)
+
     def close(self) -> None:
         """Stop the threads, after the checkpoint that is being written."""
         self._closed = True
@@ -146,7 +152,7 @@ class OptimizerEngine:
 
     def connect(self, hello: pb.Hello, callbacks: EngineCallbacks) -> None:
         """Connect an aggregator; its callbacks replace those of the previous one."""
-        self._callbacks = callbacks
+        self._callbacks, self._hello = callbacks, hello
         self.feed(ev.Connected(hello))
 
     def disconnect(self, callbacks: EngineCallbacks) -> None:
@@ -198,13 +204,38 @@ class OptimizerEngine:
             and event.epoch == self.core.epoch
         ):
             self._disk.submit(self._files.release, event.body.job)
-        for effect in self.core.handle(event):
+        try:
+            effects = self.core.handle(event)
+        except Exception as error:
+            self._replace_core(event, error)
+            return
+        for effect in effects:
             try:
                 self._carry_out(effect, values)
             except Exception as error:  # it fails the job, not the process
                 job = self.core.open_job.job if self.core.open_job else ""
                 self.feed(to_operation_failed(job, error))
                 return
+
+    def _replace_core(self, event: ev.Input, error: Exception) -> None:
+        """Begin with a new core after an unexpected error of the old one, whose memory can't be trusted.
+
+        It fails the open job, not the process: the aggregator goes on with the next one.
+        """
+        ordered = getattr(event.body, "job", "") if isinstance(event, ev.Ordered) else ""
+        job = ordered or self.core.current_job
+        reason = f"the optimizer failed while it ran this job: {name_internal_error(error)}; see its log"
+        log.error("job %s: %s", job or "none", reason, exc_info=error)
+        self._replaced += 1
+        if self._record is not None:  # the recording of the core that failed stays
+            self._record = self._record.with_name(f"{self._record.name}.{self._replaced}")
+        self.core = self._make_core(self.core.epoch)
+        self._carry_out(ev.DropJob(), None)
+        if self._callbacks is None or self._hello is None:
+            return
+        self.feed(ev.Connected(self._hello))
+        if job:
+            self._callbacks.send(pb.Failure(job=job, reason=reason))
 
     def _carry_out(self, effect: ev.Effect, values: Float32Array | None) -> None:
         match effect:

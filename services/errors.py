@@ -65,11 +65,16 @@ def exit_code_of(error: BaseException, *, of_daemon: bool) -> ExitCode:
 
 
 def describe_internal_error(error: BaseException) -> str:
+    """Return one line about an unexpected error, and where its traceback is."""
+    return f"{name_internal_error(error)}; --log-level debug shows the traceback"
+
+
+def name_internal_error(error: BaseException) -> str:
     """Return one line about an unexpected error, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     text = one_line(str(error), 150)
-    return f"internal error, {type(error).__name__}{place}: {text}; --log-level debug shows the traceback"
+    return f"internal error, {type(error).__name__}{place}: {text}"
 
 
 def is_out_of_space(error: BaseException | None) -> bool:

@@ -100,6 +100,11 @@ class OptimizerCore:
             return None
         return self.open_job.elements or None
 
+    @property
+    def current_job(self) -> str:
+        """The job that is open or loading; empty if there is none."""
+        return self.open_job.job if self.open_job is not None else self._loading_job
+
     def is_loading(self, job: str) -> bool:
         """Return whether the answer to this job's Load is awaited."""
         return bool(job) and self._loading_job == job

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.core.setting_aside import MOST_CRASHES, MOST_STARTS, PROBATION_SECONDS
 from aggregator.daemon import OWN_TIMEOUTS
 from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
 from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_store import FILE_PART_BYTES
+from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, MOST_TOKENS
+from services.config.field_types import MOST_MICRO_BATCHES
+from services.config.job import MOST_SPEC_BYTES
 from services.instrumentation.timeline import MAX_EVENTS
 from services.protocol.plan import (
     MIN_WINDOW_CHUNKS,
@@ -45,6 +49,21 @@ FACTS = {
         f"| batches of held-out data | 2^{MOST_EVALUATION_BATCHES.bit_length() - 1} |",
         f"| files of a download | {MAX_FILES} |",
         f"| message | {MESSAGE_LIMIT_BYTES // MI} MiB |",
+    ),
+    "docs/configuration.md": (
+        f"| {MOST_MICRO_BATCHES:,} |",
+        f"| {MOST_CHECKS:,} |",
+        f"| {MOST_TOKENS:,} |",
+        f"| parameters | 2^{MAX_ELEMENTS.bit_length() - 1} |",
+        f"| {MOST_EVALUATION_BATCHES:,} |",
+        f"| 2^{MOST_DATA_ELEMENTS.bit_length() - 1} |",
+        f"| chips of a mesh | {MOST_CHIPS:,} |",
+        f"| the whole job as JSON | {MOST_SPEC_BYTES // KI} KiB |",
+    ),
+    "docs/faults.md": (
+        f"the aggregator failed {MOST_CRASHES} times",
+        f"the aggregator died {MOST_STARTS} times",
+        f"has lived for {PROBATION_SECONDS:g} s",
     ),
     "docs/threads.md": (f"Above {WINDOW_CHUNKS} chunks",),
     "docs/shared-memory.md": (f"up to {MAX_PLACES} chunks",),

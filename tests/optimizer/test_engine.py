@@ -339,3 +339,43 @@ def test_without_memory_for_a_copy_the_checkpoint_is_missed(
         assert (await dialogue.next_message(pb.CheckpointWritten)).step == 2
 
     run(tmp_path, scenario)
+
+
+def test_an_error_of_the_core_fails_the_job_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit(self: Any, event: Any) -> None:
+        raise IndexError("list index out of range")
+
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr("optimizer.core.optimizer.OptimizerCore._commit", commit)
+            dialogue._chunk(GRADIENT, 1, 0)
+            failure = await dialogue.next_message(pb.Failure)
+        assert failure.job == "j" and not failure.lease
+        assert failure.reason.startswith(
+            "the optimizer failed while it ran this job: internal error, IndexError"
+        )
+        assert dialogue.engine.core.epoch == 1, "an older aggregator is still refused"
+        dialogue.order(pb.Open(job="j", spec=dialogue.files.put(dialogue._spec_json.encode())))
+        status = await dialogue.next_message(pb.OptimizerStatus)
+        assert (status.state, status.generation, status.step) == (pb.OptimizerStatus.TRAINING, 2, 0)
+
+    run(tmp_path, scenario)
+
+
+def test_an_order_that_the_core_cannot_handle_fails_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(self: Any, job: str) -> None:
+        raise KeyError(job)
+
+    async def scenario(dialogue: EngineDialogue) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("optimizer.core.optimizer.OptimizerCore._load", load)
+            dialogue.order(pb.Open(job="j"))
+            assert "KeyError" in (await dialogue.next_message(pb.Failure)).reason
+        await dialogue.begin()
+
+    run(tmp_path, scenario)
