@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
 from services.errors import Refused
+from services.input_files import read_input_file
 from services.printable import printable_path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,8 +73,7 @@ def hash_code(backend: str, own_module: str | None = None) -> str:
     shipped = _hash_shipped(emulated=backend == "emulator")
     if own_module is None:
         return shipped
-    own = [(name, hash_source(content)) for name, content in _own_sources(own_module)]
-    return _combine([("tiermesh", shipped), *own])
+    return _combine([("tiermesh", shipped), *_hash_own(own_module)])
 
 
 def hash_source(source: bytes) -> str:
@@ -85,6 +85,7 @@ def hash_source(source: bytes) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
+@cache
 def shipped_files(*, emulated: bool) -> list[Path]:
     """Return the files of Tiermesh that compute, in order of their names."""
     left_out = (*NOT_COMPUTING, *(() if emulated else (EMULATOR,)))
@@ -92,10 +93,19 @@ def shipped_files(*, emulated: bool) -> list[Path]:
     return [file for file in found if not any(_is_within(file, ROOT / part) for part in left_out)]
 
 
-@cache
+def remember_shipped_code() -> None:
+    """Hash the code of Tiermesh now, at the start: an upgrade may replace the files under a process that runs."""
+    _hash_shipped_files()
+
+
 def _hash_shipped(*, emulated: bool) -> str:
-    files = shipped_files(emulated=emulated)
-    return _combine((str(file.relative_to(ROOT)), hash_source(file.read_bytes())) for file in files)
+    hashes = _hash_shipped_files()
+    return _combine((str(file.relative_to(ROOT)), hashes[file]) for file in shipped_files(emulated=emulated))
+
+
+@cache
+def _hash_shipped_files() -> dict[Path, str]:
+    return {file: hash_source(file.read_bytes()) for file in shipped_files(emulated=True)}
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -122,46 +132,64 @@ def find_own_module(config: JobConfig) -> str | None:
     return model.model_type.partition(":")[0] if isinstance(model, CustomConfig) else None
 
 
-def _own_sources(module_name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of a module and of all that it imports from its own package or folder."""
-    root = _folder_of_package(module_name)
-    waiting, seen, read_bytes = [module_name], {module_name}, 0
+@dataclass(frozen=True)
+class _OwnFile:
+    """A file of an own model, as it was when it was first needed, which is when it was imported.
+
+    Attributes:
+        hash: SHA-256 of its syntax tree.
+        imports: modules that it may import, packages around them included.
+        size_bytes: size of the file.
+    """
+
+    hash: str
+    imports: frozenset[str]
+    size_bytes: int
+
+
+def _hash_own(module_name: str) -> list[tuple[str, str]]:
+    """Return name and hash of a module, and of all that it imports from its own package or folder."""
+    root = _find_folder(module_name)
+    if root is None:
+        return []
+    waiting, found, size_bytes = [module_name], dict[str, str](), 0
     while waiting:
         name = waiting.pop()
-        file = _file_of(sys.modules.get(name))
-        if file is None or root is None or not _is_own(file, root, name, module_name):
+        file = _find_file(name, root)
+        if name in found or file is None or not _is_own(file, root, name, module_name):
             continue
-        if len(seen) > MOST_OWN_FILES or read_bytes > MOST_OWN_BYTES:
+        own = _read_own(name, file)
+        found[name] = own.hash
+        size_bytes += own.size_bytes
+        if len(found) > MOST_OWN_FILES or size_bytes > MOST_OWN_BYTES:
             raise Refused(
                 f"transformer_config.model_type: {module_name} imports more than {MOST_OWN_FILES} files or "
                 f"{MOST_OWN_BYTES} bytes from {printable_path(root)}; keep it in a folder of its own"
             )
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise Refused(
-                f"transformer_config.model_type: {printable_path(file)} can't be read ({error.strerror}); make it "
-                "readable"
-            ) from None
-        read_bytes += len(content)
-        yield name, content
-        for imported in sorted(_imports(name, file, content), reverse=True):
-            if imported not in seen and imported in sys.modules:
-                seen.add(imported)
-                waiting.append(imported)
+        waiting += own.imports - found.keys()
+    return sorted(found.items())
 
 
-def _folder_of_package(module_name: str) -> Path | None:
-    """Return the folder from which a module's top package is imported."""
-    file = _file_of(sys.modules.get(module_name))
-    depth = module_name.count(".") + (file is not None and file.name == "__init__.py")
-    return None if file is None else file.parents[depth]
+@cache
+def _read_own(name: str, file: Path) -> _OwnFile:
+    content = read_input_file("transformer_config.model_type", file, MOST_OWN_BYTES)
+    return _OwnFile(hash_source(content), frozenset(_imports(name, file, content)), len(content))
 
 
-def _file_of(module: ModuleType | None) -> Path | None:
-    """Return the file of an imported module; None if it has none."""
-    origin = getattr(module, "__file__", None)
-    return Path(origin).resolve() if origin else None
+def _find_folder(module_name: str) -> Path | None:
+    """Return the folder from which the top package of an imported module comes; None if it comes from no file."""
+    origin = getattr(sys.modules.get(module_name), "__file__", None)
+    if not origin:
+        return None
+    depth = module_name.count(".") + (Path(origin).name == "__init__.py")
+    return Path(origin).resolve().parents[depth]
+
+
+def _find_file(name: str, root: Path) -> Path | None:
+    """Return the file of a module below a folder; None if it is not there."""
+    place = root.joinpath(*name.split("."))
+    candidates = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((each for each in candidates if each.is_file()), None)
 
 
 def _is_own(file: Path, root: Path, name: str, module_name: str) -> bool:

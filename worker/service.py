@@ -35,6 +35,7 @@ from services.transport.mailbox import Mailbox
 from services.transport.security import Security
 from services.transport.server import open_channel
 from training.step import TrainingStep
+from worker.code_fingerprint import remember_shipped_code
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
@@ -118,6 +119,7 @@ class WorkerService:
     async def start(self, tensor_port: int = 0) -> None:
         """Start the device thread; a worker has no tensor port."""
         self._loop = asyncio.get_running_loop()
+        await self._loop.run_in_executor(None, remember_shipped_code)
         if self._state_dir is not None:
             self._open_identity(self._state_dir)
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import Refused
 from worker import code_fingerprint
 from worker.code_fingerprint import COMPUTING, NOT_COMPUTING, ROOT, hash_code, hash_source, shipped_files
 
@@ -128,11 +129,11 @@ def test_a_change_of_any_file_changes_the_hash(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(
         Path, "read_bytes", lambda file: read(file) + (b"\nX = 1\n" if file == changed else b"")
     )
-    code_fingerprint._hash_shipped.cache_clear()
+    code_fingerprint._hash_shipped_files.cache_clear()
     try:
         assert hash_code("emulator") != before
     finally:
-        code_fingerprint._hash_shipped.cache_clear()
+        code_fingerprint._hash_shipped_files.cache_clear()
 
 
 # ---- a user's own model ----
@@ -152,6 +153,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             file = tmp_path / f"{name.replace('__', '/')}.py"
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
+        code_fingerprint._read_own.cache_clear()  # as in another process
         importlib.invalidate_caches()
         importlib.import_module(module)
         return hash_code("emulator", module)
@@ -186,3 +188,27 @@ def test_installed_packages_beside_an_own_model_do_not_count(
     first = write("own_model", own_model="import someones\n")
     (installed / "someones.py").write_text("x = 2\n")
     assert write("own_model") == first
+
+
+def test_a_running_process_keeps_the_hash_of_the_code_it_imported(
+    tmp_path: Path, write: Callable[..., str]
+) -> None:
+    first = write("own_model", own_model="import own_layers\n", own_layers="scale = 2\n")
+    (tmp_path / "own_layers.py").write_text("scale = 3\n")
+    assert hash_code("emulator", "own_model") == first, "the module in memory is the old one"
+    assert write("own_model") != first, "a new process imports the new one"
+
+
+def test_what_is_imported_later_counts_from_the_start(write: Callable[..., str]) -> None:
+    """Else two workers would differ by what they ran before."""
+    own = "def build():\n    import own_layers\n"
+    first = write("own_model", own_model=own, own_layers="scale = 2\n")
+    assert write("own_model", own_layers="scale = 3\n") != first
+
+
+def test_a_model_that_imports_too_much_is_refused(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_fingerprint, "MOST_OWN_FILES", 1)
+    with pytest.raises(Refused, match="imports more than 1 files"):
+        write("own_model", own_model="import own_layers\n", own_layers="x = 1\n")

@@ -258,7 +258,7 @@ def test_a_build_that_hangs_does_not_keep_a_worker_from_stopping() -> None:
     inputs: queue.Queue[ev.Input] = queue.Queue()
     thread = DeviceThread(inputs.put, WorkerMetrics(), JobBuilder(open_mesh=hang))
     try:
-        thread.carry_out(ev.Build("job", JOB))
+        thread.build("job", JOB.encode())
         assert begun.wait(10)
         started = time.monotonic()
         thread.close()
