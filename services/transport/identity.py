@@ -18,6 +18,8 @@ ROLE_PREFIX = "tiermesh:role/"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 """Form of a name in certificates and tokens: it appears in logs, files and lists."""
 
+_UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
+
 
 @dataclass(frozen=True)
 class CertificateIdentity:
@@ -69,7 +71,7 @@ def identify(certificate: bytes) -> CertificateIdentity:
         found = (x509.load_pem_x509_certificate if pem else x509.load_der_x509_certificate)(certificate)
         uris = _uris(found)
         serial, expires = found.serial_number, found.not_valid_after_utc.timestamp()
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise Refused(f"certificate: can't be read ({error!s:.100}); issue another") from None
     roles = [uri for uri in uris if uri.startswith(ROLE_PREFIX)]
     if not roles:
