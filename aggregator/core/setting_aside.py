@@ -54,8 +54,9 @@ def note_crash(job: Job, reason: str, step: int) -> None:
         reason: The error, as one line.
         step: The job's step in the memory of the aggregator that failed.
     """
-    count = job.crash.count + 1
-    furthest = max(step, job.crash.step if job.HasField("crash") else 0)
+    passed_last = step > job.crash.step  # its record may not have been saved since
+    count = 1 if passed_last else job.crash.count + 1
+    furthest = max(step, job.crash.step)
     job.crash.CopyFrom(Crash(count=count, step=furthest, reason=reason[:_LONGEST_REASON]))
 
 

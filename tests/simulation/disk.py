@@ -8,6 +8,7 @@ from typing import Any
 
 from aggregator.core.events import SaveJob
 from aggregator.core.job_report import Record, copy_job
+from aggregator.core.setting_aside import note_crash
 from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING
@@ -38,6 +39,12 @@ class Disk:
             effect = SaveJob(effect.job, before.fingerprint)
         self.jobs[effect.job.id] = effect
         self.unfinished = sum(each.job.state in (QUEUED, RUNNING) for each in self.jobs.values())
+
+    def note_crash(self, job: str, reason: str, step: int) -> None:
+        """Note in a job's record that the aggregator failed while it ran the job."""
+        record = copy_job(self.jobs[job].job)
+        note_crash(record, reason, step)
+        self.save(SaveJob(record))
 
     def is_running(self, job: str) -> bool:
         """Return whether the record says that the job runs."""

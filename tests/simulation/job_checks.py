@@ -28,6 +28,7 @@ class JobChecks:
         self._jobs = jobs
         self._history = events
         self._cancelled: set[str] = set()
+        self._must_fail: set[str] = set()
         self._failed: dict[tuple[str, int, int, int], dict[str, set[int]]] = {}
         self._may_fail: set[str] = set()
         self._crashes: dict[str, list[int]] = {}  # by job: the cluster's number of commits at each crash
@@ -38,6 +39,10 @@ class JobChecks:
     def cancelled(self, job: str) -> None:
         """Note that a user cancels a job."""
         self._cancelled.add(job)
+
+    def expects_failure(self, job: str) -> None:
+        """Note that a job must fail."""
+        self._must_fail.add(job)
 
     def committed(self, generation: int, effect: Update) -> None:
         """Check a step that the optimizer committed."""
@@ -108,6 +113,8 @@ class JobChecks:
             excluded = {each.worker for each in saved.job.excluded}
             require(excluded <= {LIAR}, f"{name}: excluded {excluded}, expected at most {LIAR}")
             allowed = {SUCCEEDED}
+            if name in self._must_fail:
+                allowed = {FAILED}
             if name in self._cancelled:
                 allowed.add(CANCELLED)
             why, detail = job.expected_failure, saved.job.detail

@@ -28,6 +28,10 @@ class SimulationFailed(AssertionError):
     """A check of the simulation that failed."""
 
 
+class InjectedError(Exception):
+    """An error that a test makes a core raise."""
+
+
 def require(condition: object, text: str) -> None:
     """Raise unless the condition is true. Frequent checks should use `if`, which avoids formatting the text."""
     if not condition:

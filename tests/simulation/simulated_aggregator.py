@@ -14,7 +14,7 @@ from services.protocol.hello import HelloExpectations, Role, check_hello, make_h
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
-from tests.simulation.job_model import SimulationFailed, merged, require
+from tests.simulation.job_model import InjectedError, SimulationFailed, merged, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
@@ -66,7 +66,7 @@ class SimulatedAggregator(Process):
             return
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
         self._able = self._count_able()
-        for effect in self.effects(self.core.handle, event, clock):
+        for effect in self.effects(self._handle, event, clock):
             self._carry_out(effect, payload)
         for link in self._sessions.values():
             self.pump(link)
@@ -90,6 +90,19 @@ class SimulatedAggregator(Process):
         for effect in self.effects(lambda _: [write], event):
             self._carry_out(effect, None)
         self.feed(event)
+
+    def _handle(self, event: ev.Input, clock: Clock) -> list[ev.Effect]:
+        """Call the core. After an error, note it in the job's record as the service does, and die."""
+        try:
+            return self.core.handle(event, clock)
+        except InjectedError as error:
+            run = self.core.run
+            assert run is not None
+            self.cluster.injected["core raises"] += 1
+            if not self.replaced:
+                self.cluster.disk.note_crash(run.job.id, str(error), run.job.step)
+            self.die()
+            return []
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         kept = self.kept

@@ -5,6 +5,7 @@ A failing seed prints the command that replays it. Run more seeds with `python -
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -16,13 +17,17 @@ from typing import Any, get_args
 
 import pytest
 
+from aggregator.core.aggregator import AggregatorCore
+from protos.jobs_pb2 import FAILED, SUCCEEDED
 from protos.tensors_pb2 import ChunkHeader, ChunkKind
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from tests.simulation import seeds
 from tests.simulation.history import InvalidHistory
+from tests.simulation.job_model import InjectedError
 from tests.simulation.mutations import forgets_orphans
 from tests.simulation.network import Pipe
 from tests.simulation.scenario import Scenario
+from tests.simulation.simulated_aggregator import SimulatedAggregator
 from tests.simulation.simulated_cluster import SimulatedCluster
 from tests.simulation.simulated_device import WAIT, LeaseState
 from tests.simulation.simulated_optimizer import SimulatedOptimizer
@@ -164,3 +169,71 @@ def test_liars_are_found() -> None:
         cluster.run()
         found += sum(bool(saved.job.excluded) for saved in cluster.disk.jobs.values())
     assert found >= 5, "the others were over before the first lie"
+
+
+# ---- a core that raises ----
+
+
+def test_random_errors_of_the_core_change_no_bits() -> None:
+    """Errors at random inputs, at least a step apart, never fail a job."""
+    raised = 0
+    for seed in range(12):
+        cluster = SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), tiers=2 + seed % 2))
+        rng = random.Random(seed)
+
+        def fail(cluster: SimulatedCluster = cluster, rng: random.Random = rng) -> None:
+            aggregator = cluster.aggregator
+            if aggregator is not None and aggregator.alive and cluster.faults.active:
+                break_next_input(aggregator)
+            cluster.loop.after(5 + 40 * rng.random(), fail)
+
+        cluster.loop.at(10.0, fail)
+        cluster.run()
+        raised += cluster.injected["core raises"]
+    assert raised > 20
+
+
+def break_next_input(aggregator: SimulatedAggregator) -> None:
+    """Make an aggregator's core raise at its next input, if a job is running then."""
+    handle = aggregator.core.handle
+
+    def broken(*inputs: Any) -> Any:
+        run = aggregator.core.run
+        effects = handle(*inputs)
+        if run is not None and not run.ended and run.job.crash.count < 2:  # else a step must come first
+            raise InjectedError("at random")
+        return effects
+
+    aggregator.core.handle = broken  # type: ignore[method-assign]
+
+
+def test_a_job_that_always_breaks_the_core_is_set_aside_and_the_next_one_ends() -> None:
+    for seed in range(6):
+        scenario = Scenario.hostile(seed)
+        good = replace(scenario.jobs[0], number=1, submitted_seconds=1.0)
+        poisoned = replace(scenario.jobs[0], number=0)
+        scenario = replace(scenario, jobs=[poisoned, good], faults=0, tiers=2 + seed % 2)
+        cluster = SimulatedCluster(seed, scenario=scenario, make_core=poisoned_core)
+        cluster.checks.expects_failure(poisoned.id)
+        cluster.run()
+        ended = cluster.disk.jobs[poisoned.id].job
+        assert ended.state == FAILED and "the aggregator failed 3 times" in ended.detail
+        assert cluster.disk.jobs[good.id].job.state == SUCCEEDED
+
+
+def poisoned_core(kind: Any, **arguments: Any) -> Any:
+    """Return a core that raises whenever the first job comes to its tenth step."""
+    core = kind(**arguments)
+    if not isinstance(core, AggregatorCore):
+        return core
+    handle = core.handle
+
+    def poisoned(*inputs: Any) -> Any:
+        effects = handle(*inputs)
+        run = core.run
+        if run is not None and run.job.id == "job-0" and run.version is not None and run.version.step == 10:
+            raise InjectedError("at step 10")
+        return effects
+
+    core.handle = poisoned  # type: ignore[method-assign]
+    return core

@@ -123,6 +123,15 @@ def test_crashes_at_the_same_steps_fail_the_job_with_the_error() -> None:
     assert detail.endswith("; see its log") and len(detail) <= 300
 
 
+def test_a_crash_at_a_later_step_is_counted_anew() -> None:
+    job = Job(id="a", state=RUNNING)
+    counts = []
+    for step in (0, 0, 3, 2, 4, 4):
+        note_crash(job, "internal error", step)
+        counts.append((job.crash.count, job.crash.step))
+    assert counts == [(1, 0), (2, 0), (1, 3), (2, 3), (1, 4), (2, 4)]
+
+
 def test_crashes_count_until_the_job_is_past_their_step() -> None:
     dialogue = training(1, steps=100)
     note_crash(dialogue.job(), "internal error", 2)
