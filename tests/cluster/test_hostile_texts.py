@@ -11,12 +11,17 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2, jobs_pb2
+from services.config.load import load_job
+from services.config.paths import REPOSITORY_ROOT as ROOT
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import PROTOCOL_MIN, PROTOCOL_VERSION
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh
 from tests.support.hostile import HOSTILE, LONG, fill_texts, is_clean, variants
 
 ANSWER_SECONDS = 2.0
+EPOCH = 1
+"""Epoch of the first aggregator on a state dir."""
+JOB = ROOT / "configs" / "training_configs" / "linear_regression.yaml"
 ROLES = {"Cluster": "worker", "Optimizer": "aggregator"}
 """Roles that attend, by service."""
 
@@ -35,13 +40,19 @@ def ask(channel: grpc.Channel, method: Any) -> None:
         assert is_clean(error.details() or ""), error.details()
 
 
-def attend(channel: grpc.Channel, method: Any, role: str) -> None:
-    """Open a control stream for each kind of message, with a hostile Hello that is accepted otherwise."""
+def attend(channel: grpc.Channel, method: Any, role: str, job: str) -> None:
+    """Open a control stream for each kind of message about a job, with a hostile Hello that is accepted otherwise."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     for number, message in enumerate(variants(method.input_type, HOSTILE)):
         message.ClearField("own_crc32c")
+        message.epoch = EPOCH
+        body = getattr(message, message.WhichOneof("body"))
+        if "job" in body.DESCRIPTOR.fields_by_name:
+            body.job = job
         first = method.input_type._concrete_class()
-        fill_texts(first.hello, LONG if number % 2 else HOSTILE)
+        fill_texts(first.hello, HOSTILE)
+        first.epoch = first.hello.epoch_seen = EPOCH
+        first.hello.name += LONG if number % 2 else ""
         first.hello.protocol, first.hello.protocol_min = PROTOCOL_VERSION, PROTOCOL_MIN
         first.hello.role, first.hello.incarnation = role, f"incarnation-{number}"
         if "cluster" in first.hello.DESCRIPTOR.fields_by_name:  # that of another cluster is refused
@@ -70,6 +81,7 @@ def scrape(daemon: Daemon) -> str:
 def test_no_text_of_a_peer_leaves_its_line(tmp_path: Path) -> None:
     with Cluster(tmp_path, tiers=3, workers=0) as cluster:
         served = {"Cluster": cluster.aggregator, "Jobs": cluster.aggregator, "Optimizer": cluster.optimizer}
+        job = cluster.submit(load_job(JOB)[0].to_json())
         for file in (cluster_pb2, jobs_pb2):
             for service in file.DESCRIPTOR.services_by_name.values():
                 with grpc.insecure_channel(served[service.name].address) as channel:
@@ -77,7 +89,8 @@ def test_no_text_of_a_peer_leaves_its_line(tmp_path: Path) -> None:
                         if not method.client_streaming:
                             ask(channel, method)
                         elif method.name == "Attend":
-                            attend(channel, method, ROLES[service.name])
+                            attend(channel, method, ROLES[service.name], job)
+        assert "owned" in cluster.aggregator.log_text(), "no text of a peer was logged, so this tests nothing"
         for daemon in {cluster.aggregator, cluster.optimizer}:
             text = daemon.log_text()
             assert is_clean(text)
