@@ -46,6 +46,7 @@ from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.printable import printable_path
+from services.protocol.bounds import MessageTooLarge
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
@@ -382,7 +383,7 @@ class AggregatorService:
                     case ev.StoreWeights():
                         self._plane.store_weights(chunk, message, effect.elements)
                     case _:
-                        self._carry_out(effect, clock)
+                        self._carry_out_or_refuse(effect, clock)
         except Exception as error:  # after a failure of the core or the disk, the state can't be trusted
             self._fail(error)
             return
@@ -390,6 +391,14 @@ class AggregatorService:
             self._plane.submit(sums, chunk)
         if not isinstance(event, ev.ChunkArrived):  # a gradient brings no new weights to send
             self._plane.wake_senders()
+
+    def _carry_out_or_refuse(self, effect: ev.Effect, clock: Clock) -> None:
+        """Carry out an effect; a message that is too large to be sent fails its job, not the aggregator."""
+        try:
+            self._carry_out(effect, clock)
+        except MessageTooLarge as error:
+            log.error("%s", error)
+            self._loop.call_soon(self.feed, ev.MessageRefused(error.job, str(error)))
 
     def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
         match effect:

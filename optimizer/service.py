@@ -22,6 +22,7 @@ from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.printable import printable_path
+from services.protocol.bounds import MessageTooLarge
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody, unwrap, wrap
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
@@ -75,8 +76,13 @@ class AggregatorSession:
         )
 
     def send(self, body: OptimizerBody) -> None:
-        """Queue a message to the aggregator."""
-        self.mailbox.put(wrap(pb.OptimizerMessage, self.epoch, body))
+        """Queue a message to the aggregator; if it is too large, its job fails with that reason."""
+        try:
+            message = wrap(pb.OptimizerMessage, self.epoch, body)
+        except MessageTooLarge as error:
+            log.error("%s", error)
+            message = wrap(pb.OptimizerMessage, self.epoch, pb.Failure(job=error.job, reason=str(error)))
+        self.mailbox.put(message)
 
     def replaced_by(self, hello: pb.Hello) -> None:
         """End this session for another one; status ABORTED tells an aggregator that a newer one has taken over."""

@@ -18,7 +18,8 @@ import grpc
 
 from protos import cluster_pb2 as pb
 from services.errors import Refusal, Refused
-from services.protocol.envelope import unwrap, wrap
+from services.protocol.bounds import MessageTooLarge
+from services.protocol.envelope import WorkerBody, unwrap, wrap
 from services.protocol.hello import check_welcome
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import WorkerMetrics
@@ -241,7 +242,7 @@ class WorkerService:
             self._record.note_duty(self._core.duty)  # before the device thread begins it
         for effect in effects:
             if isinstance(effect, ev.ToAggregator):
-                self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, effect.body))
+                self._send(effect.body)
             elif isinstance(effect, ev.BuildLater):
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             elif isinstance(effect, ev.Build):
@@ -255,6 +256,16 @@ class WorkerService:
         # Weights that arrive make no chunk ready to send.
         if self._shard_streams is not None and not isinstance(event, ev.WeightsArrived):
             self._shard_streams.wake()
+
+    def _send(self, body: WorkerBody) -> None:
+        """Send a message; if it is too large, its lease or its job fails with that reason."""
+        try:
+            message = wrap(pb.WorkerMessage, self._core.epoch, body)
+        except MessageTooLarge as error:
+            log.error("%s", error)
+            failure = pb.Failure(job=error.job, lease=error.lease, reason=str(error))
+            message = wrap(pb.WorkerMessage, self._core.epoch, failure)
+        self._mailbox.put(message)
 
     def _feed_from_device(self, event: ev.Input | ModelFiles) -> None:
         """Take an input for the core, or files to send, from the device thread."""

@@ -18,6 +18,7 @@ from aggregator.core.events import (
     FromWorker,
     Input,
     LateCheckpoint,
+    MessageRefused,
     Note,
     OptimizerConnected,
     OptimizerLost,
@@ -49,6 +50,7 @@ from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, J
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
+from services.protocol.bounds import MAX_WAITS, MAX_WORKERS
 from services.protocol.plan import JobPlan
 from services.timeouts import Timeouts
 
@@ -177,7 +179,7 @@ class AggregatorCore:
         waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own_now)
         waits += self.run.lease_book.waits(own_now)
         waits += self.run.job_members.waits(own_now)
-        return sorted(waits, key=lambda wait: -wait.seconds)
+        return sorted(waits, key=lambda wait: -wait.seconds)[:MAX_WAITS]
 
     def _owed_by_optimizer(self) -> Wait | None:
         """Return what the optimizer owes the running job, without the time; None for nothing."""
@@ -250,6 +252,9 @@ class AggregatorCore:
                 self._submitted(event)
             case CancelRequested():
                 self._cancel(event.job)
+            case MessageRefused():
+                if self._concerns_run(event.job) and self.run is not None and not self.run.ended:
+                    self.run.end(FAILED, event.reason)
             case Ticked():
                 self._last_tick_seconds = clock.monotonic_seconds
                 self._ticked(now)
@@ -285,6 +290,10 @@ class AggregatorCore:
         refusal = check_name(
             hello, members=self.members.values(), now=now, silent_seconds=self.timeouts.silent
         )
+        if refusal is None and len(self.members) >= MAX_WORKERS:
+            refusal = Refusal(
+                f"{MAX_WORKERS} workers are connected, the most that an aggregator takes; stop another one"
+            )
         if refusal is not None:
             self._out.put(CloseWorker(event.session, str(refusal)))
             return

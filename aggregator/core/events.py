@@ -126,6 +126,14 @@ class ChunkArrived:
 
 
 @dataclass(frozen=True)
+class MessageRefused:
+    """A message about a job is too large to be sent; the job can't go on."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Ticked:
     """Some time has passed."""
 
@@ -148,6 +156,7 @@ Input = (
     | WorkerLost
     | FromWorker
     | ChunkArrived
+    | MessageRefused
     | Ticked
     | Stopping
 )

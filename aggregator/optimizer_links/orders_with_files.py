@@ -50,31 +50,35 @@ class OrdersWithFiles:
         Args:
             channel: The connection for files.
             optimizer: The optimizer's name, for log and errors.
-            send: Sends an order whose files the optimizer has.
-            report: Called with the job's failure if the optimizer does not accept its files.
+            send: Sends an order whose files the optimizer has; raises MessageTooLarge.
+            report: Called with the job's failure if the optimizer does not accept its files, or the order is too large.
 
         Raises:
             LinkClosed: The optimizer has left too many orders unread.
         """
         while True:
             body = await self._orders.take()
-            refs = _list_refs(body)
-            if not refs:
-                send(body)
-                continue
-            job = body.job if isinstance(body, pb.Open | pb.Initialise) else ""
-            task = asyncio.ensure_future(upload(channel, self._files, refs, optimizer))
-            self._uploading = job, task
+            job = "" if isinstance(body, pb.Hello | pb.Heartbeat) else body.job
             try:
-                await asyncio.wait((task,))
-                if not task.cancelled():
-                    task.result()
+                if await self._upload(channel, optimizer, job, _list_refs(body)):
                     send(body)
             except TiermeshError as error:
-                report(pb.Failure(job=job, reason=f"its files were not sent: {error}"))
-            finally:
-                self._uploading = None
-                task.cancel()
+                report(pb.Failure(job=job, reason=f"{type(body).__name__} was not sent: {error}"))
+
+    async def _upload(self, channel: grpc.aio.Channel, optimizer: str, job: str, refs: list[FileRef]) -> bool:
+        """Upload a job's files; return False if the job was closed meanwhile."""
+        if not refs:
+            return True
+        task = asyncio.ensure_future(upload(channel, self._files, refs, optimizer))
+        self._uploading = job, task
+        try:
+            await asyncio.wait((task,))
+            if not task.cancelled():
+                task.result()
+            return not task.cancelled()
+        finally:
+            self._uploading = None
+            task.cancel()
 
 
 def _list_refs(body: OptimizerOrder) -> list[FileRef]:

@@ -11,6 +11,7 @@ from aggregator.core.events import Drop, DropAll, Forward, Merge
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.protocol.bounds import MAX_PAGE_BYTES, fit
 from services.tensors.reduction_tree import Node
 from services.transport.links import LinkClosed
 
@@ -18,6 +19,8 @@ MAX_QUEUED_MESSAGES = 1 << 16
 """Orders or reports that may wait for the peer to read them; a peer that is further behind is disconnected."""
 MAX_BATCH_MESSAGES = 512
 """Orders or reports in one message on the wire."""
+MAX_BATCH_BYTES = MAX_PAGE_BYTES // 2
+"""Size of a batch from which on another one begins; one more may follow, with the losses of all micro-batches."""
 
 Report: TypeAlias = (
     "cluster.Hello | cluster.Heartbeat | pb.WorkerExchanges | pb.WorkerGone | pb.PartOpened | pb.ArrivedChunk"
@@ -36,14 +39,24 @@ _ORDER_FIELDS, _REPORT_FIELDS = _field_names(pb.ShardOrder), _field_names(pb.Sha
 
 
 def wrap_order(body: Message) -> pb.ShardOrder:
-    """Return an order in its envelope."""
+    """Return an order in its envelope.
+
+    Raises:
+        MessageTooLarge: the order is larger than its bounds.
+    """
+    fit(body)
     envelope = pb.ShardOrder()
     getattr(envelope, _ORDER_FIELDS[body.DESCRIPTOR.full_name]).CopyFrom(body)
     return envelope
 
 
 def wrap_report(body: Message) -> pb.ShardReport:
-    """Return a report in its envelope."""
+    """Return a report in its envelope.
+
+    Raises:
+        MessageTooLarge: the report is larger than its bounds.
+    """
+    fit(body)
     envelope = pb.ShardReport()
     getattr(envelope, _REPORT_FIELDS[body.DESCRIPTOR.full_name]).CopyFrom(body)
     return envelope

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 from google.protobuf.message import Message
 
 from protos import cluster_pb2 as pb
+from services.protocol.bounds import fit
 
 WorkerBody = (
     pb.Hello
@@ -41,8 +42,10 @@ def wrap(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
     """Return an envelope with this epoch and body.
 
     Raises:
+        MessageTooLarge: the body is larger than its bounds.
         ValueError: this type of envelope has no field for such a body.
     """
+    fit(body)
     for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields:
         if field.message_type is body.DESCRIPTOR:
             message = envelope(epoch=epoch)

@@ -8,7 +8,7 @@ from protos.tensors_pb2 import FLOAT16, DType, NonFinite
 
 MAX_NAMED_MICRO_BATCHES = 4
 """Maximum number of micro-batches that the line names; the others are counted."""
-MAX_REPORTED_MICRO_BATCHES = 1000
+MAX_REPORTED_MICRO_BATCHES = 256
 """Maximum number of micro-batches that a message names; a step may have many more."""
 MAX_PARAMETER_NAME_CHARACTERS = 200
 """Maximum number of characters shown of a parameter's name, which comes from a worker unchecked."""

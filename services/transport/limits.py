@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from services.protocol.bounds import MESSAGE_LIMIT_BYTES as MESSAGE_LIMIT_BYTES
 from services.timeouts import STANDARD_TIMEOUTS
-
-MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
-"""Longest message sent or received, without its 5-byte gRPC prefix."""
 
 HEADER_LIST_BYTES = 16 * 1024
 """Longest header list accepted: the sum of names, values and 32 bytes per field (RFC 9113, section 6.5.2)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import grpc
@@ -76,12 +77,24 @@ class Mailbox(Generic[Message]):
         assert self._closed is not None
         raise self._closed
 
-    async def take_batch(self, max_messages: int) -> list[Message]:
+    async def take_batch(
+        self, max_messages: int, max_bytes: int = 0, measure: Callable[[Message], int] = lambda _: 0
+    ) -> list[Message]:
         """Wait for a message, then return it with those behind it: from 1 to `max_messages`.
+
+        Args:
+            max_messages: largest number of messages.
+            max_bytes: largest size of all but the first.
+            measure: returns the size of a message in bytes.
 
         Raises:
             LinkClosed: the mailbox is closed and empty.
         """
-        first = await self.take()
-        count = min(max_messages - 1, len(self._waiting))
-        return [first, *(self._waiting.popleft() for _ in range(count))]
+        batch = [await self.take()]
+        size = measure(batch[0])
+        while self._waiting and len(batch) < max_messages:
+            size += measure(self._waiting[0])
+            if size > max_bytes > 0:
+                break
+            batch.append(self._waiting.popleft())
+        return batch

@@ -10,6 +10,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from services.protocol.bounds import MessageTooLarge, fit
 from services.protocol.plain_text import make_printable
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -38,7 +39,9 @@ def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.Generi
 
 
 class RequestParsingHandler:
-    """A `grpc.GenericRpcHandler` that refuses requests that can't be parsed, and makes texts of the others printable.
+    """A `grpc.GenericRpcHandler` that refuses requests that can't be parsed and answers that are too large.
+
+    Texts of the other requests are made printable.
 
     grpcio itself would answer such a request with the name of one of its own exceptions.
 
@@ -68,14 +71,28 @@ class RequestParsingHandler:
                 )
             if isinstance(request, Message):  # health checks and reflection have messages, too
                 make_printable(request)
+                try:
+                    fit(request)
+                except MessageTooLarge as error:
+                    await context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT, f"{details.method}: {error.fault}; shorten it"
+                    )
             return request
 
+        async def fit_or_abort(message: Any, context: Context) -> Any:
+            try:
+                fit(message)
+            except MessageTooLarge as error:  # the answer grew beyond what its maker foresaw
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{details.method}: {error}")
+            return message
+
         async def unary(content: bytes, context: Context) -> Any:
-            return await handler.unary_unary(await parse_or_abort(content, context), context)
+            answer = await handler.unary_unary(await parse_or_abort(content, context), context)
+            return await fit_or_abort(answer, context)
 
         async def stream(content: bytes, context: Context) -> AsyncIterator[Any]:
             async for message in handler.unary_stream(await parse_or_abort(content, context), context):
-                yield message
+                yield await fit_or_abort(message, context)
 
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serialize)

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from aggregator.epoch_check import check_epoch
 from aggregator.shards.messages import (
+    MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_QUEUED_MESSAGES,
     SequenceFilter,
@@ -201,7 +202,7 @@ class ShardLink:
                 self._on_report(self, body)
 
     async def _next_orders(self, numbers: Iterator[int]) -> pb.ShardOrders:
-        orders = await self._orders.take_batch(MAX_BATCH_MESSAGES)
+        orders = await self._orders.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, Message.ByteSize)
         return pb.ShardOrders(epoch=self._epoch, orders=orders, number=next(numbers))
 
     # ---- waits ----

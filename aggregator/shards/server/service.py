@@ -13,10 +13,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from aggregator.shards.array_pieces import DamagedPiece
-from aggregator.shards.messages import MAX_BATCH_MESSAGES, SequenceFilter, unwrap, wrap_report
+from aggregator.shards.messages import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
+    SequenceFilter,
+    unwrap,
+    wrap_report,
+)
 from aggregator.shards.server.session import ShardSession
 from optimizer import update_rules
 from protos import cluster_pb2 as cluster
@@ -275,7 +281,7 @@ def _take_orders(session: ShardSession, in_order: SequenceFilter, batch: pb.Shar
 
 
 async def _next_reports(session: ShardSession, numbers: Iterator[int]) -> pb.ShardReports:
-    reports = await session.reports.take_batch(MAX_BATCH_MESSAGES)
+    reports = await session.reports.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, Message.ByteSize)
     return pb.ShardReports(epoch=session.epoch, reports=reports, number=next(numbers))
 
 

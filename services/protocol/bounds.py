@@ -1,0 +1,245 @@
+"""The bound of every field of every message, checked where a message is made; so none outgrows what a peer receives.
+
+Received messages are checked too, since a peer may be of another make.
+
+A text for people that is too long is cut. Anything else that is too long raises MessageTooLarge, which names the
+message, the field and the job, and the job fails with it: sending it again would fail again.
+`tests/services/protocol/test_bounds.py` computes the largest size of every message from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from services.errors import Failed
+from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
+from services.protocol.file_refs import MAX_PIECE_BYTES
+from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
+
+MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
+"""Longest message sent or received, without its 5-byte gRPC prefix."""
+MAX_CHUNKS = 1 << 18
+"""Maximum number of chunks of a layout, which has at most 2^37 elements."""
+MAX_MICRO_BATCHES = 1 << 16
+"""Maximum number of micro-batches of a step."""
+MAX_LEASE_BATCHES = 1 << 16
+"""Maximum number of held-out batches that one lease evaluates."""
+MAX_WORKERS = 1024
+"""Maximum number of workers that are connected to an aggregator."""
+MAX_WAITS = 256
+"""Maximum number of waits that Status tells, the longest first."""
+MAX_SHARDS = 256
+"""Maximum number of shards of an aggregator."""
+MAX_PAGE_BYTES = 3 * 1024 * 1024
+"""Maximum size of a list that is sent in pages or batches; its maker begins another message there."""
+LOG_LINE_CHARACTERS = 1000
+"""Longest line of a job's log, in characters."""
+
+_MAX_UTF8_BYTES = 4  # of one character
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bound of a field.
+
+    Attributes:
+        bytes: largest size of a text, or of each key, value or element, in bytes of UTF-8.
+        count: largest number of elements.
+        total: largest size of all elements together, in bytes, where their maker begins another message.
+        cut_characters: length in characters to which a longer text for people is cut; 0: it is refused.
+    """
+
+    bytes: int = 0
+    count: int = 0
+    total: int = 0
+    cut_characters: int = 0
+
+
+def _text(characters: int) -> Bound:
+    return Bound(bytes=_MAX_UTF8_BYTES * characters, cut_characters=characters)
+
+
+_WORD, _ID, _NAME = Bound(bytes=32), Bound(bytes=128), Bound(bytes=1024)
+_LINE, _FAILURE, _PATH = _text(LINE_CHARACTERS), _text(FAILURE_CHARACTERS), Bound(bytes=4096)
+
+BOUNDS: Mapping[str, Bound] = {
+    # texts
+    "address": Bound(bytes=300),
+    "after": _ID,
+    "array": _ID,
+    "before": _ID,
+    "checkpoint": _PATH,
+    "Job.detail": _FAILURE,
+    "detail": _LINE,
+    "dtype": _WORD,
+    "id": _ID,
+    "incarnation": _ID,
+    "job": _ID,
+    "kind": _WORD,
+    "layout_hash": _ID,
+    "leader": _NAME,
+    "model_sha256": _ID,
+    "name": _NAME,
+    "next_page_token": _WORD,
+    "optimizer": _LINE,
+    "owner": _NAME,
+    "page_token": _WORD,
+    "parameter": _text(500),
+    "path": _PATH,
+    "peer": _NAME,
+    "phase": _WORD,
+    "reason": _FAILURE,
+    "request_id": _ID,
+    "role": _WORD,
+    "running_job": _ID,
+    "sha256": _ID,
+    "skipped": _LINE,
+    "spec_json": Bound(bytes=1 << 18),
+    "state": _WORD,
+    "text": _text(LOG_LINE_CHARACTERS),
+    "waiting": _LINE,
+    "what": _LINE,
+    "worker": _NAME,
+    # payloads
+    "ArrayPiece.data": Bound(bytes=2 << 20),
+    "Chunk.payload": Bound(bytes=2 << 20),
+    "FilePart.data": Bound(bytes=1 << 20),
+    "FilePiece.data": Bound(bytes=MAX_PIECE_BYTES),
+    # lists and maps
+    "ChunkHeader.losses": Bound(count=MAX_MICRO_BATCHES),
+    "ClusterStatus.shards": Bound(count=MAX_SHARDS),
+    "ClusterStatus.standbys": Bound(count=64),
+    "ClusterStatus.waits": Bound(count=MAX_WAITS),
+    "ClusterStatus.workers": Bound(count=MAX_WORKERS),
+    "Evaluated.losses": Bound(count=MAX_LEASE_BATCHES),
+    "Job.code_changes": Bound(count=128),
+    "Job.excluded": Bound(count=256),
+    "Job.trusted_steps": Bound(bytes=_NAME.bytes, count=MAX_WORKERS),
+    "ListReply.jobs": Bound(total=MAX_PAGE_BYTES),
+    "MissingReply.missing": Bound(count=128),
+    "MissingRequest.files": Bound(count=128),
+    "Open.void": Bound(count=1024),
+    "OptimizerStatus.missing": Bound(count=MAX_CHUNKS // 2),
+    "SharedPlaces.indices": Bound(count=64),
+    "ShardOrders.orders": Bound(total=MAX_PAGE_BYTES),
+    "ShardReports.reports": Bound(total=MAX_PAGE_BYTES),
+    "StagedChunk.block_sums": Bound(count=8),
+    "Welcome.shard_tensor_ports": Bound(count=MAX_SHARDS),
+    "Welcome.shards": Bound(bytes=300, count=MAX_SHARDS),
+    "checksums": Bound(count=MAX_MICRO_BATCHES),
+    "chunks": Bound(count=MAX_CHUNKS // 2),
+    "files": Bound(bytes=128, count=128),
+    "fingerprint": Bound(bytes=1024, count=64),
+    "non_finite": Bound(count=MAX_REPORTED_MICRO_BATCHES),
+}
+"""Bounds by `Message.field`, or by the field's name where it means the same in all messages."""
+
+
+class MessageTooLarge(Failed):
+    """A message that can't be sent, since it or one of its fields is larger than its bound.
+
+    Attributes:
+        job: id of the job that it is about; empty if it is about none.
+        lease: id of the lease that it is about; 0 if it is about none.
+        fault: what is too large, for a message that was received.
+    """
+
+    def __init__(self, reason: str, message: Any) -> None:
+        fields = message.DESCRIPTOR.fields_by_name
+        self.job = str(message.job) if "job" in fields and fields["job"].message_type is None else ""
+        self.lease = int(message.lease) if "lease" in fields else 0
+        self.fault = f"{message.DESCRIPTOR.name}: {reason}"
+        about = f" of job {self.job}" if self.job else ""
+        super().__init__(
+            f"{message.DESCRIPTOR.name}{about}: {reason}, so it can't be sent; make the job smaller"
+        )
+
+
+def find_bound(field: FieldDescriptor) -> Bound | None:
+    """Return the bound of a text, of bytes, of a list or of a map; None if the table has none."""
+    message = field.containing_type
+    own = f"{message.name}.{field.name}" if message is not None else ""
+    return BOUNDS.get(own) or BOUNDS.get(field.name)
+
+
+def fit(message: Message) -> None:
+    """Cut texts for people that are too long, and check the other bounds of a message.
+
+    Raises:
+        MessageTooLarge: a field is larger than its bound.
+    """
+    try:
+        _fit(message)
+    except _TooLarge as found:
+        raise MessageTooLarge(str(found), message) from None
+    size = message.ByteSize()
+    if size > MESSAGE_LIMIT_BYTES:
+        raise MessageTooLarge(f"{size} bytes, expected at most {MESSAGE_LIMIT_BYTES}", message)
+
+
+class _TooLarge(Exception):
+    """A field that is larger than its bound."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What to check of a field. `inner`: whether its messages have bounds of their own."""
+
+    name: str
+    bound: Bound
+    repeated: bool
+    is_map: bool
+    inner: bool
+
+
+@cache
+def _rules(kind: Descriptor) -> tuple[_Rule, ...]:
+    rules = []
+    for field in kind.fields:
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        inner = field.message_type is not None and not is_map and bool(_rules(field.message_type))
+        is_text = field.cpp_type == FieldDescriptor.CPPTYPE_STRING
+        if field.is_repeated or is_text or inner:
+            rules.append(_Rule(field.name, find_bound(field) or Bound(), field.is_repeated, is_map, inner))
+    return tuple(rules)
+
+
+def _fit(message: Any) -> None:
+    for rule in _rules(message.DESCRIPTOR):
+        bound = rule.bound
+        if rule.repeated:
+            values = getattr(message, rule.name)
+            if bound.count and len(values) > bound.count:
+                raise _TooLarge(f"{rule.name}: {len(values)} elements, expected at most {bound.count}")
+            if rule.is_map and bound.bytes:
+                for key, value in values.items():
+                    for each in (key, value):
+                        if isinstance(each, str) and len(each.encode()) > bound.bytes:
+                            raise _TooLarge(
+                                f"{rule.name}: {len(each)} characters, expected at most {bound.bytes}"
+                            )
+            elif rule.inner:
+                for each in values:
+                    _fit(each)
+        elif rule.inner:
+            if message.HasField(rule.name):
+                _fit(getattr(message, rule.name))
+        else:
+            _fit_text(message, rule)
+
+
+def _fit_text(message: Any, rule: _Rule) -> None:
+    value, bound = getattr(message, rule.name), rule.bound
+    if bound.cut_characters:
+        if len(value) > bound.cut_characters:
+            setattr(message, rule.name, printable(value, bound.cut_characters))
+    elif bound.bytes and len(value) * _MAX_UTF8_BYTES > bound.bytes:
+        size = len(value.encode()) if isinstance(value, str) else len(value)
+        if size > bound.bytes:
+            raise _TooLarge(f"{rule.name}: {size} bytes, expected at most {bound.bytes}")

@@ -1,0 +1,189 @@
+"""Every message has a bound: a field without one, or a message that could outgrow what a peer receives, fails here."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+import protos
+from aggregator.core.leasing.evaluation import MOST_BATCHES_PER_LEASE
+from protos import cluster_pb2 as pb
+from protos import jobs_pb2 as jobs
+from protos.tensors_pb2 import ChunkHeader
+from services.config.field_types import MOST_MICRO_BATCHES
+from services.config.job import MOST_SPEC_BYTES
+from services.files.service import MAX_REFS
+from services.protocol.bounds import (
+    BOUNDS,
+    MAX_CHUNKS,
+    MAX_MICRO_BATCHES,
+    MESSAGE_LIMIT_BYTES,
+    MessageTooLarge,
+    find_bound,
+    fit,
+)
+from services.protocol.envelope import wrap
+from services.tensors.layout import MAX_ELEMENTS, chunk_count
+from services.transport.shared_memory_link import MAX_PLACES
+
+F = FieldDescriptor
+FILES = [
+    import_module(f"protos.{each.name}").DESCRIPTOR
+    for each in pkgutil.iter_modules(protos.__path__)
+    if each.name.endswith("_pb2")
+]
+MESSAGES: list[Descriptor] = [message for file in FILES for message in file.message_types_by_name.values()]
+SENT = sorted(
+    {
+        kind.name
+        for file in FILES
+        for service in file.services_by_name.values()
+        for method in service.methods
+        for kind in (method.input_type, method.output_type)
+    }
+)
+"""Messages that travel by themselves."""
+SCALAR_BYTES = {
+    F.CPPTYPE_BOOL: 1,
+    F.CPPTYPE_DOUBLE: 8,
+    F.CPPTYPE_UINT32: 5,
+    F.CPPTYPE_UINT64: 10,
+    F.CPPTYPE_ENUM: 2,
+}
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def needs_bound(field: FieldDescriptor) -> bool:
+    return field.is_repeated or field.cpp_type == F.CPPTYPE_STRING
+
+
+def varint_bytes(number: int) -> int:
+    return max(1, -(-number.bit_length() // 7))
+
+
+def largest_value(field: FieldDescriptor, text_bytes: int) -> int:
+    """Return the largest size of one value of a field, with its length where it has one."""
+    if field.message_type is not None:
+        size = largest_size(field.message_type, text_bytes)
+    elif field.cpp_type == F.CPPTYPE_STRING:
+        size = text_bytes
+    else:
+        return SCALAR_BYTES[field.cpp_type]
+    return size + varint_bytes(size)
+
+
+def largest_field(field: FieldDescriptor, inherited_bytes: int) -> int:
+    bound = find_bound(field)
+    tag = varint_bytes(field.number << 3)
+    text_bytes = bound.bytes if bound is not None else inherited_bytes
+    if bound is not None and bound.total:
+        return bound.total
+    count = bound.count if bound is not None and field.is_repeated else 1
+    return count * (tag + largest_value(field, text_bytes))
+
+
+def largest_size(kind: Descriptor, inherited_bytes: int = 0) -> int:
+    """Return the largest size of a message by the table; of a oneof's fields, the largest counts.
+
+    Args:
+        kind: type of the message.
+        inherited_bytes: bound of texts whose field has none, such as the keys and values of a map.
+    """
+    ones = [[largest_field(each, inherited_bytes) for each in oneof.fields] for oneof in kind.oneofs]
+    others = [largest_field(each, inherited_bytes) for each in kind.fields if each.containing_oneof is None]
+    return sum(map(max, ones)) + sum(others)
+
+
+def test_every_text_list_and_map_has_a_bound() -> None:
+    without = [
+        f"{message.name}.{field.name}"
+        for message in MESSAGES
+        for field in message.fields
+        if needs_bound(field) and find_bound(field) is None
+    ]
+    assert without == [], (
+        "give each a bound in services/protocol/bounds.py, and hold it where the message is made"
+    )
+    for message in MESSAGES:
+        for field in message.fields:
+            bound = find_bound(field)
+            if needs_bound(field) and bound is not None:
+                assert bool(bound.count or bound.total) or not field.is_repeated, (
+                    f"{message.name}.{field.name}"
+                )
+                texts = field.cpp_type == F.CPPTYPE_STRING or is_map(field)
+                assert bound.bytes or not texts, f"{message.name}.{field.name}"
+
+
+def test_every_bound_is_of_a_field() -> None:
+    fields = [field for message in MESSAGES for field in message.fields if needs_bound(field)]
+    known = {f"{field.containing_type.name}.{field.name}" for field in fields} | {
+        field.name for field in fields
+    }
+    assert set(BOUNDS) <= known
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_no_message_outgrows_what_a_peer_receives(name: str) -> None:
+    (kind,) = [each for each in MESSAGES if each.name == name]
+    assert largest_size(kind) <= MESSAGE_LIMIT_BYTES
+
+
+def test_the_bounds_are_those_of_what_the_messages_are_about() -> None:
+    assert chunk_count(MAX_ELEMENTS) == MAX_CHUNKS
+    assert MOST_MICRO_BATCHES == MAX_MICRO_BATCHES
+    assert BOUNDS["spec_json"].bytes == MOST_SPEC_BYTES
+    assert BOUNDS["Evaluated.losses"].count >= MOST_BATCHES_PER_LEASE
+    assert BOUNDS["SharedPlaces.indices"].count == MAX_PLACES
+    assert BOUNDS["MissingRequest.files"].count == MAX_REFS
+
+
+def test_the_largest_header_is_within_the_computed_size() -> None:
+    header = ChunkHeader(job="j" * 128, incarnation="i" * 128, losses=[1.5] * MAX_MICRO_BATCHES)
+    fit(header)
+    assert header.ByteSize() <= largest_size(ChunkHeader.DESCRIPTOR)
+    header.losses.append(1.5)
+    with pytest.raises(
+        MessageTooLarge, match=r"^ChunkHeader of job j+: losses: 65537 elements, expected at most"
+    ):
+        fit(header)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (pb.Hello(fingerprint={str(key): "x" for key in range(65)}), "Hello: fingerprint: 65 elements"),
+        (pb.Hello(fingerprint={"key": "x" * 2000}), "Hello: fingerprint: 2000 characters"),
+        (pb.Hello(name="x" * 2000), "Hello: name: 2000 bytes, expected at most 1024"),
+        (
+            pb.Computed(job="a", lease=7, checksums=[pb.Checksum()] * (1 << 17)),
+            "Computed of job a: checksums",
+        ),
+        (pb.Join(job="a" * 129), "Join of job a+: job: 129 bytes"),
+    ],
+    ids=["count", "value", "name", "checksums", "job"],
+)
+def test_what_is_too_large_is_named(message: Any, reason: str) -> None:
+    with pytest.raises(MessageTooLarge, match=f"^{reason}.*can't be sent") as caught:
+        envelope = pb.WorkerCommand if isinstance(message, pb.Join) else pb.WorkerMessage
+        wrap(envelope, 1, message)
+    assert len(str(caught.value)) <= 300
+    if isinstance(message, pb.Computed):
+        assert (caught.value.job, caught.value.lease) == ("a", 7)
+
+
+def test_texts_for_people_are_cut() -> None:
+    message = pb.Failure(job="a", reason="why: " + "long " * 1000 + "; fix it")
+    fit(message)
+    assert len(message.reason) == 1000
+    assert message.reason.startswith("why: ") and message.reason.endswith("; fix it")
+    event = jobs.JobEvent(job=jobs.Job(id="a", detail="x" * 4000), text="y" * 2000)
+    fit(event)
+    assert (len(event.job.detail), len(event.text)) == (1000, 1000)
