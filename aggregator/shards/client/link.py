@@ -202,7 +202,7 @@ class ShardLink:
                 self._on_report(self, body)
 
     async def _next_orders(self, numbers: Iterator[int]) -> pb.ShardOrders:
-        orders = await self._orders.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, Message.ByteSize)
+        orders = await self._orders.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, pb.ShardOrder.ByteSize)
         return pb.ShardOrders(epoch=self._epoch, orders=orders, number=next(numbers))
 
     # ---- waits ----

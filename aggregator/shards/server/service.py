@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from aggregator.shards.array_pieces import DamagedPiece
 from aggregator.shards.messages import (
@@ -281,7 +281,7 @@ def _take_orders(session: ShardSession, in_order: SequenceFilter, batch: pb.Shar
 
 
 async def _next_reports(session: ShardSession, numbers: Iterator[int]) -> pb.ShardReports:
-    reports = await session.reports.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, Message.ByteSize)
+    reports = await session.reports.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, pb.ShardReport.ByteSize)
     return pb.ShardReports(epoch=session.epoch, reports=reports, number=next(numbers))
 
 
