@@ -76,6 +76,7 @@ BOUNDS: Mapping[str, Bound] = {
     "before": _ID,
     "checkpoint": _PATH,
     "Job.detail": _FAILURE,
+    "cluster": _ID,
     "detail": _LINE,
     "dtype": _WORD,
     "id": _ID,
