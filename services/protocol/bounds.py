@@ -1,6 +1,6 @@
 """The bound of every field of every message, checked where a message is made; so none outgrows what a peer receives.
 
-Received messages are checked too, since a peer may be of another make.
+Of a received message, the lists are checked (`check_received`); its texts are cut by `plain_text.py`.
 
 A text for people that is too long is cut. Anything else that is too long raises MessageTooLarge, which names the
 message, the field and the job, and the job fails with it: sending it again would fail again.
@@ -184,6 +184,18 @@ def fit(message: Message) -> None:
         raise MessageTooLarge(f"{size} bytes, expected at most {MESSAGE_LIMIT_BYTES}", message)
 
 
+def check_received(message: Message) -> None:
+    """Check the lists and maps of a received message, since a peer may be of another make.
+
+    Raises:
+        MessageTooLarge: one has more elements than its bound.
+    """
+    try:
+        _fit(message, texts=False)
+    except _TooLarge as found:
+        raise MessageTooLarge(str(found), message) from None
+
+
 class _TooLarge(Exception):
     """A field that is larger than its bound."""
 
@@ -211,14 +223,14 @@ def _rules(kind: Descriptor) -> tuple[_Rule, ...]:
     return tuple(rules)
 
 
-def _fit(message: Any) -> None:
+def _fit(message: Any, texts: bool = True) -> None:
     for rule in _rules(message.DESCRIPTOR):
         bound = rule.bound
         if rule.repeated:
             values = getattr(message, rule.name)
             if bound.count and len(values) > bound.count:
                 raise _TooLarge(f"{rule.name}: {len(values)} elements, expected at most {bound.count}")
-            if rule.is_map and bound.bytes:
+            if rule.is_map and bound.bytes and texts:
                 for key, value in values.items():
                     for each in (key, value):
                         if isinstance(each, str) and len(each.encode()) > bound.bytes:
@@ -227,11 +239,11 @@ def _fit(message: Any) -> None:
                             )
             elif rule.inner:
                 for each in values:
-                    _fit(each)
+                    _fit(each, texts)
         elif rule.inner:
             if message.HasField(rule.name):
-                _fit(getattr(message, rule.name))
-        else:
+                _fit(getattr(message, rule.name), texts)
+        elif texts:
             _fit_text(message, rule)
 
 

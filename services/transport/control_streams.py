@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from services.protocol.bounds import MessageTooLarge, fit
+from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum
 from services.protocol.plain_text import make_printable
 from services.transport.heartbeats import Heartbeats
@@ -50,7 +50,7 @@ class ControlReader(Generic[ReceivedT]):
         """Return the next message, or None at the end of the stream.
 
         Raises:
-            LinkClosed: the message was damaged, or a field is larger than its bound.
+            LinkClosed: the message was damaged, or a list is longer than its bound.
         """
         content = await self._read()
         if not isinstance(content, bytes):
@@ -65,7 +65,7 @@ class ControlReader(Generic[ReceivedT]):
         self._has_checksums = has_checksum
         make_printable(message)
         try:
-            fit(message)
+            check_received(message)
         except MessageTooLarge as error:
             text = f"{self._stream}: message {self._count}: {error.fault}"
             raise LinkClosed(text, grpc.StatusCode.INVALID_ARGUMENT) from None

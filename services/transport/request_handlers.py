@@ -10,7 +10,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from services.protocol.bounds import MessageTooLarge, fit
+from services.protocol.bounds import MessageTooLarge, check_received, fit
 from services.protocol.plain_text import make_printable
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -72,7 +72,7 @@ class RequestParsingHandler:
             if isinstance(request, Message):  # health checks and reflection have messages, too
                 make_printable(request)
                 try:
-                    fit(request)
+                    check_received(request)
                 except MessageTooLarge as error:
                     await context.abort(
                         grpc.StatusCode.INVALID_ARGUMENT, f"{details.method}: {error.fault}; shorten it"
@@ -81,7 +81,8 @@ class RequestParsingHandler:
 
         async def fit_or_abort(message: Any, context: Context) -> Any:
             try:
-                fit(message)
+                if isinstance(message, Message):
+                    fit(message)
             except MessageTooLarge as error:  # the answer grew beyond what its maker foresaw
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{details.method}: {error}")
             return message

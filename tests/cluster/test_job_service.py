@@ -155,8 +155,8 @@ def test_a_job_that_no_worker_can_build_fails(cluster: Cluster, corpus: Path, tm
 def test_health_and_reflection(cluster: Cluster, role: str) -> None:
     services = {
         "worker": [],
-        "aggregator": ["tiermesh.Cluster", "tiermesh.Jobs"],
-        "optimizer": ["tiermesh.Optimizer"],
+        "aggregator": ["tiermesh.Cluster", "tiermesh.Jobs", "tiermesh.Files"],
+        "optimizer": ["tiermesh.Optimizer", "tiermesh.Files"],
     }[role]
     with grpc.insecure_channel(cluster.serving(role).address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
