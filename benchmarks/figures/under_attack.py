@@ -153,8 +153,11 @@ def run(seconds: float | None = None, idle: int = IDLE) -> bool:
         cluster.until_moment(time.time() + _WARM_UP_SECONDS, "steps")
         with _beside([LOOPBACK] * ATTACKERS, ["burn", str(CORE_SHARE / ATTACKERS)]):
             quiet_seconds = cluster.step_seconds(seconds / 2)
-            cluster.submit_seconds()  # the first one loads code
+            # The first ones take memory that stays.
+            cluster.submit_seconds()
             cluster.scrape_seconds()
+            cluster.restart_seconds()
+            cluster.until_moment(time.time() + _WARM_UP_SECONDS, "steps")
         _forget_peak(cluster)
         before = cluster.memory_bytes("VmRSS")
         aggregator = cluster.processes["aggregator"]

@@ -33,8 +33,8 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-_STREAMS_OF_A_CONNECTION = 100
-"""Largest number of calls of a connection; RFC 9113 recommends no less."""
+_STREAMS_OF_A_CONNECTION = 32
+"""Largest number of calls of a connection. Further ones wait in the client; a role has less than ten at a time."""
 _MOST_CONNECTIONS = 4096
 
 _SERVER_OPTIONS = (
