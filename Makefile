@@ -7,7 +7,7 @@
 # make lint           check style, types and the direction of imports
 # make bench          measure every figure against its bound; ONLY=name measures one
 # make simulate       run simulated clusters of the roles' cores through faults; SEEDS=10000 runs that many
-# make fuzz           fuzz what parses bytes from outside, guided by coverage; SECONDS=60 for each target
+# make fuzz           fuzz what parses bytes from outside, guided by coverage; SECONDS=60 each, 5 times that for strangers'
 # make lock           renew constraints.txt (needs uv)
 # make protos         renew the modules generated from .proto files
 # make help           print this list

@@ -76,16 +76,7 @@ class MetricsServer:
         self._limits = limits
         self._count_refusal = count_refusal
         self._connection_seconds = connection_seconds
-        self._config = Config(
-            make_asgi_app(registry),
-            interface="asgi3",
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            h11_max_incomplete_event_size=_LARGEST_REQUEST_BYTES,
-        )
-        self._config.load()
+        self._config = http_config(registry)
         self._state = ServerState()
         self._state.default_headers = [(b"connection", b"close")]
         self._loop = asyncio.new_event_loop()
@@ -121,14 +112,29 @@ class MetricsServer:
         await self._stopped.wait()
         listener.close()
         for connection in list(self._state.connections):
-            cast(_MetricsConnection, connection).transport.abort()
+            cast(MetricsConnection, connection).transport.abort()
         await asyncio.sleep(0)
 
     def _make_protocol(self, ticket: Ticket) -> asyncio.BaseProtocol:
-        return _MetricsConnection(self._config, self._state, self._access, ticket, self._connection_seconds)
+        return MetricsConnection(self._config, self._state, self._access, ticket, self._connection_seconds)
 
 
-class _MetricsConnection(H11Protocol):
+def http_config(registry: CollectorRegistry) -> Config:
+    """Return uvicorn's configuration for an app that serves a registry."""
+    config = Config(
+        make_asgi_app(registry),
+        interface="asgi3",
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        h11_max_incomplete_event_size=_LARGEST_REQUEST_BYTES,
+    )
+    config.load()
+    return config
+
+
+class MetricsConnection(H11Protocol):
     """uvicorn's connection, which a limit ends, and which answers only those that may read metrics."""
 
     def __init__(
@@ -146,6 +152,7 @@ class _MetricsConnection(H11Protocol):
         self._end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Limit the life of the connection, and decide what it is answered."""
         super().connection_made(cast(asyncio.Transport, transport))
         self._end = self.loop.call_later(self._connection_seconds, self.transport.abort)
         tls = transport.get_extra_info("ssl_object")
@@ -156,6 +163,7 @@ class _MetricsConnection(H11Protocol):
             self.app = _refusing_app(denied)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end of the connection."""
         if self._end is not None:
             self._end.cancel()
         self._ticket.close()

@@ -22,18 +22,29 @@ from services.protocol.plan import (
     TOTAL_WINDOW_CHUNKS,
     WINDOW_CHUNKS,
 )
+from services.runtime.descriptors import limit_ports
+from services.runtime.metrics_server import CONNECTION_SECONDS
+from services.runtime.stop_watch import LEAVE_SECONDS
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.data_streams import CONNECT_SECONDS
+from services.transport.http2.frame_budget import KNOWN_PEER, UNKNOWN_PEER
 from services.transport.http2.stream import WINDOW_BYTES
-from services.transport.limits import HEADER_LIST_BYTES, MESSAGE_LIMIT_BYTES
+from services.transport.limits import (
+    HEADER_LIST_BYTES,
+    HELLO_SECONDS,
+    IDLE_SECONDS,
+    MESSAGE_LIMIT_BYTES,
+    OPENING_SECONDS,
+)
 from services.transport.shared_memory_link import MAX_PLACES
 from worker.core.job import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from worker.core.leases import MOST_LEASES
 
 ROOT = Path(__file__).parents[2]
 KI, MI = 1 << 10, 1 << 20
+PORTS = limit_ports(65536)
 CHUNK_KI, CHUNK_MI = CHUNK_ELEMENTS // KI, 4 * CHUNK_ELEMENTS // MI
 *others, last = (f"`{name}`" for name in OWN_TIMEOUTS)
 
@@ -72,6 +83,19 @@ FACTS = {
         f"after {STANDARD_TIMEOUTS.stop:g} s",
         f"within {CONNECT_SECONDS:g} s",
         f"{FIRST_WAIT_SECONDS:g} s, then after twice as long each time up to {LONGEST_WAIT_SECONDS:g} s",
+    ),
+    "docs/limits.md": (
+        f"| all connections | {PORTS.main:,} | {PORTS.tensors.connections:,} | {PORTS.metrics.connections} |",
+        f"all addresses | – | {PORTS.tensors.pending} | {PORTS.metrics.pending} |",
+        f"one address | – | {PORTS.tensors.pending_by_address} | {PORTS.metrics.pending_by_address} |",
+        f"| {PORTS.tensors.opened_by_address} at once, then {PORTS.tensors.opened_per_second:g} a second |",
+        f"| {PORTS.metrics.opened_by_address} at once, then {PORTS.metrics.opened_per_second:g} a second |",
+        f"| TLS handshake | {OPENING_SECONDS:g} s | {HELLO_SECONDS:g} s | {CONNECTION_SECONDS:g} s |",
+        f"| without a call | {IDLE_SECONDS:g} s |",
+        f"| headers of a call | {HEADER_LIST_BYTES // KI} KiB |",
+        f"| {UNKNOWN_PEER.at_once}, then {UNKNOWN_PEER.per_second} a second |",
+        f"| {KNOWN_PEER.at_once:,}, then {KNOWN_PEER.per_second:,} a second |",
+        f"left behind after {LEAVE_SECONDS:g} s",
     ),
     "docs/devices.md": (f"after {FIRST_RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
     "docs/timeouts.md": (f"sets {', '.join(others)} or {last} by hand",),

@@ -13,7 +13,7 @@ import pytest
 from cli.main import tiermesh
 from services.instrumentation import failpoints
 from services.runtime.certificate_watch import EXPIRY_METRIC
-from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
+from services.runtime.metrics import AggregatorMetrics, ConnectionMetrics, WorkerMetrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -107,6 +107,7 @@ def test_commands_have_the_flags_named_in_their_sentence(page: str) -> None:
 def metrics() -> set[str]:
     """Return the names of the series that the roles serve at `/metrics`."""
     aggregator = AggregatorMetrics()
+    ConnectionMetrics(aggregator.registry, aggregator.role)
     roles = WorkerMetrics(), aggregator, aggregator.optimizer
     families = [family for role in roles for family in role.registry.collect()]
     named = {f"{family.name}{part}" for family in families for part in PARTS.get(family.type, ("",))}

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.targets import TARGETS, Target
+from services.transport.http2.frames import PREFACE, FrameType
+from tests.fuzz.targets import ENVELOPES, REQUEST_METHODS, SERVICES, TARGETS, Target
+from tests.support.raw_http2 import frames_in
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -26,3 +28,19 @@ def test_a_refusal_of_several_lines_is_found() -> None:
 
     with pytest.raises(AssertionError):
         Target(parse, ()).run(b"")
+
+
+def test_every_rpc_and_frame_type_is_a_target() -> None:
+    streams = {method.name for service in SERVICES for method in service.methods} - {
+        method.name for method in REQUEST_METHODS
+    }
+    assert streams == {"Attend", "Exchange"}
+    bodies = {kind.DESCRIPTOR.full_name for kind in ENVELOPES} | {"tiermesh.Chunk"}
+    for service in SERVICES:
+        for method in service.methods:
+            if method.name in streams:
+                assert method.input_type.full_name in bodies, method.full_name
+    sent = {
+        kind for seed in TARGETS["http2_server"].seeds for kind, *_ in frames_in(seed[1 + len(PREFACE) :])
+    }
+    assert set(FrameType) <= sent

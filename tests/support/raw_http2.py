@@ -114,9 +114,14 @@ def make_connection(handler: Handler, times: ConnectionTimes = STANDARD_TIMES) -
 
 def make_pending_connection(handler: Handler, times: ConnectionTimes = STANDARD_TIMES) -> ServerConnection:
     """Return a server's connection without a port."""
+    return ServerConnection({PATH: handler}, set(), make_ticket(), LogLimit(), times)
+
+
+def make_ticket() -> Ticket:
+    """Return the ticket of a connection to a port of its own."""
     ticket = Admission(ConnectionLimits(), asyncio.get_running_loop().time).admit("192.0.2.7")
     assert isinstance(ticket, Ticket)
-    return ServerConnection({PATH: handler}, set(), ticket, LogLimit(), times)
+    return ticket
 
 
 def give(protocol: Any, data: bytes, piece_bytes: int = 1 << 16) -> None:

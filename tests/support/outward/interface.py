@@ -12,7 +12,12 @@ from cli import main as command_line
 from services.config import sections as config_sections
 from services.config.job import JobConfig
 from services.config.load import load_job
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics, WorkerMetrics
+from services.runtime.metrics import (
+    AggregatorMetrics,
+    ConnectionMetrics,
+    OptimizerMetrics,
+    WorkerMetrics,
+)
 from tests.support.outward.common import (
     JOBS,
 )
@@ -22,6 +27,7 @@ def describe_metrics() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in (WorkerMetrics, AggregatorMetrics, OptimizerMetrics):
         metrics = kind()
+        ConnectionMetrics(metrics.registry, metrics.role)  # every daemon has them
         of_role = found[metrics.role] = {}
         collectors: list[Any] = list(metrics.registry._collector_to_names)
         for collector in collectors:
