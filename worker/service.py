@@ -17,12 +17,13 @@ from typing import TypeAlias
 import grpc
 
 from protos import cluster_pb2 as pb
-from services.errors import Refusal, Refused
+from services.errors import Refusal, Refused, TiermeshError
 from services.protocol.bounds import MessageTooLarge
 from services.protocol.envelope import WorkerBody, unwrap, wrap
 from services.protocol.hello import check_welcome
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import WorkerMetrics
+from services.runtime.process import make_state_dir
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.addresses import AddressRotation
@@ -130,12 +131,12 @@ class WorkerService:
     def _open_identity(self, state_dir: Path) -> None:
         """Read which cluster this worker belongs to, if there is a folder for it that can be written."""
         try:
-            state_dir.mkdir(parents=True, exist_ok=True)
+            make_state_dir(state_dir)
             self._use.callback(StateDirUse(state_dir).close)
-        except (OSError, Refused) as error:
+            self._identity = ClusterIdentity(state_dir)
+        except TiermeshError as error:
             log.warning("the worker does not keep which cluster it belongs to: %s", error)
             return
-        self._identity = ClusterIdentity(state_dir)
         self._core.cluster = self._identity.cluster
 
     async def stop(self) -> None:
