@@ -162,6 +162,7 @@ def test_threads_are_in_the_table() -> None:
     rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/threads.md"), re.MULTILINE)
     listed = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
     sources = [path for role in ("worker", "aggregator", "optimizer") for path in (ROOT / role).rglob("*.py")]
+    sources.append(ROOT / "services" / "runtime" / "metrics_server.py")
     text = "".join(path.read_text() for path in sources)
     made = re.findall(r"ThreadPoolExecutor\(1, \"(.+?)\"\)|threading\.Thread\([^)]*name=\"(.+?)\"", text)
     assert listed == {name for pair in made for name in pair if name}
