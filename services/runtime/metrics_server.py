@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import cast
 
+import h11
 from prometheus_client import CollectorRegistry, make_asgi_app
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.config import Config
@@ -161,6 +162,13 @@ class MetricsConnection(H11Protocol):
             self._access.admit(READ_METRICS, Credentials(tls=tls is not None, certificate=certificate))
         except Denied as denied:
             self.app = _refusing_app(denied)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle a request, and end the connection where uvicorn fails to answer a broken one."""
+        try:
+            super().data_received(data)
+        except h11.LocalProtocolError:  # its answer to a broken HEAD request has a body
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note the end of the connection."""

@@ -265,6 +265,7 @@ TARGETS: dict[str, Target] = {
         (
             b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+            b"HEAD / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nPOSa\rT\r\n",
             b"GET / HTTP/1.0\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
         ),
         before_authentication=True,
