@@ -320,7 +320,8 @@ class Upload:
 
     def close(self) -> None:
         """Release the lock; what was written stays for a later upload."""
-        self._file.close()
+        with suppress(OSError):  # what is still in the buffer of a full disk's file is sent again
+            self._file.close()
 
     def write(self, data: bytes) -> None:
         """Append a piece.
