@@ -269,7 +269,7 @@ def test_a_certificate_with_a_wrong_role_is_refused(
     assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("role", ["worker", "aggregator", "", "x" * 1000])
+@pytest.mark.parametrize("role", ["worker", "aggregator", "", "boss"])
 def test_the_role_of_a_hello_is_that_of_the_certificate(files: Path, role: str) -> None:
     accepted: list[str] = []
 
