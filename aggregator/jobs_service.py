@@ -127,7 +127,7 @@ class JobsServicer:
         """Stream a job's log so far, and with `follow` until the job ends."""
         job = await self._job(request.job, context)
         with self._backend.journal.subscription(job.id) as events:
-            for line in self._backend.journal.read(job.id):
+            async for line in self._backend.journal.lines(job.id):
                 yield line
             while request.follow and (job.state not in ENDED_STATES or not events.empty()):
                 event = await _next(events, context)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from aggregator.storage.log_writer import LogWriter
 from protos.jobs_pb2 import JobEvent, LogLine
+from services.printable import printable
+from services.protocol.bounds import LOG_LINE_CHARACTERS
 
+PIECE_BYTES = 1 << 16
+"""Bytes of a log that are read at once."""
 BACKLOG_EVENTS = 1024
 """Events that wait for a slow watcher; with more, the oldest are dropped, never the job's end."""
 
@@ -29,6 +33,7 @@ class Journal:
 
     def publish(self, event: JobEvent) -> None:
         """Write an event to the job's log, if the disk takes it, and send it to the job's watchers."""
+        event.text = printable(event.text, LOG_LINE_CHARACTERS)
         self._writer.write(event.job.id, event.kind, event.text, event.seconds)
         for watcher in self._watchers.get(event.job.id, ()):
             if watcher.full():
@@ -43,19 +48,14 @@ class Journal:
                     watcher.get_nowait()
                 watcher.put_nowait(None)
 
-    def read(self, job: str) -> list[LogLine]:
-        """Return the job's log so far."""
+    async def lines(self, job: str) -> AsyncIterator[LogLine]:
+        """Yield the job's log up to now. A thread reads the disk, a piece at a time, as fast as the lines are taken."""
         path = self._writer.path(job)
-        if not path.exists():
-            return []
-        lines = []
-        for text in path.read_bytes().splitlines():
-            try:
-                line = json.loads(text)
-                lines.append(LogLine(seconds=line["seconds"], text=line["text"]))
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue  # cut off or overwritten by a power loss, which progress events need not survive
-        return lines
+        size = path.stat().st_size if path.exists() else 0
+        pieces = _read_pieces(path, size)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            for line in piece:
+                yield line
 
     @contextmanager
     def subscription(self, job: str) -> Iterator[asyncio.Queue[JobEvent | None]]:
@@ -69,3 +69,33 @@ class Journal:
             watchers.discard(events)
             if not watchers:
                 self._watchers.pop(job, None)
+
+
+def _read_pieces(path: Path, size: int) -> Iterator[list[LogLine]]:
+    """Yield the lines of the first `size` bytes of a log, some at a time; a line of more than a piece is left out."""
+    if not size:
+        return
+    rest, is_cut = b"", False
+    with path.open("rb") as file:
+        while size > 0 and (data := file.read(min(PIECE_BYTES, size))):
+            size -= len(data)
+            *lines, rest = (rest + data).split(b"\n")
+            if is_cut and lines:
+                del lines[0]
+                is_cut = False
+            if len(rest) > PIECE_BYTES:
+                rest, is_cut = b"", True
+            yield _parse(lines)
+    if not is_cut:
+        yield _parse([rest])
+
+
+def _parse(texts: list[bytes]) -> list[LogLine]:
+    lines = []
+    for text in texts:
+        try:
+            line = json.loads(text)
+            lines.append(LogLine(seconds=line["seconds"], text=line["text"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue  # cut off or overwritten by a power loss, which progress events need not survive
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.storage.journal import BACKLOG_EVENTS, Journal
-from protos.jobs_pb2 import Job, JobEvent
+from aggregator.storage.journal import BACKLOG_EVENTS, PIECE_BYTES, Journal
+from protos.jobs_pb2 import Job, JobEvent, LogLine
 from tests.support.small_disk import small_disk
+
+
+def read(journal: Journal, job: str) -> list[LogLine]:
+    """Return a job's log."""
+
+    async def collect() -> list[LogLine]:
+        return [line async for line in journal.lines(job)]
+
+    return asyncio.run(collect())
 
 
 def journal_with(folder: Path, between: bytes) -> Journal:
@@ -40,7 +50,7 @@ def journal_with(folder: Path, between: bytes) -> Journal:
     ],
 )
 def test_a_line_that_is_no_event_is_skipped(tmp_path: Path, line: bytes) -> None:
-    assert [each.text for each in journal_with(tmp_path, line + b"\n").read("a")] == ["first", "second"]
+    assert [each.text for each in read(journal_with(tmp_path, line + b"\n"), "a")] == ["first", "second"]
 
 
 @settings(max_examples=100, deadline=None)
@@ -49,11 +59,11 @@ def test_any_bytes_leave_the_events_before_them(
     tmp_path_factory: pytest.TempPathFactory, damage: bytes
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "journal"
-    assert journal_with(folder, damage).read("a")[0].text == "first"
+    assert read(journal_with(folder, damage), "a")[0].text == "first"
 
 
 def test_a_line_after_one_that_was_cut_off_is_not_lost(tmp_path: Path) -> None:
-    assert [each.text for each in journal_with(tmp_path, b'{"seconds": 1.0, "te').read("a")] == [
+    assert [each.text for each in read(journal_with(tmp_path, b'{"seconds": 1.0, "te'), "a")] == [
         "first",
         "second",
     ]
@@ -71,19 +81,19 @@ def test_lines_that_a_full_disk_refuses_are_counted_and_told(tmp_path: Path) -> 
         publish("b", 0)
         disk.fill()
         with journal.subscription("a") as events:
-            for number in range(1, 6):
+            for number in range(1, 17):
                 publish("a", number)
-            assert events.qsize() == 5, "watchers get what the log lost"
-        assert len(lost) >= 4, "a page of the file may have had room for one line"
+            assert events.qsize() == 16, "watchers get what the log lost"
+        assert len(lost) >= 12, "a page of the file may have had room for some lines"
         disk.empty()
         publish("b", 6)
         for job in "ab":
             for line in disk.path.joinpath("logs", f"{job}.jsonl").read_text().splitlines():
                 json.loads(line)
-        assert journal.read("a")[-1].text == (
+        assert read(journal, "a")[-1].text == (
             f"{len(lost)} lines of this log were lost before this one, since they could not be written"
         )
-        assert journal.read("b")[-1].text.startswith("line 6 ")
+        assert read(journal, "b")[-1].text.startswith("line 6 ")
 
 
 def test_a_journal_begins_on_a_full_disk(tmp_path: Path) -> None:
@@ -103,3 +113,12 @@ def test_slow_watchers_still_get_the_end(tmp_path: Path) -> None:
         assert events[-1] is None and None not in events[:-1]
         assert events[-2] is not None and events[-2].text == str(BACKLOG_EVENTS)
         assert idle.get_nowait() is None
+
+
+def test_a_long_log_is_read_in_pieces_and_an_endless_line_left_out(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"seconds": 1.0, "kind": "step", "text": f"{number:0200d}"}) for number in range(2000)
+    ]
+    lines.insert(1000, "x" * (3 * PIECE_BYTES))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    assert [int(line.text) for line in read(Journal(tmp_path), "a")] == list(range(2000))
