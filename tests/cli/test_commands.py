@@ -430,7 +430,7 @@ def test_validate_checks_the_mesh_against_its_descriptor(
     assert main(fits) == 0
     assert last_json(capsys.readouterr().out)["mesh_graph_descriptor"] == str(descriptor)
     assert main(["validate", str(job_file), *ddp, "--set", "device_config.mesh_shape=[1, 4]"]) == 2
-    assert "device_topology [1, 2], so opening it would hang" in capsys.readouterr().err
+    assert "device_topology [1, 2]; opening it would hang" in capsys.readouterr().err
     monkeypatch.setenv("TT_MESH_GRAPH_DESC_PATH", "elsewhere.textproto")
     assert main(fits) == 2
     assert f"no such file (tried {Path.cwd() / 'elsewhere.textproto'})" in capsys.readouterr().err
