@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core.succession import EpochBehind
-from services.transport.attend_client import LinkEnd
+from services.transport.control.attend_client import LinkEnd
 
 
 def check_epoch(peer: object, end: LinkEnd) -> None:

@@ -18,8 +18,8 @@ from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
-from services.transport.access import Denied, caller_of, check_permission, current_caller
-from services.transport.permissions import CANCEL_OTHERS_JOB
+from services.transport.access.enforcement import Denied, caller_of, check_permission, current_caller
+from services.transport.access.permissions import CANCEL_OTHERS_JOB
 from services.transport.request_handlers import service_handler
 
 log = logging.getLogger("tiermesh.aggregator")

@@ -55,10 +55,10 @@ from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
+from services.transport.access.permissions import FILES_OF_AGGREGATOR
+from services.transport.data.newest_weights import NewestWeights
 from services.transport.http2.server import Handler
 from services.transport.links import run_until_first_ends
-from services.transport.newest_weights import NewestWeights
-from services.transport.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
 
 log = logging.getLogger("tiermesh.aggregator")

@@ -20,8 +20,8 @@ from services.printable import printable
 from services.protocol.envelope import unwrap
 from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.hello import HelloExpectations, HelloRefusal, check_hello
-from services.transport.attend_server import serve_attend
-from services.transport.control_streams import ControlStream
+from services.transport.control.attend_server import serve_attend
+from services.transport.control.control_streams import ControlStream
 from services.transport.links import LinkClosed
 
 

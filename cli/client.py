@@ -17,7 +17,7 @@ from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, Refused, TiermeshError
 from services.printable import printable
 from services.protocol.plain_text import make_printable
-from services.transport.access import AUTHORIZATION_KEY, authorization
+from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
 from services.transport.addresses import AddressRotation, split_addresses
 from services.transport.security import is_loopback, split_address
 from services.transport.server import open_channel

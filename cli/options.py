@@ -105,8 +105,8 @@ def client_options(command: Command) -> Command:
         token_file: Path | None,
         **rest: Any,
     ) -> Any:
+        from services.transport.access.tokens import read_token_file
         from services.transport.security import Security
-        from services.transport.tokens import read_token_file
 
         token = read_token_file(token_file) if token_file else ""
         target = AggregatorTarget(aggregator, Security(tls_cert, tls_key, tls_ca), timeout_seconds, token)

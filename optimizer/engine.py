@@ -50,7 +50,7 @@ from services.runtime.metrics import OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from services.transport.newest_weights import NewestWeights
+from services.transport.data.newest_weights import NewestWeights
 
 log = logging.getLogger("tiermesh.optimizer")
 

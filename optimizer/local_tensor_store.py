@@ -26,7 +26,7 @@ from services.runtime.handover import Handover
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from services.transport.newest_weights import NewestWeights
+from services.transport.data.newest_weights import NewestWeights
 
 
 class LocalTensorStore:

@@ -31,16 +31,16 @@ from services.runtime.file_locks import try_lock
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import TensorChunk, check_chunk
 from services.timeouts import Timeouts
-from services.transport.attend_server import serve_attend
-from services.transport.control_streams import ControlStream
-from services.transport.data_streams import write_message
-from services.transport.exchange_server import ExchangeServer, read_incarnation
-from services.transport.heartbeats import Heartbeats
+from services.transport.access.permissions import FILES_OF_DAEMON
+from services.transport.control.attend_server import serve_attend
+from services.transport.control.control_streams import ControlStream
+from services.transport.control.heartbeats import Heartbeats
+from services.transport.data.data_streams import write_message
+from services.transport.data.exchange_server import ExchangeServer, read_incarnation
+from services.transport.data.shared_memory_link import ServerTensorLink
 from services.transport.http2.server import Handler
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
-from services.transport.permissions import FILES_OF_DAEMON
-from services.transport.shared_memory_link import ServerTensorLink
 
 log = logging.getLogger("tiermesh.optimizer")
 

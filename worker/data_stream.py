@@ -28,9 +28,9 @@ from services.tensors.chunk_messages import (
     serialize_in_parts,
 )
 from services.tensors.stripes import Stripe
-from services.transport.data_streams import write_message
+from services.transport.data.data_streams import write_message
+from services.transport.data.shared_memory_link import MAX_PLACES, ClientTensorLink
 from services.transport.links import LinkClosed, raise_call_status, run_until_first_ends
-from services.transport.shared_memory_link import MAX_PLACES, ClientTensorLink
 from worker.core.events import WeightsArrived
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread

@@ -27,10 +27,10 @@ from services.runtime.process import make_state_dir
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.addresses import AddressRotation
-from services.transport.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.data_streams import DataStreamConnector
-from services.transport.heartbeats import Heartbeats
+from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
+from services.transport.control.heartbeats import Heartbeats
+from services.transport.data.data_streams import DataStreamConnector
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox

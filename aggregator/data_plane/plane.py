@@ -20,7 +20,7 @@ from services.runtime.handover import Handover
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import Message, TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
-from services.transport.newest_weights import NewestWeights
+from services.transport.data.newest_weights import NewestWeights
 
 
 class DataPlane(Protocol):

@@ -16,10 +16,10 @@ from services.errors import Refusal
 from services.instrumentation import timeline
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import TensorChunk, bytes_per_element, check_chunk
-from services.transport.data_streams import write_message
-from services.transport.exchange_server import ExchangeServer, read_incarnation
-from services.transport.newest_weights import NewestWeights
-from services.transport.shared_memory_link import ServerTensorLink
+from services.transport.data.data_streams import write_message
+from services.transport.data.exchange_server import ExchangeServer, read_incarnation
+from services.transport.data.newest_weights import NewestWeights
+from services.transport.data.shared_memory_link import ServerTensorLink
 
 CHUNKS_PER_MESSAGE = 16
 """Chunks of weights in shared memory that one message names; few, so that a worker can soon begin with them."""

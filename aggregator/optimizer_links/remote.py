@@ -31,10 +31,12 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.timeouts import Timeouts
-from services.transport.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.data_streams import DataStreamConnector, write_message
-from services.transport.heartbeats import Heartbeats
+from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
+from services.transport.control.heartbeats import Heartbeats
+from services.transport.data.data_streams import DataStreamConnector, write_message
+from services.transport.data.newest_weights import version_mark
+from services.transport.data.shared_memory_link import ClientTensorLink
 from services.transport.links import (
     INCARNATION_KEY,
     LinkClosed,
@@ -42,10 +44,8 @@ from services.transport.links import (
     run_until_first_ends,
 )
 from services.transport.mailbox import Mailbox
-from services.transport.newest_weights import version_mark
 from services.transport.security import Security
 from services.transport.server import open_channel
-from services.transport.shared_memory_link import ClientTensorLink
 
 log = logging.getLogger("tiermesh.aggregator")
 

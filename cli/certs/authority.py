@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from services.errors import Refused
-from services.transport.identity import role_uri
-from services.transport.permissions import CallerKind
+from services.transport.access.identity import role_uri
+from services.transport.access.permissions import CallerKind
 
 MAX_DAYS = 3650
 """Longest time that a certificate is valid, in days."""
@@ -121,7 +121,7 @@ def describe(certificate: x509.Certificate) -> tuple[CallerKind | None, str, lis
     Raises:
         Refused: its role is wrong.
     """
-    from services.transport.identity import identify
+    from services.transport.access.identity import identify
 
     found = identify(certificate.public_bytes(serialization.Encoding.DER))
     common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

@@ -12,7 +12,7 @@ from cli.options import Command, output_options, path_option
 from cli.output import Output
 
 if TYPE_CHECKING:
-    from services.transport.permissions import CallerKind
+    from services.transport.access.permissions import CallerKind
 
 KINDS = ("worker", "aggregator", "optimizer", "shard", "person", "admin", "metrics")
 """Names of `CallerKind`, here because importing it takes as long as the whole command line."""
@@ -126,7 +126,7 @@ def show(*, folder: Path, output: Output) -> None:
 
 
 def _kind(name: str) -> CallerKind:
-    from services.transport.permissions import CallerKind
+    from services.transport.access.permissions import CallerKind
 
     return CallerKind(name)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from cli.certs import authority
 from cli.certs.authority import KeyPair
 from services.errors import Failed, Refused
-from services.transport.identity import check_name
-from services.transport.permissions import CallerKind
-from services.transport.revocations import read_revoked
-from services.transport.watched_files import read_small_file
+from services.transport.access.identity import check_name
+from services.transport.access.permissions import CallerKind
+from services.transport.access.revocations import read_revoked
+from services.transport.access.watched_files import read_small_file
 
 AUTHORITY, RECORD, REVOKED = "authority", "issued.txt", "revoked.txt"
 PRIVATE_MODE = 0o600

@@ -14,7 +14,7 @@ from cli.output import Output
 from services.errors import Refused
 
 if TYPE_CHECKING:
-    from services.transport.tokens import TokenRecord
+    from services.transport.access.tokens import TokenRecord
 
 
 def _file_option(command: Command) -> Command:
@@ -46,8 +46,8 @@ def tokens() -> None:
 def issue(*, name: str, admin: bool, days: float, out: Path | None, path: Path, output: Output) -> None:
     """Issue a token, and add its hash to the file."""
     from cli.certs.folder import replace_file
-    from services.transport.permissions import CallerKind
-    from services.transport.tokens import make_token, read_tokens
+    from services.transport.access.permissions import CallerKind
+    from services.transport.access.tokens import make_token, read_tokens
 
     if out is not None and out.exists():
         raise Refused(f"--out {out}: exists already, and is not overwritten; choose another")
@@ -69,7 +69,7 @@ def issue(*, name: str, admin: bool, days: float, out: Path | None, path: Path, 
 @output_options
 def show(*, path: Path, output: Output) -> None:
     """List the tokens of the file; the tokens themselves are not in it."""
-    from services.transport.tokens import read_tokens
+    from services.transport.access.tokens import read_tokens
 
     records = read_tokens(path).values()
     for each in records:
@@ -85,7 +85,7 @@ def show(*, path: Path, output: Output) -> None:
 @output_options
 def revoke(*, token_id: str, path: Path, output: Output) -> None:
     """Remove a token from the file; the aggregator then refuses it."""
-    from services.transport.tokens import read_tokens
+    from services.transport.access.tokens import read_tokens
 
     known = dict(read_tokens(path))
     record = known.pop(token_id, None)

@@ -14,7 +14,7 @@ from protos import files_pb2 as pb
 from services.errors import Failed, Refused, TiermeshError
 from services.files.store import FileDamaged, FileMissing, FileStore, NoRoom, Upload, UploadUnderWay
 from services.protocol.file_refs import MAX_PIECE_BYTES
-from services.transport.access import Denied, check_permission, current_caller
+from services.transport.access.enforcement import Denied, check_permission, current_caller
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

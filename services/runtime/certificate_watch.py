@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from prometheus_client import CollectorRegistry, Gauge
 
 from services.errors import Refused
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 
 log = logging.getLogger("tiermesh")

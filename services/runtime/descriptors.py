@@ -7,7 +7,7 @@ import resource
 from dataclasses import dataclass
 
 from services.runtime.metrics_server import METRICS_LIMITS
-from services.transport.admission import ConnectionLimits
+from services.transport.ports.admission import ConnectionLimits
 
 _LARGEST_LIMIT = 65536
 _MAIN_CONNECTIONS = 4096

@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 
 from services.runtime.job_series import JobMetric, JobSeries, label_value
-from services.transport.admission import Refusal
+from services.transport.ports.admission import Refusal
 
 _LABELS = ("job", "role")
 _SHARED_MEMORY_LINKS = "Peers with which tensors are exchanged through shared memory"

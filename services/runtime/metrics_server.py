@@ -19,12 +19,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from services.transport.access import AccessControl, Credentials, Denied
-from services.transport.admission import ConnectionLimits, Refusal, Ticket
+from services.transport.access.enforcement import AccessControl, Credentials, Denied
+from services.transport.access.permissions import READ_METRICS
 from services.transport.limits import HELLO_SECONDS
-from services.transport.listener import Listener, open_listening_socket
-from services.transport.listening import ANOTHER_ADDRESS
-from services.transport.permissions import READ_METRICS
+from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
+from services.transport.ports.listener import Listener, open_listening_socket
+from services.transport.ports.listening import ANOTHER_ADDRESS
 from services.transport.security import Security, split_address
 
 METRICS_LIMITS = ConnectionLimits(

@@ -3,7 +3,8 @@
 Reading order:
 
 1. `security` (certificates, `HOST:PORT`), `limits` and `server` (grpcio's server and channel);
-2. `links` (errors of a stream between two roles), `mailbox`, `heartbeats` and `backoff`;
-3. `control_streams` (Hello and checksums) and `data_streams` (tensors, by `http2/` or grpcio);
-4. `shared_memory_link` (tensors between processes of one host) and `newest_weights`.
+2. `ports/` (which connections are accepted) and `access/` (who may call what);
+3. `links` (errors of a stream between two roles), `mailbox` and `backoff`;
+4. `control/` (Hello, checksums, heartbeats, connecting again);
+5. `data/` (tensors, by `http2/`, by grpcio, or in memory that processes of one host share).
 """

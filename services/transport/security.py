@@ -1,7 +1,7 @@
 """Transport security of a role: TLS as server and as client, and the rule for plain text.
 
 Servers and later connections use renewed files without a restart (`watched_files.py`). Who may call what is decided
-after the handshake (`access.py`).
+after the handshake (`access/enforcement.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import grpc
 
 from services.errors import Refused
 from services.input_files import read_input_file
-from services.transport.identity import CertificateIdentity, identify
-from services.transport.revocations import read_revoked
-from services.transport.tokens import read_tokens
-from services.transport.watched_files import WatchedFiles
+from services.transport.access.identity import CertificateIdentity, identify
+from services.transport.access.revocations import read_revoked
+from services.transport.access.tokens import read_tokens
+from services.transport.access.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.errors import NotYet
-from services.transport.access import AccessControl, AccessInterceptor
+from services.transport.access.enforcement import AccessControl, AccessInterceptor
 from services.transport.limits import (
     HEADER_LIST_BYTES,
     IDLE_SECONDS,
@@ -19,7 +19,7 @@ from services.transport.limits import (
     MESSAGE_LIMIT_BYTES,
     OPENING_SECONDS,
 )
-from services.transport.listening import check_port_free
+from services.transport.ports.listening import check_port_free
 from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security, join_address, split_address
 

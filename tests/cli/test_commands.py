@@ -17,7 +17,7 @@ import pytest
 from cli import jobs as jobs_module
 from cli.main import main, tiermesh
 from protos import jobs_pb2
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.fake_aggregator import FakeAggregator, serving

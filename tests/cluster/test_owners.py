@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import gpt_config, write_config
 from tests.support.cluster.harness import Cluster, tiermesh, tls_flags

@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from services.transport.access.permissions import CallerKind
 from services.transport.http2.client import open_stream
-from services.transport.permissions import CallerKind
 from services.transport.security import Security
 from services.transport.server import open_channel
 from tests.support.certificates import make_authority, make_certificate, make_certificates

@@ -28,7 +28,8 @@ from services.runtime.stop_watch import LEAVE_SECONDS
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
-from services.transport.data_streams import CONNECT_SECONDS
+from services.transport.data.data_streams import CONNECT_SECONDS
+from services.transport.data.shared_memory_link import MAX_PLACES
 from services.transport.http2.frame_budget import KNOWN_PEER, UNKNOWN_PEER
 from services.transport.http2.stream import WINDOW_BYTES
 from services.transport.limits import (
@@ -38,7 +39,6 @@ from services.transport.limits import (
     MESSAGE_LIMIT_BYTES,
     OPENING_SECONDS,
 )
-from services.transport.shared_memory_link import MAX_PLACES
 from worker.core.job import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from worker.core.leases import MOST_LEASES
 

@@ -26,7 +26,7 @@ from services.runtime.metrics import WorkerMetrics
 from services.runtime.metrics_server import MetricsConnection, http_config
 from services.tensors.chunk_messages import check_chunk, deserialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.transport.access import AccessControl
+from services.transport.access.enforcement import AccessControl
 from services.transport.http2.client import ClientConnection
 from services.transport.http2.connection import Connection
 from services.transport.http2.frames import PREFACE, ProtocolError, settings_frame, window_update_frame

@@ -15,7 +15,7 @@ from services.config.load import load_job
 from services.runtime.backlog import MAX_WAITING_CHUNKS
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.transport.newest_weights import NewestWeights
+from services.transport.data.newest_weights import NewestWeights
 from tests.support.cluster.bits import regression_config, write_config
 
 CHUNKS = 2 * MAX_WAITING_CHUNKS

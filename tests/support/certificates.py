@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cli.certs import authority as ca
 from cli.certs.folder import replace_file
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 
 LOOPBACK_HOSTS = 60
 HOSTS = ["localhost", *(f"127.0.0.{1 + n}" for n in range(LOOPBACK_HOSTS))]

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from hpack import Decoder, Encoder
 
-from services.transport.admission import Admission, ConnectionLimits, Ticket
 from services.transport.http2.connection import STANDARD_TIMES, ConnectionTimes
 from services.transport.http2.frames import (
     FRAME_HEADER_BYTES,
@@ -23,7 +22,8 @@ from services.transport.http2.frames import (
 )
 from services.transport.http2.messages import prefix
 from services.transport.http2.server import Handler, ServerConnection, ServerStream, StreamServer
-from services.transport.log_limit import LogLimit
+from services.transport.ports.admission import Admission, ConnectionLimits, Ticket
+from services.transport.ports.log_limit import LogLimit
 from services.transport.security import Security
 
 LIMIT_SECONDS = 20.0

@@ -19,8 +19,8 @@ from services.tensors.chunk_messages import Message, TensorChunk
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
+from services.transport.data.shared_memory_link import ClientTensorLink, ServerTensorLink
 from services.transport.links import LinkClosed
-from services.transport.shared_memory_link import ClientTensorLink, ServerTensorLink
 from worker.data_stream import DataStream
 
 LIMIT_SECONDS = 30.0

@@ -31,8 +31,8 @@ from services.protocol.file_refs import make_ref
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
-from services.transport.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.backoff import Backoff
+from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.links import INCARNATION_KEY, raise_call_status
 from services.transport.mailbox import Mailbox
 from services.transport.security import Security

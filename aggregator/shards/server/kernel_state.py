@@ -27,7 +27,7 @@ from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
-from services.transport.newest_weights import NewestWeights
+from services.transport.data.newest_weights import NewestWeights
 
 
 @dataclass(frozen=True)

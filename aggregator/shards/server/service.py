@@ -35,12 +35,12 @@ from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, 
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.transport.attend_server import serve_attend
-from services.transport.control_streams import ControlStream
-from services.transport.exchange_server import read_incarnation
+from services.transport.access.permissions import FILES_OF_DAEMON
+from services.transport.control.attend_server import serve_attend
+from services.transport.control.control_streams import ControlStream
+from services.transport.data.exchange_server import read_incarnation
 from services.transport.http2.server import Handler
 from services.transport.links import SESSION_KEY, LinkClosed
-from services.transport.permissions import FILES_OF_DAEMON
 
 log = logging.getLogger("tiermesh.aggregator")
 

@@ -40,10 +40,10 @@ from services.runtime.backlog import Backlog
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.stripes import Stripe
+from services.transport.data.newest_weights import NewestWeights
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
-from services.transport.newest_weights import NewestWeights
 
 log = logging.getLogger("tiermesh.aggregator")
 

@@ -10,8 +10,7 @@ from typing import NoReturn
 import grpc
 
 from services.errors import describe_internal_error
-from services.transport.access import AccessControl, guard_stream_handlers
-from services.transport.admission import ConnectionLimits, Refusal, Ticket
+from services.transport.access.enforcement import AccessControl, guard_stream_handlers
 from services.transport.http2.connection import (
     STANDARD_TIMES,
     Connection,
@@ -39,8 +38,9 @@ from services.transport.http2.headers import (
 from services.transport.http2.messages import MessageRefused
 from services.transport.http2.stream import WINDOW_BYTES, BytesLike, Stream
 from services.transport.links import LinkClosed
-from services.transport.listener import Listener, open_listening_socket
-from services.transport.log_limit import LogLimit
+from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
+from services.transport.ports.listener import Listener, open_listening_socket
+from services.transport.ports.log_limit import LogLimit
 from services.transport.security import Security, split_address
 
 log = logging.getLogger("tiermesh")

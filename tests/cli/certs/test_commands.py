@@ -15,11 +15,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from cli.certs.commands import DIALED_KINDS, KINDS
 from cli.main import main
-from services.transport.identity import identify
-from services.transport.permissions import CallerKind
-from services.transport.revocations import read_revoked
+from services.transport.access.identity import identify
+from services.transport.access.permissions import CallerKind
+from services.transport.access.revocations import read_revoked
+from services.transport.access.tokens import find_token, read_token_file, read_tokens
 from services.transport.security import Security
-from services.transport.tokens import find_token, read_token_file, read_tokens
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
 DAY = 86400.0

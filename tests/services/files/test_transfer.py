@@ -19,8 +19,8 @@ from services.files.service import MAX_REFS, FilesServicer
 from services.files.store import FileMissing, FileStore, NoRoom
 from services.files.transfer import FilesInMemory, download, upload
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
+from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.backoff import Backoff
-from services.transport.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import start_server
 

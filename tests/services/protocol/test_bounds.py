@@ -28,7 +28,7 @@ from services.protocol.bounds import (
 )
 from services.protocol.envelope import wrap
 from services.tensors.layout import MAX_ELEMENTS, chunk_count
-from services.transport.shared_memory_link import MAX_PLACES
+from services.transport.data.shared_memory_link import MAX_PLACES
 
 F = FieldDescriptor
 FILES = [

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor
 from protos import cluster_pb2, jobs_pb2, shards_pb2, tensors_pb2
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.plain_text import _UNTOUCHED_FIELDS, _UNTOUCHED_MESSAGES, limit_of, make_printable
-from services.transport.control_streams import ControlReader
+from services.transport.control.control_streams import ControlReader
 from services.transport.request_handlers import RequestParsingHandler, service_handler
 from tests.support.hostile import HOSTILE, LONG, fill_texts, texts_of, variants
 

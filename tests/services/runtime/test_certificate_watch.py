@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from services.errors import Refused
 from services.runtime.certificate_watch import CertificateWatch, check_own_certificate
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 

@@ -16,7 +16,7 @@ import pytest
 
 from services.runtime.metrics import ConnectionMetrics, WorkerMetrics
 from services.runtime.metrics_server import METRICS_LIMITS, MetricsServer, start_metrics
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import Refused
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 from services.transport.security import RoleRule, Security, split_address
 from services.transport.server import open_channel, start_server
 from tests.support.certificates import make_authority, make_certificate

@@ -17,8 +17,8 @@ from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.kernels import arithmetic
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.timeouts import TIMEOUTS_IN_HEARTBEATS
+from services.transport.data.shared_memory_link import SHARED_MEMORY_KEY
 from services.transport.links import INCARNATION_KEY, SESSION_KEY
-from services.transport.shared_memory_link import SHARED_MEMORY_KEY
 from tests.support.outward.common import (
     NOT_PRODUCT,
     ROOT,

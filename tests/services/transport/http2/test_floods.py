@@ -9,12 +9,12 @@ import tracemalloc
 import pytest
 
 from benchmarks.harness.floods import floods, opening
-from services.transport.admission import ConnectionLimits
 from services.transport.http2.client import ClientConnection, open_stream
 from services.transport.http2.connection import Connection
 from services.transport.http2.frame_budget import KNOWN_PEER, UNKNOWN_PEER
 from services.transport.http2.frames import PREFACE, FrameType, settings_frame
 from services.transport.http2.server import ServerStream
+from services.transport.ports.admission import ConnectionLimits
 from tests.support.raw_http2 import (
     PATH,
     PLAIN,

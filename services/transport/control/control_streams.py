@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum
 from services.protocol.plain_text import make_printable
-from services.transport.heartbeats import Heartbeats
+from services.transport.control.heartbeats import Heartbeats
 from services.transport.links import LinkClosed, run_until_first_ends
 
 SentT = TypeVar("SentT", bound=Message)

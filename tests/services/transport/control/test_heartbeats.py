@@ -8,7 +8,7 @@ import time
 import pytest
 
 from services.timeouts import Timeouts
-from services.transport.heartbeats import Heartbeats
+from services.transport.control.heartbeats import Heartbeats
 from services.transport.links import LinkClosed
 
 

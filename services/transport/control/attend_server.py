@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 
 from protos.cluster_pb2 import Hello
 from services.protocol.hello import HelloFault, HelloRefusal
-from services.transport.access import current_caller
-from services.transport.control_streams import ControlReader, ControlStream
+from services.transport.access.enforcement import current_caller
+from services.transport.control.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import EPOCH_KEY, LinkClosed
 

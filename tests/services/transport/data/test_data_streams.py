@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.transport.data_streams import DataStreamConnector, write_message
+from services.transport.data.data_streams import DataStreamConnector, write_message
 from services.transport.http2.stream import Stream
 from tests.services.transport.http2.test_interop import is_end, stock_server
 from tests.support.raw_http2 import PATH, PLAIN, serving, within

@@ -29,7 +29,7 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
-from services.transport.shared_memory_link import TensorLink
+from services.transport.data.shared_memory_link import TensorLink
 
 log = logging.getLogger("tiermesh")
 

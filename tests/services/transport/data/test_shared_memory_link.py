@@ -27,8 +27,7 @@ from services.tensors.chunk_messages import (
 )
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
-from services.transport.links import LinkClosed
-from services.transport.shared_memory_link import (
+from services.transport.data.shared_memory_link import (
     MAX_MAPPED_ARRAYS,
     MAX_PLACES,
     SHARED_MEMORY_KEY,
@@ -36,6 +35,7 @@ from services.transport.shared_memory_link import (
     ServerTensorLink,
     TensorLink,
 )
+from services.transport.links import LinkClosed
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from services.tensors.chunk_messages import Message, TensorChunk
-from services.transport.exchange_server import ExchangeServer
+from services.transport.data.exchange_server import ExchangeServer
+from services.transport.data.newest_weights import NewestWeights
+from services.transport.data.shared_memory_link import ServerTensorLink
 from services.transport.mailbox import Mailbox
-from services.transport.newest_weights import NewestWeights
-from services.transport.shared_memory_link import ServerTensorLink
 
 LIMIT_SECONDS = 30
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from services.errors import Refused
-from services.transport.watched_files import read_small_file
+from services.transport.access.watched_files import read_small_file
 
 _SERIAL = re.compile(r"[0-9a-f]{1,40}")
 

@@ -13,8 +13,8 @@ from services.errors import Failed
 from services.tensors.chunk_messages import TensorChunk, check_chunk, deserialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
 from services.tensors.stripes import Stripe
-from services.transport.newest_weights import NewestWeights
-from services.transport.shared_memory_link import ClientTensorLink, ServerTensorLink
+from services.transport.data.newest_weights import NewestWeights
+from services.transport.data.shared_memory_link import ClientTensorLink, ServerTensorLink
 
 ELEMENTS = 2 * CHUNK_ELEMENTS + 7
 CHUNKS = 3

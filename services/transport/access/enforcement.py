@@ -20,12 +20,12 @@ from typing import Any
 import grpc
 
 from services.errors import Refused, TiermeshError
-from services.transport.identity import identify
-from services.transport.permissions import CallerKind, allowed_callers
-from services.transport.revocations import read_revoked
+from services.transport.access.identity import identify
+from services.transport.access.permissions import CallerKind, allowed_callers
+from services.transport.access.revocations import read_revoked
+from services.transport.access.tokens import find_token, read_tokens
+from services.transport.access.watched_files import WatchedFiles
 from services.transport.security import RoleRule, Security
-from services.transport.tokens import find_token, read_tokens
-from services.transport.watched_files import WatchedFiles
 
 CHECK_AGAIN_SECONDS = 5.0
 """Time between checks of whether the caller of an open call is still let in."""

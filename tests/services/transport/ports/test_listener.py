@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from services.transport.admission import ConnectionLimits, Refusal, Ticket
-from services.transport.listener import Listener, open_listening_socket
+from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
+from services.transport.ports.listener import Listener, open_listening_socket
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 
@@ -137,8 +137,8 @@ def test_idle_tls_handshakes_end_and_block_nobody(tmp_path: Path) -> None:
 def test_without_descriptors_accepting_pauses_and_goes_on() -> None:
     script = """
 import asyncio, os, resource, socket
-from tests.services.transport.test_listener import LIMITS, greeted, listening
-from services.transport.admission import Refusal
+from tests.services.transport.ports.test_listener import LIMITS, greeted, listening
+from services.transport.ports.admission import Refusal
 
 async def scenario():
     async with listening() as (listener, port, refused):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from cryptography import x509
 
 from services.errors import Refused
-from services.transport.permissions import CallerKind
+from services.transport.access.permissions import CallerKind
 
 ROLE_PREFIX = "tiermesh:role/"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")

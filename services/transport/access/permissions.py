@@ -1,6 +1,6 @@
 """Who may call what: one row for each RPC method of every role, and for what is no RPC but is asked for like one.
 
-A certificate or a token says which kind of caller shows it (`identity.py`, `tokens.py`). `access.py` applies the
+A certificate or a token says which kind of caller shows it (`identity.py`, `tokens.py`). `enforcement.py` applies the
 table to every call, whichever port it comes in by. A method without a row is refused to everybody.
 """
 

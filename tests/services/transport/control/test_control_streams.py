@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protos import cluster_pb2 as pb
 from services.protocol.checksums import encode_with_checksum
-from services.transport.attend_client import send_hello
-from services.transport.control_streams import ControlReader
+from services.transport.control.attend_client import send_hello
+from services.transport.control.control_streams import ControlReader
 from services.transport.links import LinkClosed
 from tests.support.anything import message
 

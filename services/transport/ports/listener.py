@@ -8,9 +8,9 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from services.transport.admission import Admission, ConnectionLimits, Refusal, Ticket
-from services.transport.listening import listen_error
-from services.transport.log_limit import LogLimit
+from services.transport.ports.admission import Admission, ConnectionLimits, Refusal, Ticket
+from services.transport.ports.listening import listen_error
+from services.transport.ports.log_limit import LogLimit
 from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")

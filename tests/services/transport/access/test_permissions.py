@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from services.runtime.metrics import WorkerMetrics
 from services.runtime.metrics_server import start_metrics
-from services.transport.access import (
+from services.transport.access.enforcement import (
     AUTHORIZATION_KEY,
     AccessControl,
     Caller,
@@ -27,9 +27,7 @@ from services.transport.access import (
     authorization,
     check_permission,
 )
-from services.transport.http2.client import open_stream
-from services.transport.http2.server import StreamServer
-from services.transport.permissions import (
+from services.transport.access.permissions import (
     CANCEL_OTHERS_JOB,
     FILES_OF_AGGREGATOR,
     FILES_OF_DAEMON,
@@ -37,9 +35,11 @@ from services.transport.permissions import (
     READ_METRICS,
     CallerKind,
 )
+from services.transport.access.tokens import TOKEN_KINDS, make_token
+from services.transport.http2.client import open_stream
+from services.transport.http2.server import StreamServer
 from services.transport.security import RoleRule, Security
 from services.transport.server import open_channel, start_server
-from services.transport.tokens import TOKEN_KINDS, make_token
 from tests.support.certificates import make_authority, make_certificate, make_certificates
 from tests.support.services import OWN_METHODS, methods_of, own_services
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from protos import cluster_pb2 as pb
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import unwrap, wrap
-from services.transport import access as access_module
-from services.transport.access import (
+from services.transport.access import enforcement as access_module
+from services.transport.access.enforcement import (
     AUTHORIZATION_KEY,
     AccessControl,
     Credentials,
@@ -26,14 +26,14 @@ from services.transport.access import (
     caller_of,
     current_caller,
 )
-from services.transport.attend_server import serve_attend
+from services.transport.access.identity import identify
+from services.transport.access.permissions import READ_METRICS, CallerKind
+from services.transport.access.tokens import make_token
+from services.transport.control.attend_server import serve_attend
 from services.transport.http2.client import open_stream
 from services.transport.http2.server import StreamServer
-from services.transport.identity import identify
-from services.transport.permissions import READ_METRICS, CallerKind
 from services.transport.security import Security
 from services.transport.server import open_channel, start_server
-from services.transport.tokens import make_token
 from tests.support.certificates import make_authority, make_certificate, make_certificates
 
 ATTEND, EXCHANGE, WATCH = "/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange", "/tiermesh.Jobs/Watch"

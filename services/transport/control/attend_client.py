@@ -18,7 +18,7 @@ from services.errors import Refusal
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import LAST_EPOCH
 from services.transport.backoff import Backoff
-from services.transport.control_streams import ControlReader, ControlStream
+from services.transport.control.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import EPOCH_KEY, LinkClosed, raise_call_status, write_to_call
 from services.transport.security import Security

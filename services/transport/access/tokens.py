@@ -17,9 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from services.errors import Refused
-from services.transport.identity import check_name
-from services.transport.permissions import CallerKind
-from services.transport.watched_files import read_small_file
+from services.transport.access.identity import check_name
+from services.transport.access.permissions import CallerKind
+from services.transport.access.watched_files import read_small_file
 
 TOKEN_KINDS = (CallerKind.PERSON, CallerKind.ADMIN)
 """Kinds of callers that may have tokens."""

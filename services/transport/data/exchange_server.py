@@ -10,10 +10,10 @@ import grpc
 
 from services.errors import Refusal, Refused
 from services.tensors.chunk_messages import Message, TensorChunk
+from services.transport.data.newest_weights import NewestWeights
+from services.transport.data.shared_memory_link import ServerTensorLink
 from services.transport.links import INCARNATION_KEY, LinkClosed, run_until_first_ends
 from services.transport.mailbox import Mailbox
-from services.transport.newest_weights import NewestWeights
-from services.transport.shared_memory_link import ServerTensorLink
 
 log = logging.getLogger("tiermesh")
 

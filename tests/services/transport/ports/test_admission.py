@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.transport.admission import Admission, ConnectionLimits, Refusal, Ticket
+from services.transport.ports.admission import Admission, ConnectionLimits, Refusal, Ticket
 
 LIMITS = ConnectionLimits(
     connections=8,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cli.certs.authority import issue, make_authority
 from services.errors import Refused
-from services.transport.identity import NAME_PATTERN, identify
-from services.transport.permissions import CallerKind
+from services.transport.access.identity import NAME_PATTERN, identify
+from services.transport.access.permissions import CallerKind
 
 AUTHORITY = make_authority("authority", 10)
 GOOD = issue(AUTHORITY, CallerKind.WORKER, "w", ["h.example", "::1"], 5).certificate.public_bytes(

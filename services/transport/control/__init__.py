@@ -1,0 +1,1 @@
+"""Control streams: Hello, messages with checksums, heartbeats, connecting again."""

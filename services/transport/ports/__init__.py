@@ -1,0 +1,1 @@
+"""Listening ports, and the limits under which they accept connections."""
