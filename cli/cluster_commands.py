@@ -12,7 +12,6 @@ from cli.options import output_options, path_option
 from cli.output import Output
 from services.errors import Failed, Refused
 from services.printable import printable_path
-from services.protocol.hello import is_cluster
 
 if TYPE_CHECKING:
     from aggregator.storage.job_queue import JobQueue
@@ -45,6 +44,8 @@ def show(*, state_dir: Path, output: Output) -> int:
 @output_options
 def adopt(*, cluster_id: str, state_dir: Path, output: Output) -> int:
     """Move the role of a state dir to the cluster ID, while no daemon uses it."""
+    from services.protocol.hello import is_cluster
+
     if not is_cluster(cluster_id):
         raise Refused(
             f"ID {cluster_id[:40]!r}: expected the 16 hexadecimal digits that `tiermesh cluster show` prints"
