@@ -50,6 +50,11 @@ def find_board_type(mesh: Mesh) -> str:
     return str(mesh.tt.cluster.get_cluster_type()).rpartition(".")[2].lower()
 
 
+def find_idle_code(backend: str) -> tuple[str, ...]:
+    """Return the folders of the mesh's code that compute nothing with this backend, relative to the tree."""
+    return () if backend == "emulator" else ("mesh/emulator",)
+
+
 def _cpu_features() -> list[str]:
     # numpy 2 renamed the package that holds the table.
     module = (

@@ -100,7 +100,7 @@ class Refusal:
 
     def __post_init__(self) -> None:
         """Make the reason printable: it may quote a peer."""
-        object.__setattr__(self, "reason", printable(self.reason))
+        object.__setattr__(self, "reason", printable(self.reason, FAILURE_CHARACTERS))
 
     def __str__(self) -> str:
         return self.reason

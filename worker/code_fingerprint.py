@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from mesh.fingerprint import find_idle_code
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
 from services.errors import Refused
@@ -46,9 +47,6 @@ NOT_COMPUTING = (
 )
 """Files and folders in COMPUTING on which no gradient and no loss depends."""
 
-EMULATOR = "mesh/emulator"
-"""Part of COMPUTING that computes only where it stands in for ttnn."""
-
 PACKAGES = ("aggregator", "cli", "mesh", "optimizer", "protos", "services", "tiermesh", "training", "worker")
 """Packages of Tiermesh, which an own model imports but does not own."""
 
@@ -64,13 +62,13 @@ def hash_code(backend: str, own_module: str | None = None) -> str:
     """Return the SHA-256 of the code that computes a job, as hexadecimal digits.
 
     Args:
-        backend: backend of the mesh; the emulator's code counts only on the emulator.
+        backend: backend of the mesh. Code that computes nothing with it does not count.
         own_module: name of the imported module with the user's own model; None for a model of Tiermesh.
 
     Raises:
         Refused: the own model's files can't be read, or are too many.
     """
-    shipped = _hash_shipped(emulated=backend == "emulator")
+    shipped = _hash_shipped(backend)
     if own_module is None:
         return shipped
     return _combine([("tiermesh", shipped), *_hash_own(own_module)])
@@ -86,9 +84,9 @@ def hash_source(source: bytes) -> str:
 
 
 @cache
-def shipped_files(*, emulated: bool) -> list[Path]:
-    """Return the files of Tiermesh that compute, in order of their names."""
-    left_out = (*NOT_COMPUTING, *(() if emulated else (EMULATOR,)))
+def shipped_files(backend: str | None = None) -> list[Path]:
+    """Return the files of Tiermesh that compute, with this backend or with any, in order of their names."""
+    left_out = (*NOT_COMPUTING, *(find_idle_code(backend) if backend else ()))
     found = [file for part in COMPUTING for file in _files_of(ROOT / part)]
     return [file for file in found if not any(_is_within(file, ROOT / part) for part in left_out)]
 
@@ -98,14 +96,14 @@ def remember_shipped_code() -> None:
     _hash_shipped_files()
 
 
-def _hash_shipped(*, emulated: bool) -> str:
+def _hash_shipped(backend: str) -> str:
     hashes = _hash_shipped_files()
-    return _combine((str(file.relative_to(ROOT)), hashes[file]) for file in shipped_files(emulated=emulated))
+    return _combine((str(file.relative_to(ROOT)), hashes[file]) for file in shipped_files(backend))
 
 
 @cache
 def _hash_shipped_files() -> dict[Path, str]:
-    return {file: hash_source(file.read_bytes()) for file in shipped_files(emulated=True)}
+    return {file: hash_source(file.read_bytes()) for file in shipped_files()}
 
 
 def _files_of(path: Path) -> list[Path]:

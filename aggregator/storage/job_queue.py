@@ -7,7 +7,8 @@ the same while the record grows, so that it succeeds on a full disk. Specs are r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,15 +78,12 @@ class JobQueue(QueueFile):
         if not self._reserve_is_full:
             self._fill_reserve()
         digest = request_digest(job.name, spec_json) if request_id else ""
-        with self._explain_os_errors():
-            with self.fenced():
-                earlier = self._find_request(job, request_id, digest) if request_id else None
-                if earlier is not None:
-                    return earlier
-                place = self._insert(job, request_id, digest)
-                self._connection.execute("INSERT INTO specs VALUES (?, ?)", (place, spec_json))
-                hit_failpoint("aggregator.save.before")
-            hit_failpoint("aggregator.save.after")
+        with self._explain_os_errors(), self._saving():
+            earlier = self._find_request(job, request_id, digest) if request_id else None
+            if earlier is not None:
+                return earlier
+            place = self._insert(job, request_id, digest)
+            self._connection.execute("INSERT INTO specs VALUES (?, ?)", (place, spec_json))
         return job
 
     def save(self, job: jobs_pb2.Job, fingerprint: Mapping[str, str] | None = None) -> None:
@@ -207,23 +205,28 @@ class JobQueue(QueueFile):
         return earlier
 
     def _update(self, job: jobs_pb2.Job, fingerprint: Mapping[str, str] | None) -> None:
-        with self._explain_os_errors():
-            with self.fenced():
-                execute = self._connection.execute
-                if fingerprint is None:
-                    stored = execute("SELECT fingerprint_json FROM jobs WHERE id = ?", (job.id,)).fetchone()
-                    fingerprint_json = stored[0] if stored is not None else "{}"
-                else:
-                    fingerprint_json = json.dumps(dict(fingerprint), sort_keys=True)
-                record = job.SerializeToString()
-                changed = execute(
-                    "UPDATE jobs SET live = ?, job = ?, fingerprint_json = ?, room = ? WHERE id = ?",
-                    (_is_live(job), record, fingerprint_json, room_of(record, fingerprint_json), job.id),
-                ).rowcount
-                if changed != 1:
-                    raise Failed(f"queue {self.path}: no job {job.id}, whose record was to be updated")
-                hit_failpoint("aggregator.save.before")
-            hit_failpoint("aggregator.save.after")
+        with self._explain_os_errors(), self._saving():
+            execute = self._connection.execute
+            if fingerprint is None:
+                stored = execute("SELECT fingerprint_json FROM jobs WHERE id = ?", (job.id,)).fetchone()
+                fingerprint_json = stored[0] if stored is not None else "{}"
+            else:
+                fingerprint_json = json.dumps(dict(fingerprint), sort_keys=True)
+            record = job.SerializeToString()
+            changed = execute(
+                "UPDATE jobs SET live = ?, job = ?, fingerprint_json = ?, room = ? WHERE id = ?",
+                (_is_live(job), record, fingerprint_json, room_of(record, fingerprint_json), job.id),
+            ).rowcount
+            if changed != 1:
+                raise Failed(f"queue {self.path}: no job {job.id}, whose record was to be updated")
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Run the block as a transaction that writes a job's record, between two failpoints."""
+        with self.fenced():
+            yield
+            hit_failpoint("aggregator.save.before")
+        hit_failpoint("aggregator.save.after")
 
     def _release_reserve(self) -> bool:
         """Free some pages of the reserve; return False if none are left."""

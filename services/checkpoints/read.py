@@ -25,7 +25,7 @@ from services.checkpoints.format import (
     check_file_names,
 )
 from services.errors import Refused
-from services.printable import one_line
+from services.printable import one_line, printable_path
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -112,8 +112,8 @@ def find_newest(read: Callable[[Path], Result], root: Path) -> tuple[Result | No
             return result, [f"{damage}; falling back to {path.name}" for damage in damages]
     if damages:
         raise Refused(
-            f"checkpoints {root}: none of {len(damages)} is intact; the newest: {damages[0]};"
-            " restore one from a copy, or remove the folder to start from scratch"
+            f"{len(damages)} checkpoints, none of them intact; the newest: {damages[0]}; restore one from a copy, or "
+            "remove their folder to start from scratch"
         )
     return None, []
 
@@ -124,9 +124,9 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise Refused(f"checkpoint {path}: {error}") from None
+        raise Refused(f"checkpoint {printable_path(path)}: {error}") from None
     except OSError as error:
-        raise Refused(f"checkpoint {path}: not readable: {error.strerror or error}") from None
+        raise Refused(f"checkpoint {printable_path(path)}: not readable: {error.strerror or error}") from None
 
 
 def _read(path: Path, with_optimizer: bool) -> Checkpoint:

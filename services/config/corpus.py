@@ -101,8 +101,14 @@ def _check_sha256(content: bytes, sha256: str, key: str, place: str, fix: str) -
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise Refused(
-            f"training_config.{key}: {printable_path(place)} has sha256 {found}, the job expects {sha256}; {fix}"
+            f"training_config.{key}: {printable_path(place)} has sha256 {_start_of(found)}, the job expects "
+            f"{_start_of(sha256)}; {fix}"
         )
+
+
+def _start_of(sha256: str) -> str:
+    """Return enough of a hash to compare by eye."""
+    return f"{sha256[:16]}..."
 
 
 def hash_text_file(path: Path, field: str) -> tuple[str, int]:

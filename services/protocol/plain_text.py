@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from services.printable import LINE_CHARACTERS, printable
+from services.printable import FAILURE_CHARACTERS, printable
 
 NAME_CHARACTERS = 200
 """Longest name of a job, a person, a worker or another process."""
@@ -20,7 +20,7 @@ EXACT_CHARACTERS = 4096
 _LIMITS = {
     **dict.fromkeys(("name", "worker", "peer", "owner", "optimizer", "leader", "role"), NAME_CHARACTERS),
     **dict.fromkeys(("text", "detail", "skipped", "waiting", "what"), PROSE_CHARACTERS),
-    "reason": LINE_CHARACTERS,
+    "reason": FAILURE_CHARACTERS,
 }
 _UNTOUCHED_FIELDS = frozenset({"spec_json"})
 """Fields that are parsed strictly, and whose errors quote them printably."""

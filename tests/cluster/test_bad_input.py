@@ -379,7 +379,8 @@ def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
 @pytest.mark.parametrize(
     ("epoch", "changed", "code", "line"),
     [
-        (0, {}, ABORTED, "aggregator intruder has epoch 0, this optimizer obeys epoch 1"),
+        (0, {"cluster": "own"}, ABORTED, "aggregator intruder has epoch 0, this optimizer obeys epoch 1"),
+        (1, {"cluster": "0" * 16}, PRECONDITION, "aggregator intruder belongs to cluster 00000000"),
         (
             1,
             {"protocol": 2},
@@ -398,6 +399,8 @@ def test_a_refusal_keeps_the_optimizer_with_its_aggregator(
     line: str,
 ) -> None:
     assert cluster.optimizer is not None
+    if changed.get("cluster") == "own":
+        changed = {"cluster": (cluster.folder / "optimizer-state" / "cluster").read_text().strip()}
     before = cluster.optimizer.log_text().count("connected, epoch")
     assert line in refusal(intruder.attend(intruder.hello(epoch, **changed)), code)
     assert cluster.optimizer.log_text().count("connected, epoch") == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.errors import ExitCode, Failed, Refusal, Refused
+from services.printable import FAILURE_CHARACTERS
 from tests.support.hostile import HOSTILE
 
 
@@ -22,5 +23,5 @@ def test_the_exit_codes_are_a_contract() -> None:
 
 def test_the_reason_of_a_refusal_is_one_printable_line() -> None:
     reason = Refusal(f"worker {HOSTILE}{'x' * 10_000}; rename it").reason
-    assert reason.isprintable() and len(reason) <= 300
+    assert reason.isprintable() and len(reason) <= FAILURE_CHARACTERS
     assert reason.endswith("; rename it")

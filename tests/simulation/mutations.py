@@ -18,6 +18,7 @@ from aggregator.core.sums.chunk_router import WeightStore
 from aggregator.core.sums.coverage import Coverage
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.opinions import Check
+from aggregator.core.verification.step_checks import StepChecks
 from optimizer.core.events import SaveGeneration, Snapshot
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
@@ -254,7 +255,7 @@ def hides_the_non_finite_micro_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def commits_before_all_checks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepSum, "verified", property(lambda self: True))
+    patch.setattr(StepChecks, "closed", property(lambda self: True))
 
 
 def keeps_sums_of_liars(patch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,10 @@ def test_a_job_outlives_the_upgrade_of_all_its_workers(seed: int) -> None:
     assert [(each.before, each.after) for each in job.code_changes] in ([], [("old", "new")])
 
 
+MOST_SEEDS = 160
+"""Number of seeds after which a mutation counts as unnoticed; the first 80 find each today."""
+
+
 def killing(seed: int) -> Scenario:
     """Return a scenario in which many workers are killed."""
     return replace(Scenario.hostile(seed), fault_kinds=("worker",))
@@ -67,11 +71,11 @@ def test_a_mutation_of_the_core_fails_a_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mutation(monkeypatch)
-    for seed in range(40):
+    for seed in range(MOST_SEEDS):
         try:
             SimulatedCluster(seed, scenario=scenario(seed)).run()
         except Exception as error:
             assert not isinstance(error, TypeError), "the mutation no longer fits the core"
             print(f"seed {seed}: {error}")
             return
-    pytest.fail(f"{mutation.__name__} passes 40 seeds")
+    pytest.fail(f"{mutation.__name__} passes {MOST_SEEDS} seeds")

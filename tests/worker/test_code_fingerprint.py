@@ -76,7 +76,7 @@ def test_every_kind_of_statement_is_told_apart() -> None:
 def test_the_lists_name_what_is_there_and_all_that_trains_is_in() -> None:
     for part in (*COMPUTING, *NOT_COMPUTING):
         assert (ROOT / part).exists(), part
-    names = {str(file.relative_to(ROOT)) for file in shipped_files(emulated=True)}
+    names = {str(file.relative_to(ROOT)) for file in shipped_files()}
     for needed in (
         "training/step.py",
         "training/seeds.py",
@@ -98,7 +98,7 @@ def test_what_computes_imports_of_what_is_left_out_only_what_changes_no_bits() -
     left_out = {each.removesuffix(".py").replace("/", ".") for each in NOT_COMPUTING}
     imported = {
         (module_of(file), part)
-        for file in shipped_files(emulated=True)
+        for file in shipped_files()
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module
         for part in left_out
@@ -118,7 +118,7 @@ def module_of(file: Path) -> str:
 
 def test_the_emulator_counts_only_where_it_computes() -> None:
     assert hash_code("emulator") != hash_code("ttnn")
-    assert not any("emulator" in file.parts for file in shipped_files(emulated=False))
+    assert not any("emulator" in file.parts for file in shipped_files("ttnn"))
 
 
 @pytest.mark.parametrize("part", ["training/step.py", "mesh/emulator/softmax.py", "worker/node_sum.py"])

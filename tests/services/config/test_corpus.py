@@ -41,7 +41,7 @@ def test_a_corpus_is_read_from_its_path_or_the_data_folder(tmp_path: Path) -> No
 
 def test_a_corpus_with_another_sha256_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("other")
-    with pytest.raises(Refused, match=f"c.txt has sha256 {sha256(b'other')}, .*{'0' * 64}"):
+    with pytest.raises(Refused, match=f"c.txt has sha256 {sha256(b'other')[:16]}.*{'0' * 16}"):
         read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256="0" * 64))
 
 
