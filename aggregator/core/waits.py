@@ -31,9 +31,9 @@ class OptimizerWait:
 
 def describe_wait(run: RunningJob, now: float) -> str:
     """Return one line on what a job waits for, while the optimizer is connected."""
-    if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
-        return "waits for the optimizer's status"
     detail = f"; {run.job.detail}" if run.job.detail else ""
+    if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
+        return f"waits for the optimizer's status{detail}"
     if run.phase is JobPhase.CHECKPOINT:
         return f"waits for the optimizer to write the checkpoint of step {run.job.step}{detail}"
     shortage = run.quorum.describe_shortage(now)

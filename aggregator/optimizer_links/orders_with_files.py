@@ -52,6 +52,7 @@ class OrdersWithFiles:
             optimizer: The optimizer's name, for log and errors.
             send: Sends an order whose files the optimizer has; raises MessageTooLarge.
             report: Called with the job's failure if the optimizer does not accept its files, or the order is too large.
+                Called with CheckpointMissed while the optimizer's disk is full, which the upload waits for.
 
         Raises:
             LinkClosed: The optimizer has left too many orders unread.
@@ -60,16 +61,27 @@ class OrdersWithFiles:
             body = await self._orders.take()
             job = "" if isinstance(body, pb.Hello | pb.Heartbeat) else body.job
             try:
-                if await self._upload(channel, optimizer, job, _list_refs(body)):
+                if await self._upload(channel, optimizer, job, _list_refs(body), report):
                     send(body)
             except TiermeshError as error:
                 report(pb.Failure(job=job, reason=f"{type(body).__name__} was not sent: {error}"))
 
-    async def _upload(self, channel: grpc.aio.Channel, optimizer: str, job: str, refs: list[FileRef]) -> bool:
+    async def _upload(
+        self,
+        channel: grpc.aio.Channel,
+        optimizer: str,
+        job: str,
+        refs: list[FileRef],
+        report: Callable[[OptimizerBody], None],
+    ) -> bool:
         """Upload a job's files; return False if the job was closed meanwhile."""
         if not refs:
             return True
-        task = asyncio.ensure_future(upload(channel, self._files, refs, optimizer))
+
+        def tell_no_room(reason: str) -> None:
+            report(pb.CheckpointMissed(job=job, reason=reason))
+
+        task = asyncio.ensure_future(upload(channel, self._files, refs, optimizer, on_no_room=tell_no_room))
         self._uploading = job, task
         try:
             await asyncio.wait((task,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import IO, Any, NoReturn, TypeAlias
 
@@ -15,6 +16,8 @@ from services.errors import Failed, Refused, TiermeshError
 from services.files.store import FileDamaged, FileMissing, FileStore, NoRoom, Upload, UploadUnderWay
 from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.transport.access.enforcement import Denied, check_permission, current_caller
+
+log = logging.getLogger("tiermesh.files")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -51,6 +54,7 @@ class FilesServicer:
         self._permission = permission
         self._idle_seconds = idle_seconds
         self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
+        self._full = False  # the last write found no room
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the gRPC handlers."""
@@ -112,8 +116,12 @@ class FilesServicer:
                     await asyncio.to_thread(upload.write, piece.data)
                     piece = await self._next_piece(context)
                 await asyncio.to_thread(upload.finish)
+                self._full = False
                 return first.file
             except TiermeshError as error:
+                if isinstance(error, NoRoom) and not self._full:  # the peer tries again every few seconds
+                    log.warning("%s", error)
+                    self._full = True
                 await _abort(context, error)
             finally:
                 if upload is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Protocol, TypeAlias
 
 import grpc
@@ -67,6 +67,7 @@ async def upload(
     peer: str,
     backoff: Backoff | None = None,
     metadata: Metadata = (),
+    on_no_room: Callable[[str], None] | None = None,
 ) -> None:
     """Send a peer those files that it lacks, and return when it has them all on disk.
 
@@ -80,13 +81,14 @@ async def upload(
         peer: name of the peer, for log and errors.
         backoff: pauses between attempts.
         metadata: gRPC metadata of the calls, such as a person's token.
+        on_no_room: called with the reason when the upload begins to wait for space on the peer's disk.
 
     Raises:
         Refused: the peer does not accept a file, or a file is not in the source.
         Failed: a file arrives damaged again and again.
     """
     wanted = list({ref.sha256: ref for ref in refs}.values())
-    retries = _Retries(peer, backoff)
+    retries = _Retries(peer, backoff, on_no_room)
     while True:
         try:
             for first in range(0, len(wanted), MAX_REFS):
@@ -207,11 +209,15 @@ class _Retries:
     Args:
         peer: name of the peer.
         backoff: pauses between attempts; None for the usual ones.
+        on_no_room: called with the reason when the peer's disk is full; None if nobody wants to know.
     """
 
-    def __init__(self, peer: str, backoff: Backoff | None) -> None:
+    def __init__(
+        self, peer: str, backoff: Backoff | None, on_no_room: Callable[[str], None] | None = None
+    ) -> None:
         self._peer = peer
         self._backoff = backoff or Backoff()
+        self._on_no_room = on_no_room
         self._logged = ""
         self._damaged = 0
 
@@ -235,4 +241,6 @@ class _Retries:
         if reason != self._logged:
             log.warning("%s; trying again", text)
             self._logged = reason
+            if code is grpc.StatusCode.RESOURCE_EXHAUSTED and self._on_no_room is not None:
+                self._on_no_room(f"{text}; trying again")
         await self._backoff.wait()

@@ -68,6 +68,31 @@ def test_a_job_goes_on_while_the_disk_is_full(
         assert cluster.submit(gpt_spec)
 
 
+@pytest.mark.parametrize(
+    "free_bytes",
+    [
+        pytest.param(0, id="spec"),
+        pytest.param(4096, id="generation", marks=pytest.mark.long),
+        pytest.param(12288, id="layout", marks=pytest.mark.long),
+        pytest.param(20480, id="checkpoint", marks=pytest.mark.long),
+    ],
+)
+def test_a_job_whose_turn_comes_says_that_it_waits_for_space(
+    tmp_path: Path, short_spec: str, free_bytes: int
+) -> None:
+    """Check that a job tells which of its first files has no space, and goes on once there is space."""
+    with small_disks(tmp_path, 3, "8m") as (_, disk), Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        disk.fill(free_bytes)
+        job = cluster.submit(short_spec)
+        waiting = cluster.wait(job, lambda each: "No space left" in each.detail, "a job that waits for space")
+        assert waiting.state == jobs.RUNNING
+        eventually(lambda: "No space left" in cluster.status().waiting, "a status that says so")
+        assert cluster.optimizer is not None
+        cluster.optimizer.wait_log("No space left")
+        disk.empty()
+        assert cluster.finish(job).detail == "finished 5 steps"
+
+
 class Storm:
     """Submits, cancels, kills and a disk that fills and empties, in random order; remembers what was acknowledged.
 

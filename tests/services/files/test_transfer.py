@@ -99,7 +99,9 @@ def test_two_uploads_of_one_file_at_once(tmp_path: Path) -> None:
     with_server(tmp_path, scenario)
 
 
-def test_a_full_store_is_waited_for(tmp_path: Path) -> None:
+def test_a_full_store_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
     async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
         refusals: list[int] = []
         begin = store.begin
@@ -111,10 +113,14 @@ def test_a_full_store_is_waited_for(tmp_path: Path) -> None:
             return begin(ref, offset)
 
         store.begin = full_at_first  # type: ignore[method-assign]
-        await upload(channel, source(b"content"), [make_ref(b"content")], "peer", quick())
+        refs = [make_ref(b"content")]
+        await upload(channel, source(b"content"), refs, "peer", quick(), on_no_room=told.append)
         assert (len(refusals), store.has([make_ref(b"content")])) == (3, True)
 
     with_server(tmp_path, scenario)
+    assert told == ["peer: No space left on device; trying again"]
+    sides = [each.message for each in caplog.records if each.name == "tiermesh.files"]
+    assert sides == ["No space left on device", *told], "each side says so once"
 
 
 @pytest.mark.parametrize(
