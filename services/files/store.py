@@ -235,6 +235,9 @@ class FileStore:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_same(file, self._partial(ref.sha256)):  # another caller finished it meanwhile
                 raise BlockingIOError
+            if self.offset(ref) is None:  # another caller finished it before this temporary file was created
+                self._partial(ref.sha256).unlink(missing_ok=True)
+                raise BlockingIOError
             if file.tell() != offset:
                 raise UploadUnderWay(
                     f"file {ref.sha256[:12]}: {file.tell()} bytes are here, the upload continues at {offset}; ask "

@@ -110,6 +110,16 @@ def test_two_peers_that_upload_the_same_file(tmp_path: Path) -> None:
         store.begin(ref, 0)
 
 
+def test_an_upload_that_begins_as_another_one_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other, ref = FileStore(tmp_path), FileStore(tmp_path), make_ref(b"content")
+    monkeypatch.setattr(store, "_make_room", lambda *_: upload(other, b"content"))  # after the check
+    with pytest.raises(UploadUnderWay, match="another peer"):
+        store.begin(ref, 0)
+    assert [each.name for each in tmp_path.iterdir()] == [ref.sha256], "no temporary file stays"
+
+
 def test_two_threads_that_upload_at_once(tmp_path: Path) -> None:
     content = os.urandom(1 << 16)
     start, stored = threading.Barrier(4), []
