@@ -245,11 +245,12 @@ class FileStore:
                 )
             with _explain_disk(ref):
                 return Upload(ref, file, self._partial(ref.sha256), self._path(ref.sha256))
-        except BlockingIOError:
+        except BaseException as error:
             file.close()
-            raise UploadUnderWay(f"file {ref.sha256[:12]}: another peer uploads it; wait for it") from None
-        except BaseException:
-            file.close()
+            if isinstance(error, BlockingIOError):
+                raise UploadUnderWay(
+                    f"file {ref.sha256[:12]}: another peer uploads it; wait for it"
+                ) from None
             raise
 
     def put(self, content: bytes) -> FileRef:
@@ -396,8 +397,6 @@ def _is_locked(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
