@@ -32,7 +32,7 @@ def test_a_job_goes_on_while_the_disk_is_full(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int
 ) -> None:
     """Check that a running job reaches its last step on a full disk, through restarts, and ends once there is space."""
-    with small_disks(tmp_path, tiers, "32m") as disks, Cluster(tmp_path, tiers=tiers, workers=1) as cluster:
+    with small_disks(tmp_path, tiers, "64m") as disks, Cluster(tmp_path, tiers=tiers, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait(job, lambda each: each.checkpoint_step > 0, "a checkpoint")
         for disk in disks:
