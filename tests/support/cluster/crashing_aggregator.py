@@ -1,7 +1,7 @@
 """Aggregators with a defect that some jobs bring out, selected by the job's name.
 
 When a job comes to step `FATAL_STEP`, the core raises: for a job named `poisoned` every time, for one named `unlucky`
-the first time in the process. A job named `deadly` kills the process with its first computed lease.
+the first time in the process. A job named `deadly` kills the process with its first gradient.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import signal
 import sys
 from typing import Any
 
+from aggregator.core.membership.members import Member
 from aggregator.core.running_job import RunningJob
 from cli.main import main
+from protos.tensors_pb2 import GRADIENT, ChunkHeader
 
 FATAL_STEP = 5
 """Step at which a job brings out the defect."""
 
 _raised: set[str] = set()
-_next_phase, _computed = RunningJob._next_phase, RunningJob.computed
+_next_phase, _chunk_arrived = RunningJob._next_phase, RunningJob.chunk_arrived
 
 
 def next_phase(self: RunningJob, *arguments: Any) -> None:
@@ -31,14 +33,14 @@ def next_phase(self: RunningJob, *arguments: Any) -> None:
     _next_phase(self, *arguments)
 
 
-def computed(self: RunningJob, *arguments: Any) -> None:
-    """Handle a report of a computed lease, or die."""
-    if self.job.name == "deadly":
+def chunk_arrived(self: RunningJob, member: Member, header: ChunkHeader, now: float, **options: Any) -> None:
+    """Handle the arrival of a chunk, or die."""
+    if self.job.name == "deadly" and header.kind == GRADIENT:
         os.kill(os.getpid(), signal.SIGKILL)
-    _computed(self, *arguments)
+    _chunk_arrived(self, member, header, now, **options)
 
 
 if __name__ == "__main__":
-    for name, replacement in (("_next_phase", next_phase), ("computed", computed)):
+    for name, replacement in (("_next_phase", next_phase), ("chunk_arrived", chunk_arrived)):
         setattr(RunningJob, name, replacement)
     sys.exit(main())
