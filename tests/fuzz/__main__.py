@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def fuzz(name: str, seconds: int) -> None:
         f"-max_len={LONGEST_BYTES}",
         f"-artifact_prefix=build/fuzz/{name}-",
     )
+    logging.disable()  # lines about refused input would fill the disk
     atheris.Setup([sys.argv[0], *limits, "-verbosity=0", "-print_final_stats=1", str(corpus)], target.run)
     atheris.Fuzz()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -181,13 +180,11 @@ def _http2_server(content: bytes) -> None:
         while (got := await stream.read()) is not None:
             await stream.write(got)
 
-    logging.disable()
     make = make_connection if content[:1] > b"\x7f" else make_pending_connection
     _deliver(lambda: make(echo_all), content[1:])
 
 
 def _http2_client(content: bytes) -> None:
-    logging.disable()
     _deliver(lambda: ClientConnection("peer:1"), content)
 
 
@@ -224,7 +221,6 @@ def _metrics(content: bytes) -> None:
         transport.abort()
         await asyncio.sleep(0)
 
-    logging.disable()
     asyncio.run(run())
 
 
