@@ -282,8 +282,9 @@ def test_a_missing_file_lists_the_paths_tried(tmp_path: Path) -> None:
     environment = {PATH_VARIABLE: "boxes/mgd.textproto", TT_METAL_VARIABLE: str(tmp_path)}
     with pytest.raises(Refused, match="no such file") as refused:
         choose_descriptor((1, 8), environment, tmp_path / "cache")
-    assert str(Path.cwd() / "boxes/mgd.textproto") in str(refused.value)
-    assert str(tmp_path / "boxes/mgd.textproto") in str(refused.value)
+    (whole,) = refused.value.args  # as text, a refusal with long paths is cut
+    assert str(Path.cwd() / "boxes/mgd.textproto") in whole
+    assert str(tmp_path / "boxes/mgd.textproto") in whole
 
 
 def test_a_legacy_file_is_converted_for_ttnn(tmp_path: Path) -> None:
