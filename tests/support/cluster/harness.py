@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -117,11 +118,23 @@ class Daemon(DaemonProcess):
 
     def metrics(self) -> dict[str, float]:
         """Return the samples of `/metrics`, by name with labels."""
-        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as reply:
-            lines = reply.read().decode().splitlines()
+        lines = eventually(self._scrape, f"the metrics of {self.name}").decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
+
+    def _scrape(self) -> bytes:
+        """Return `/metrics`; nothing if the port resets the connection, as it does if there are too many a second."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as reply:
+                content: bytes = reply.read()
+        except ConnectionResetError:
+            return b""
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, ConnectionResetError):
+                return b""
+            raise
+        return content
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples that have these labels; 0 if there are none."""
