@@ -11,8 +11,9 @@ from typing import IO, Any
 
 import grpc
 
+from aggregator.broken_jobs import JobCrashed
 from aggregator.core.succession import EpochBehind
-from aggregator.service import AggregatorService, JobCrashed
+from aggregator.service import AggregatorService
 from aggregator.storage.job_queue import JobQueue, open_queue
 from services.errors import Failed, NotYet
 from services.printable import printable_path

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from aggregator.broken_jobs import JobCrashed, read_plan
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
@@ -40,8 +41,7 @@ from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.config.job import JobConfig
-from services.errors import Refusal, Refused, TiermeshError, name_internal_error
+from services.errors import TiermeshError, name_internal_error
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
@@ -50,7 +50,6 @@ from services.protocol.bounds import MessageTooLarge
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
-from services.protocol.plan import JobPlan
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
@@ -62,22 +61,6 @@ from services.transport.links import run_until_first_ends
 from services.transport.security import Security
 
 log = logging.getLogger("tiermesh.aggregator")
-
-
-class JobCrashed(Exception):
-    """An unexpected error of the aggregator while it ran a job.
-
-    Attributes:
-        job: The job's id.
-        step: The job's step.
-        reason: The error, as one line.
-    """
-
-    def __init__(self, job: str, step: int, reason: str) -> None:
-        super().__init__(f"job {job}: step {step}: {reason}")
-        self.job = job
-        self.step = step
-        self.reason = reason
 
 
 class AggregatorService:
@@ -512,13 +495,3 @@ class AggregatorService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._worker_control.serve(context)
-
-
-def read_plan(spec_json: str) -> JobPlan | Refusal:
-    """Return the plan of a stored job, or why it can't be used, such as a bound that is newer than the job."""
-    try:
-        return JobConfig.from_json(spec_json).plan()
-    except Refused as refused:
-        return Refusal(f"the stored job can't be used: {refused}")
-    except Exception as error:  # one job must not stop the start
-        return Refusal(f"the stored job can't be read: {name_internal_error(error)}")

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from aggregator.broken_jobs import JobCrashed
 from aggregator.core.succession import Deposed, EpochBehind, LeaderSighting, Succession
 from aggregator.leader import LEADER_LOCK, LeaderHandlers, skip_epochs
-from aggregator.service import AggregatorService, JobCrashed
+from aggregator.service import AggregatorService
 from aggregator.storage.job_queue import JobQueue, open_queue
 from services.errors import TiermeshError
 from services.runtime.cluster_identity import StateDirUse

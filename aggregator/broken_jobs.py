@@ -1,0 +1,33 @@
+"""Jobs that the aggregator can't run: stored ones that it can't read, and one that it fails on."""
+
+from __future__ import annotations
+
+from services.config.job import JobConfig
+from services.errors import Refusal, Refused, name_internal_error
+from services.protocol.plan import JobPlan
+
+
+class JobCrashed(Exception):
+    """An unexpected error of the aggregator while it ran a job.
+
+    Attributes:
+        job: The job's id.
+        step: The job's step.
+        reason: The error, as one line.
+    """
+
+    def __init__(self, job: str, step: int, reason: str) -> None:
+        super().__init__(f"job {job}: step {step}: {reason}")
+        self.job = job
+        self.step = step
+        self.reason = reason
+
+
+def read_plan(spec_json: str) -> JobPlan | Refusal:
+    """Return the plan of a stored job, or why it can't be used, such as a bound that is newer than the job."""
+    try:
+        return JobConfig.from_json(spec_json).plan()
+    except Refused as refused:
+        return Refusal(f"the stored job can't be used: {refused}")
+    except Exception as error:  # one job must not stop the start
+        return Refusal(f"the stored job can't be read: {name_internal_error(error)}")
