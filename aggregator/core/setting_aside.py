@@ -4,8 +4,8 @@ A start is in the job's record before the job runs. A step or a checkpoint shows
 count. A deliberate stop takes the start back. What remains are starts after which the aggregator died at once.
 
 An aggregator that is killed from outside dies in that way too. After `SUSPECT_STARTS` starts the job therefore waits
-until the aggregator has lived for `PROBATION_SECONDS` without it. Whoever kills the aggregator more often than that
-never fails the job; a job that is at fault does not delay its own end by more than three such waits.
+until the aggregator has lived for `PROBATION_SECONDS` without it. Kills from outside that come more often than that
+never fail the job; a job that is at fault does not delay its own end by more than three such waits.
 
 An error that the aggregator survives counts apart: `MOST_CRASHES` of them at the same steps fail the job.
 """

@@ -174,7 +174,7 @@ def run(seconds: float | None = None, idle: int = IDLE) -> bool:
             }
             cluster.until_moment(time.time() + seconds / 2, "the attack's end")
             grown = (cluster.memory_bytes("VmHWM") - before) / 1e6
-            open_files = len(os.listdir(f"/proc/{inner_process(aggregator.pid)}/fd"))  # noqa: PTH208
+            open_files = sum(1 for _ in Path(f"/proc/{inner_process(aggregator.pid)}/fd").iterdir())
             refused = _refused(cluster)
             stop = cluster.stop_seconds()
     details = (

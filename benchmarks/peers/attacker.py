@@ -10,6 +10,7 @@ turn sends each kind of HTTP/2 flood and garbage to each port. It takes SHARE of
 from __future__ import annotations
 
 import random
+import select
 import socket
 import sys
 import time
@@ -21,7 +22,6 @@ from benchmarks.harness.floods import floods, opening
 FLOOD_FRAMES = 2000
 SLOW = 20
 """Slow connections to each port."""
-_LOOK_SECONDS = 0.02
 _BURST_SECONDS = 0.2
 """Time after which a flood's connection is given up."""
 _JOB_PATH = "/tiermesh.Jobs/List"
@@ -143,7 +143,7 @@ def attack(share: float, idle: int, source: str, addresses: list[Address]) -> No
                 try:
                     left = left[connection.send(left) :]  # answers are not read
                 except BlockingIOError:
-                    time.sleep(_LOOK_SECONDS)
+                    select.select([], [connection], [], max(0.0, deadline - time.monotonic()))
                 except OSError:
                     break
             connection.close()

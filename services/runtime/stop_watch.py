@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import PurePath
 from types import FrameType, TracebackType
 
 from services.errors import ExitCode
@@ -147,8 +148,7 @@ def describe_stack(thread: threading.Thread) -> str:
     if not stack or stack[0].filename == selectors.__file__:
         return ""
     return " < ".join(
-        f"{each.name} ({os.path.basename(each.filename)}:{each.lineno})"  # noqa: PTH119  # a name, not a path
-        for each in stack[:_MOST_FRAMES]
+        f"{each.name} ({PurePath(each.filename).name}:{each.lineno})" for each in stack[:_MOST_FRAMES]
     )[:_LONGEST_TEXT]
 
 

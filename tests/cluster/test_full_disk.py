@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -144,11 +144,11 @@ class Storm:
                 assert cancelled.state == jobs.CANCELLED
                 self.cancelled.add(job)
 
-    def _call(self, call: object) -> jobs.Job | None:
+    def _call(self, call: Callable[[], jobs.Job]) -> jobs.Job | None:
         """Return the answer of a call, repeated while it is lost; None if it was refused."""
         for _ in range(100):
             try:
-                return call()  # type: ignore[operator, no-any-return]
+                return call()
             except grpc.RpcError as error:
                 if error.code() in (FULL, grpc.StatusCode.FAILED_PRECONDITION):
                     return None

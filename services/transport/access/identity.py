@@ -23,7 +23,7 @@ _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.Un
 
 @dataclass(frozen=True)
 class CertificateIdentity:
-    """What a certificate says about whoever shows it.
+    """What a certificate says about its owner.
 
     Attributes:
         kind: kind of caller; None if the certificate has no role of Tiermesh.

@@ -90,7 +90,7 @@ def test_a_worker_of_the_old_code_that_comes_back_in_time_prevents_the_change() 
     arrives(dialogue, 3, OLD)
     assert wait(dialogue, 2, 3) == [] and not dialogue.job().code_changes
     dialogue.give(ev.WorkerLost(3, "gone"))
-    assert "optimizer <- Open" in wait(dialogue, 2), "the wait began anew"
+    assert "optimizer <- Open" in wait(dialogue, 2), "the wait began again"
 
 
 def test_the_code_of_most_workers_is_taken() -> None:
@@ -199,7 +199,8 @@ def test_a_build_that_takes_too_long_makes_the_worker_unfit_until_it_is_ready() 
     dialogue.give(ev.DataStreamOpened(1))
     dialogue.ready(1)
     (member,) = dialogue.core.status(dialogue.now).workers
-    assert member.state == "ready" and not dialogue.core.run.job_members.waits(dialogue.now)  # type: ignore[union-attr]
+    run = dialogue.core.run
+    assert run is not None and member.state == "ready" and not run.job_members.waits(dialogue.now)
 
 
 def test_a_job_whose_builds_all_hang_fails_in_the_end() -> None:
