@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from services.caps import Caps
 from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import AggregatorMetrics
@@ -36,6 +37,7 @@ class AggregatorOptions(DaemonOptions):
         shards: `HOST:PORT` of each shard; empty if payloads and the optimizer's tensors are in this process.
         shard: Whether this process is a shard itself, which takes its orders from an aggregator.
         standby: Whether it leads only while no other aggregator on the same state folder does.
+        caps: The caps on what people can take.
     """
 
     state_dir: Path = field(kw_only=True)
@@ -46,6 +48,7 @@ class AggregatorOptions(DaemonOptions):
     shards: tuple[str, ...] = field(default=(), kw_only=True)
     shard: bool = field(default=False, kw_only=True)
     standby: bool = field(default=False, kw_only=True)
+    caps: Caps = field(default=Caps(), kw_only=True)
 
 
 def run(options: AggregatorOptions) -> int:
@@ -86,6 +89,7 @@ def run(options: AggregatorOptions) -> int:
                 shards=options.shards,
                 queue=queue,
                 tensor_port=tensor_port,
+                caps=options.caps,
             )
 
         service_class = StandbyService if options.standby else LeaderService

@@ -15,6 +15,7 @@ from aggregator.core.job_report import Record, cancel_job, copy_job
 from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobPage, JobQueue
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job
+from services.caps import Caps
 from services.config.job import JobConfig
 from services.errors import Refused
 
@@ -31,6 +32,7 @@ class JobRegister:
         queue: The jobs on disk.
         live: The core's records of the jobs that have not ended, by id.
         feed: Gives the core an input.
+        caps: The caps on the number of jobs.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class JobRegister:
         queue: JobQueue,
         live: Mapping[str, Record],
         feed: Callable[[Submitted | CancelRequested], None],
+        caps: Caps,
     ) -> None:
         self._queue = queue
         self._live = live
         self._feed = feed
+        self._caps = caps
 
     def submit(self, config: JobConfig, *, name: str = "", request_id: str = "", owner: str = "") -> Job:
         """Queue a job; it survives kill -9 and power loss when this returns.
@@ -54,6 +58,7 @@ class JobRegister:
 
         Raises:
             Refused: The name or the request id is malformed, or the request id belongs to another job.
+            CapReached: The queue or the owner has too many jobs.
             DiskFull: There is no space for the job.
             Failed: The job can't be written.
         """
@@ -75,7 +80,7 @@ class JobRegister:
             steps=plan.steps,
             submitted_seconds=time.time(),
         )
-        job = self._queue.add(wanted, spec_json, request_id)
+        job = self._queue.add(wanted, spec_json, request_id, self._caps)
         if job.state == jobs_pb2.QUEUED and job.id not in self._live:
             self._feed(Submitted(copy_job(job), spec_json, plan))
         return self.find(job.id) or job

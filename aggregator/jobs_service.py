@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
@@ -16,7 +16,8 @@ from aggregator.storage.journal import Journal
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
-from services.config.job import JobConfig
+from services.caps import Cap, CapReached
+from services.config.job import JobConfig, SpecTooLarge
 from services.errors import Failed, Refused
 from services.transport.access.enforcement import Denied, caller_of, check_permission, current_caller
 from services.transport.access.permissions import CANCEL_OTHERS_JOB
@@ -51,10 +52,12 @@ class JobsServicer:
 
     Args:
         backend: The aggregator that runs the jobs.
+        count_cap_reached: Counts requests that a cap refuses.
     """
 
-    def __init__(self, backend: JobsBackend) -> None:
+    def __init__(self, backend: JobsBackend, count_cap_reached: Callable[[Cap], None]) -> None:
         self._backend = backend
+        self._count_cap_reached = count_cap_reached
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the gRPC handlers."""
@@ -72,8 +75,12 @@ class JobsServicer:
                 config, name=request.name, request_id=request.request_id, owner=caller_of(context)
             )
         except Refused as refused:
+            if isinstance(refused, SpecTooLarge):
+                self._count_cap_reached(Cap.SPEC_BYTES)
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         except Failed as failed:
+            if isinstance(failed, CapReached):
+                self._count_cap_reached(failed.cap)
             await _abort_failed(context, failed)
         self._audit("submitted", job, context)
         return job
@@ -183,8 +190,8 @@ async def _next(events: asyncio.Queue[jobs.JobEvent | None], context: Context) -
 
 
 async def _abort_failed(context: Context, failed: Failed) -> NoReturn:
-    """End a call whose effect is not on disk, and say whether more space or a later call helps."""
-    full = isinstance(failed, DiskFull)
+    """End a call that had no effect, and say whether there was no room for it, or whether a later call helps."""
+    full = isinstance(failed, DiskFull | CapReached)
     code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
     await _abort(context, code, str(failed))
 

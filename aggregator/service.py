@@ -41,6 +41,7 @@ from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services.caps import Caps
 from services.errors import TiermeshError, name_internal_error
 from services.files.service import FilesServicer
 from services.files.store import FileStore
@@ -79,6 +80,7 @@ class AggregatorService:
         shards: `HOST:PORT` of each shard; empty if payloads and tensors are in this process.
         queue: The state folder's queue, whose epoch was raised for this aggregator.
         tensor_port: The port of data streams; 0 for none.
+        caps: The caps on what people can take.
 
     Attributes:
         core: The aggregator's core.
@@ -98,6 +100,7 @@ class AggregatorService:
         optimizer: str | None,
         security: Security,
         metrics: AggregatorMetrics,
+        caps: Caps,
         tensor_port: int = 0,
         record: Path | None = None,
         heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS,
@@ -138,7 +141,7 @@ class AggregatorService:
             tiers=3 if optimizer else 2,
             shards=max(1, len(shards)),
         )
-        self.register = JobRegister(queue, self.core.records, self.feed)
+        self.register = JobRegister(queue, self.core.records, self.feed, caps)
         self._sessions = WorkerSessions(epoch)
         self._engine: OptimizerEngine | None = None
         self._shards: ShardGroup | None = None
@@ -482,7 +485,7 @@ class AggregatorService:
         )
         return [
             cluster,
-            JobsServicer(self).handlers(),
+            JobsServicer(self, self._metrics.count_cap_reached).handlers(),
             FilesServicer(self.files, FILES_OF_AGGREGATOR).handlers(),
         ]
 

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
 from protos.jobs_pb2_grpc import JobsStub
-from services.errors import Failed, Refused, TiermeshError
+from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.printable import printable
 from services.protocol.plain_text import make_printable
 from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
@@ -58,6 +58,7 @@ class JobsClient:
 
     Raises:
         Refused: an address is malformed or, in a call, the aggregator refused the request.
+        NotYet: the aggregator has no room for it now, as the queue or its disk is full.
         Unreachable: there is no connection, or no answer in time.
         Failed: a call went wrong in another way.
     """
@@ -267,6 +268,8 @@ class JobsClient:
             )
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._no_answer(method)
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return NotYet(f"aggregator {self.address}: {details}")
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(
                 f"aggregator {self.address}: does not know the call {method}; check that the address is an "

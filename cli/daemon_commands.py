@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,13 @@ from cli.options import (
     AGGREGATOR_ADDRESS,
     ANY_PORT,
     OPTIMIZER_ADDRESS,
+    Command,
     allow_models_option,
     daemon_options,
     option,
     path_option,
 )
+from services.caps import MOST_JOBS, Caps
 from services.errors import Refused
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 
@@ -92,6 +95,28 @@ def make_worker_command(
 worker = make_worker_command()
 
 
+def _caps_options(command: Command) -> Command:
+    """Add the caps on what people can take from an aggregator; the command gets `caps`."""
+
+    @option(
+        "--max-queued-jobs",
+        type=click.IntRange(1, MOST_JOBS),
+        default=Caps.queued_jobs,
+        help="Largest number of jobs that are queued or running.",
+    )
+    @option(
+        "--max-jobs-per-person",
+        type=click.IntRange(1, MOST_JOBS),
+        default=Caps.jobs_per_person,
+        help="Largest number of them that one person has.",
+    )
+    @functools.wraps(command)
+    def with_caps(*arguments: Any, max_queued_jobs: int, max_jobs_per_person: int, **rest: Any) -> Any:
+        return command(*arguments, caps=Caps(max_queued_jobs, max_jobs_per_person), **rest)
+
+    return with_caps
+
+
 @click.command()
 @option(
     "--optimizer",
@@ -143,6 +168,7 @@ worker = make_worker_command()
     metavar="HOST:PORT",
     help="Further address with TLS, for people that show a token in place of a certificate.  [default: none]",
 )
+@_caps_options
 @daemon_options(AGGREGATOR_ADDRESS)
 def aggregator(
     *,
@@ -155,6 +181,7 @@ def aggregator(
     timeouts: dict[str, float],
     record: Path | None,
     people_listen: str,
+    caps: Caps,
     daemon: dict[str, Any],
 ) -> int:
     """Run an aggregator, which queues jobs and leads the workers."""
@@ -171,6 +198,7 @@ def aggregator(
             shard=shard,
             standby=standby,
             people_listen=people_listen,
+            caps=caps,
             **daemon,
         )
     )

@@ -37,7 +37,7 @@ def tiermesh() -> None:
     """Train models on a cluster of Tenstorrent LoudBoxes.
 
     Options can also be given as environment variables TIERMESH_<NAME> or in a YAML file (--config); flags win.
-    The exit code is 0 for done, 1 for failed and 2 for refused.
+    The exit code is 0 for done, 1 for failed, 2 for refused and 75 for not yet.
     """
 
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except TiermeshError as error:
-        return _report(str(error), exit_code_of(error, of_daemon=False), output)
+        return _report(str(error), exit_code_of(error), output)
     except Exception as error:
         from services.errors import describe_internal_error
 
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
 
 
 def _report(text: str, code: int, output: Output) -> int:
-    limit = LINE_CHARACTERS if code == ExitCode.REFUSED else FAILURE_CHARACTERS
+    limit = FAILURE_CHARACTERS if code == ExitCode.FAILED else LINE_CHARACTERS
     print(printable(f"tiermesh: {text}", limit), file=sys.stderr, flush=True)
     if not output.has_result:
         output.result({"error": text, "exit_code": code})

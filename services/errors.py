@@ -18,8 +18,8 @@ class ExitCode(IntEnum):
     REFUSED = 2
     """Wrong input. Starting a daemon again gives the same, so supervisors leave it down."""
     NOT_YET = 75
-    """A daemon lacks something that may come by itself, such as a free port. Supervisors start it again. The number is
-    `EX_TEMPFAIL` of sysexits.h."""
+    """Something is missing that may come by itself, such as a free port or room in the queue. Supervisors start a
+    daemon again, and people call again later. The number is `EX_TEMPFAIL` of sysexits.h."""
 
 
 class TiermeshError(Exception):
@@ -46,22 +46,17 @@ class Failed(TiermeshError):
 
 
 class NotYet(Failed):
-    """Lack of something that may come without a change of settings: a name, an address, a free port, disk space.
+    """Lack of something that may come without a change of settings, such as a free port or room in the queue.
 
-    Exit code 75 of a daemon, 1 of other commands.
+    Exit code 75.
     """
 
 
-def exit_code_of(error: BaseException, *, of_daemon: bool) -> ExitCode:
-    """Return the exit code of a process that an error ends.
-
-    Args:
-        error: the error.
-        of_daemon: whether a supervisor may start the process again.
-    """
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return the exit code of a process that an error ends."""
     if isinstance(error, Refused):
         return ExitCode.REFUSED
-    return ExitCode.NOT_YET if of_daemon and isinstance(error, NotYet) else ExitCode.FAILED
+    return ExitCode.NOT_YET if isinstance(error, NotYet) else ExitCode.FAILED
 
 
 def describe_internal_error(error: BaseException) -> str:

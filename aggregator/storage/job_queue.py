@@ -18,8 +18,10 @@ from aggregator.storage.job_ids import draw_job_id
 from aggregator.storage.queue_file import DiskFull, QueueFile
 from aggregator.storage.schema import LIVE_STATES, request_digest, room_of
 from protos import jobs_pb2
+from services.caps import Cap, CapReached, Caps
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import hit_failpoint
+from services.printable import printable
 from services.timeouts import Timeouts
 
 LARGEST_PAGE_JOBS = 1_000
@@ -58,19 +60,23 @@ class JobPage(NamedTuple):
 class JobQueue(QueueFile):
     """Jobs in order of submission, and the epoch; see `QueueFile` for how it is opened."""
 
-    def add(self, job: jobs_pb2.Job, spec_json: str, request_id: str = "") -> jobs_pb2.Job:
+    def add(
+        self, job: jobs_pb2.Job, spec_json: str, request_id: str = "", caps: Caps | None = None
+    ) -> jobs_pb2.Job:
         """Put a new job at the end of the queue, under an id of its own, which is on disk when this returns.
 
         Args:
             job: The job's record; its id is drawn here.
             spec_json: The complete job.
             request_id: The id of the request, by which a repetition is recognised; empty for none.
+            caps: The caps on the number of jobs, which a repetition passes; None for no caps.
 
         Returns:
             The job's record. For a repeated request, the record of the job that it made.
 
         Raises:
             Refused: The request id belongs to another job.
+            CapReached: The queue or the job's owner has too many live jobs.
             Deposed: A newer aggregator has taken over.
             DiskFull: There is no space for it; nothing was written.
             Failed: The file can't be written.
@@ -82,6 +88,8 @@ class JobQueue(QueueFile):
             earlier = self._find_request(job, request_id, digest) if request_id else None
             if earlier is not None:
                 return earlier
+            if caps is not None:
+                self._check_caps(job.owner, caps)
             place = self._insert(job, request_id, digest)
             self._connection.execute("INSERT INTO specs VALUES (?, ?)", (place, spec_json))
         return job
@@ -172,6 +180,27 @@ class JobQueue(QueueFile):
                 jobs.append(_record(job))
                 last = place
             return JobPage(jobs, last if len(jobs) < len(rows) else None)
+
+    def _check_caps(self, owner: str, caps: Caps) -> None:
+        """Check that there may be another live job, within the transaction that inserts it (CapReached)."""
+        (live,) = self._connection.execute("SELECT count(*) FROM jobs WHERE live").fetchone()
+        if live >= caps.queued_jobs:
+            raise CapReached(
+                Cap.QUEUED_JOBS,
+                f"queue: {live} jobs are queued or running, expected at most {caps.queued_jobs} (--max-queued-jobs of "
+                "the aggregator); submit again when some have ended, or cancel some with `tiermesh cancel`",
+            )
+        if not owner:
+            return
+        query = "SELECT count(*) FROM jobs WHERE live AND owner = ?"
+        (own,) = self._connection.execute(query, (owner,)).fetchone()
+        if own >= caps.jobs_per_person:
+            raise CapReached(
+                Cap.JOBS_PER_PERSON,
+                f"person {printable(owner, 60)}: has {own} jobs queued or running, expected at most "
+                f"{caps.jobs_per_person} (--max-jobs-per-person of the aggregator); submit again when some have ended, "
+                "or cancel some with `tiermesh cancel`",
+            )
 
     def _insert(self, job: jobs_pb2.Job, request_id: str, digest: str) -> int:
         """Insert a job's row under a new id within a transaction; return its place."""

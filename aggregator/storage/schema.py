@@ -43,6 +43,7 @@ CREATE TABLE jobs (
 );
 CREATE UNIQUE INDEX job_requests ON jobs (owner, request_id) WHERE request_id != '';
 CREATE INDEX live_jobs ON jobs (place) WHERE live;
+CREATE INDEX live_jobs_of_owners ON jobs (owner) WHERE live;
 CREATE TABLE specs (place INTEGER PRIMARY KEY, spec_json TEXT NOT NULL);
 CREATE TABLE reserve (number INTEGER PRIMARY KEY, room BLOB NOT NULL)
 """

@@ -172,15 +172,19 @@ class JobConfig(ConfigRecord):
             raise validation_refused(error, "", cls) from None
 
 
+class SpecTooLarge(Refused):
+    """A job that is too long as JSON."""
+
+
 def check_spec_size(text: str | bytes) -> None:
     """Check the length of a job as JSON.
 
     Raises:
-        Refused: it is too long.
+        SpecTooLarge: it is too long.
     """
     length = len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
     if length > MOST_SPEC_BYTES:
-        raise Refused(
+        raise SpecTooLarge(
             f"job: {length} bytes as JSON, expected at most {MOST_SPEC_BYTES}; shorten the lists and texts in "
             "transformer_config, or have the model read them from a file"
         )

@@ -18,6 +18,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from services.caps import Cap
 from services.runtime.job_series import JobMetric, JobSeries, label_value
 from services.transport.ports.admission import Refusal
 
@@ -240,6 +241,13 @@ class AggregatorMetrics(_RoleMetrics):
             ("role",),
             registry=self.registry,
         ).labels(self.role)
+        caps_reached = Counter(
+            "tiermesh_caps_reached",
+            "Times a cap was reached, by cap: queued_jobs, jobs_per_person or spec_bytes",
+            ("role", "cap"),
+            registry=self.registry,
+        )
+        self._caps_reached = {cap: caps_reached.labels(self.role, cap.value) for cap in Cap}
         self._epoch = self._unlabelled("epoch", "Epoch: number of aggregator starts so far")
         self._leader = self._unlabelled("leader", "1 if this aggregator leads, 0 if it is a standby")
         self._standbys = self._unlabelled("standbys", "Standby aggregators of this one")
@@ -315,6 +323,10 @@ class AggregatorMetrics(_RoleMetrics):
     def count_lost_log_lines(self, lines: int) -> None:
         """Count lines of jobs' logs that could not be written."""
         self._lost_log_lines.inc(lines)
+
+    def count_cap_reached(self, cap: Cap) -> None:
+        """Count that a cap was reached."""
+        self._caps_reached[cap].inc()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch."""

@@ -168,7 +168,7 @@ async def _exit_code(main: asyncio.Task[None], watch: StopWatch) -> int:
         return ExitCode.FAILED
     except TiermeshError as error:
         log.error("%s", error)
-        return exit_code_of(error, of_daemon=True)
+        return exit_code_of(error)
     except Exception as error:
         log.error("%s", describe_internal_error(error))
         log.debug("traceback of the error above", exc_info=error)

@@ -28,10 +28,9 @@ def test_what_may_pass_has_another_exit_code_than_what_is_wrong() -> None:
     for cause in PASSING:
         error = system_error(cause, "listen address h:1: no")
         assert isinstance(error, Failed)
-        assert exit_code_of(error, of_daemon=True) == ExitCode.NOT_YET
-        assert exit_code_of(error, of_daemon=False) == ExitCode.FAILED
+        assert exit_code_of(error) == ExitCode.NOT_YET
     for cause in LASTING:
         error = system_error(cause, "listen address h:1: no")
-        assert exit_code_of(error, of_daemon=True) == exit_code_of(error, of_daemon=False) == ExitCode.REFUSED
-    assert exit_code_of(Failed("lost"), of_daemon=True) == ExitCode.FAILED
-    assert exit_code_of(KeyError("defect"), of_daemon=True) == ExitCode.FAILED
+        assert exit_code_of(error) == ExitCode.REFUSED
+    assert exit_code_of(Failed("lost")) == ExitCode.FAILED
+    assert exit_code_of(KeyError("defect")) == ExitCode.FAILED

@@ -1,0 +1,56 @@
+"""Caps on what people can take from an aggregator: their names, their values, and the error that tells one.
+
+The size of a job's spec is capped by the schema of jobs (`config/job.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from services.errors import NotYet
+from services.printable import LINE_CHARACTERS
+
+MOST_JOBS = 1_000_000
+"""Largest cap on a number of jobs."""
+MOST_LOG_MB = 100_000
+"""Largest cap on a job's log, in MB."""
+MOST_DOWNLOAD_MB_PER_SECOND = 100_000
+"""Largest cap on the bandwidth of downloads, in MB a second."""
+
+
+class Cap(Enum):
+    """What is capped. The value is the label `cap` of the metric."""
+
+    QUEUED_JOBS = "queued_jobs"
+    JOBS_PER_PERSON = "jobs_per_person"
+    SPEC_BYTES = "spec_bytes"
+
+
+class CapReached(NotYet):
+    """Request that a cap refuses now, and that may succeed later.
+
+    Args:
+        cap: the cap.
+        text: whose it is, how much there is, the bound, and what to do.
+    """
+
+    limit = LINE_CHARACTERS
+
+    def __init__(self, cap: Cap, text: str) -> None:
+        super().__init__(text)
+        self.cap = cap
+
+
+@dataclass(frozen=True)
+class Caps:
+    """Caps of an aggregator.
+
+    Attributes:
+        queued_jobs: largest number of jobs that are queued or running.
+        jobs_per_person: largest number of them that one person has. It does not apply without security, where nobody
+            has a name.
+    """
+
+    queued_jobs: int = 10_000
+    jobs_per_person: int = 5_000

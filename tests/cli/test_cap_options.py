@@ -1,0 +1,33 @@
+"""The caps of an aggregator are refused in one line, with exit code 2, before anything is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from services.caps import MOST_JOBS
+from services.printable import LINE_CHARACTERS
+
+BOUNDS = {
+    "--max-queued-jobs": MOST_JOBS,
+    "--max-jobs-per-person": MOST_JOBS,
+}
+
+
+@pytest.mark.parametrize("option", BOUNDS)
+@pytest.mark.parametrize(
+    "value", ["0", "-1", "{beyond}", "9" * 5000, "1.5", "nan", "inf", "many", "", "1\x1b[2J", "0x10"]
+)
+def test_a_value_out_of_range_is_refused(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    value = value.format(beyond=BOUNDS[option] + 1)
+    assert main(["aggregator", "--state-dir", str(state), option, value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert option in line and len(line) <= LINE_CHARACTERS and line.isprintable()
+    if value in ("0", "-1", str(BOUNDS[option] + 1)):
+        assert f"{value} is not in the range 1<=x<={BOUNDS[option]}" in line
+    assert not state.exists()

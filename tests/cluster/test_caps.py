@@ -1,0 +1,107 @@
+"""Caps of real daemons: each is told by name, with what to do, and counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import jobs_pb2 as jobs
+from services.config.job import MOST_SPEC_BYTES
+from services.transport.access.permissions import CallerKind
+from tests.support.certificates import make_certificate, make_certificates
+from tests.support.cluster.bits import gpt_config, write_config
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, tiermesh, tls_flags
+
+Run = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+def reached(cluster: Cluster) -> dict[str, float]:
+    """Return how often each cap was reached, without those that never were."""
+    prefix = 'tiermesh_caps_reached_total{cap="'
+    found = {
+        name.removeprefix(prefix).partition('"')[0]: count
+        for name, count in cluster.aggregator.metrics().items()
+        if name.startswith(prefix)
+    }
+    return {cap: count for cap, count in found.items() if count}
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Iterator[tuple[Cluster, Run]]:
+    """Start a cluster with few jobs for each person, and return how a person runs a command."""
+    files = make_certificates(tmp_path)
+    for name in ("alice", "bob"):
+        make_certificate(tmp_path, name, files / "authority.pem", CallerKind.PERSON)
+    caps = ("--max-queued-jobs", 3, "--max-jobs-per-person", 2)
+    with Cluster(tmp_path, certificates=files, aggregator_options=caps) as cluster:
+
+        def run(person: str, *words: object) -> tuple[int, dict[str, Any], str]:
+            address = ("--aggregator", cluster.aggregator.address)
+            done = tiermesh(*words, "--json", *address, *tls_flags(files, person))
+            return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+        yield cluster, run
+
+
+def test_submit_says_which_cap_is_reached_and_that_it_may_pass(
+    people: tuple[Cluster, Run], corpus: Path
+) -> None:
+    cluster, run = people
+    config = write_config(corpus.parent, gpt_config(corpus))
+    first = run("alice", "submit", config)
+    assert first[0] == 0 == run("alice", "submit", config)[0]
+    code, result, errors = run("alice", "submit", config)
+    assert errors.splitlines() == [
+        f"tiermesh: aggregator {cluster.aggregator.address}: person alice: has 2 jobs queued or running, expected at "
+        "most 2 (--max-jobs-per-person of the aggregator); submit again when some have ended, or cancel some with "
+        "`tiermesh cancel`"
+    ]
+    assert (code, result["exit_code"]) == (75, 75)
+    assert run("bob", "submit", config)[0] == 0
+    code, _, errors = run("bob", "submit", config)
+    assert code == 75
+    assert errors.splitlines() == [
+        f"tiermesh: aggregator {cluster.aggregator.address}: queue: 3 jobs are queued or running, expected at most 3 "
+        "(--max-queued-jobs of the aggregator); submit again when some have ended, or cancel some with "
+        "`tiermesh cancel`"
+    ]
+    assert run("alice", "cancel", first[1]["job"])[0] == 0
+    assert run("bob", "submit", config)[0] == 0
+
+
+def test_concurrent_submissions_and_a_spec_that_is_too_large(tmp_path: Path, gpt_spec: str) -> None:
+    with Cluster(tmp_path, aggregator_options=("--max-queued-jobs", 5)) as cluster:
+
+        def submit(number: int) -> jobs.Job | grpc.StatusCode:
+            request = jobs.SubmitRequest(spec_json=gpt_spec, request_id=f"request-{number}")
+            try:
+                return cluster.stub.Submit(request, timeout=LIMIT_SECONDS)
+            except grpc.RpcError as error:
+                code: grpc.StatusCode = error.code()
+                return code
+
+        with ThreadPoolExecutor(10) as threads:
+            answers = [*threads.map(submit, range(20))]
+        queued = {number: each for number, each in enumerate(answers) if isinstance(each, jobs.Job)}
+        assert len(queued) == 5
+        assert {each for each in answers if not isinstance(each, jobs.Job)} == {
+            grpc.StatusCode.RESOURCE_EXHAUSTED
+        }
+        for number, job in queued.items():
+            again = submit(number)
+            assert isinstance(again, jobs.Job) and again.id == job.id, "a repeated request yields its job"
+        cluster.aggregator.kill()
+        cluster.start_aggregator()
+        assert submit(99) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        large = jobs.SubmitRequest(spec_json=gpt_spec + " " * MOST_SPEC_BYTES)
+        with pytest.raises(grpc.RpcError, match=f"expected at most {MOST_SPEC_BYTES}; shorten") as refused:
+            cluster.stub.Submit(large, timeout=LIMIT_SECONDS)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert reached(cluster) == {"queued_jobs": 1, "spec_bytes": 1}
