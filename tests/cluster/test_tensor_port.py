@@ -11,6 +11,7 @@ import pytest
 from services.errors import Failed
 from tests.support.cluster.bits import Bits, bits
 from tests.support.cluster.harness import Cluster
+from tests.support.ports import free_port
 
 OVER_THE_NETWORK = ("--no-shared-memory",)
 WARNING = "tensors go to the main port"
@@ -22,12 +23,6 @@ class MainPortOnly:
 
     address: str
     tensor_port: int = 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])

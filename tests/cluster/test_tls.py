@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from services.transport.server import open_channel
 from tests.support.certificates import make_authority, make_certificate, make_certificates
 from tests.support.cluster.bits import STEPS, Bits, gpt_config, write_config
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh, tls_flags
+from tests.support.ports import free_port
 from tests.support.services import OWN_METHODS
 
 
@@ -152,8 +152,3 @@ def test_a_person_with_a_token_submits_by_the_port_for_people(
 
 def worker_security(files: Path) -> Security:
     return Security(files / "worker.pem", files / "worker.key", files / "authority.pem")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

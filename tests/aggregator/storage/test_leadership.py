@@ -86,8 +86,8 @@ def test_unwritable_storage_ends_the_leader_before_a_standby_takes_over(
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
         other.look("b")
-        leadership = leadership_with_known_standbys(queue)
         began = time.monotonic()
+        leadership = leadership_with_known_standbys(queue)
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
         error = run_to_end(leadership)

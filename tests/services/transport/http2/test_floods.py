@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import tracemalloc
 
 import pytest
@@ -15,6 +14,7 @@ from services.transport.http2.frame_budget import KNOWN_PEER, UNKNOWN_PEER
 from services.transport.http2.frames import PREFACE, FrameType, settings_frame
 from services.transport.http2.server import ServerStream
 from services.transport.ports.admission import ConnectionLimits
+from tests.support.processor_time import limit_work
 from tests.support.raw_http2 import (
     PATH,
     PLAIN,
@@ -39,10 +39,9 @@ async def ignore(stream: ServerStream) -> None:
 
 
 class Flood:
-    """Result of a flood: work, memory and answers."""
+    """A flood that a connection has received, with limited work, and how the connection answered."""
 
     def __init__(self, sent: bytes, whose: str) -> None:
-        self.seconds = 0.0
         self.answer_bytes = 0
         self.ended = False
         asyncio.run(self._run(sent, whose))
@@ -59,12 +58,11 @@ class Flood:
         connection.connection_made(transport)
         give(connection, before)
         await asyncio.sleep(0)
-        started = time.process_time()
-        for start in range(0, len(sent), _PIECE_BYTES):
-            if transport.closed:  # nothing is received any longer
-                break
-            give(connection, sent[start : start + _PIECE_BYTES])
-        self.seconds = time.process_time() - started
+        with limit_work(2):
+            for start in range(0, len(sent), _PIECE_BYTES):
+                if transport.closed:  # nothing is received any longer
+                    break
+                give(connection, sent[start : start + _PIECE_BYTES])
         self.answer_bytes = len(transport.sent)
         answers = bytes(transport.sent).removeprefix(PREFACE)
         self.ended = transport.closed or any(each[0] == FrameType.GOAWAY for each in frames_in(answers))
@@ -80,8 +78,6 @@ def test_a_flood_ends_its_connection_soon(kind: str, whose: str) -> None:
     assert flood.ended, "the flood goes on"
     allowance = UNKNOWN_PEER if whose == "unknown" else KNOWN_PEER
     assert flood.answer_bytes < 20_000 + 40 * allowance.at_once
-    # Several times what it takes on a slow machine.
-    assert flood.seconds < (0.3 if whose == "unknown" else 1.0)
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -120,7 +116,7 @@ def test_an_unknown_caller_may_send_64_kib_and_a_known_one_more() -> None:
 
 @pytest.mark.parametrize("kind", ["pings", "rapid-resets", "settings"])
 def test_others_go_on_during_a_flood(kind: str) -> None:
-    async def run() -> float:
+    async def run() -> None:
         async def handler(stream: ServerStream) -> None:
             await stream.send_initial_metadata(())
             while (got := await stream.read()) is not None:
@@ -142,16 +138,13 @@ def test_others_go_on_during_a_flood(kind: str) -> None:
 
             flooding = asyncio.create_task(flood())
             stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, PATH)
-            longest = 0.0
             for _ in range(50):
-                started = time.monotonic()
-                await stream.write(b"ping")
-                assert await asyncio.wait_for(stream.read(), 20) == b"ping"
-                longest = max(longest, time.monotonic() - started)
+                with limit_work(2):  # the server and the flood run on this thread, too
+                    await stream.write(b"ping")
+                    assert await asyncio.wait_for(stream.read(), 20) == b"ping"
                 await asyncio.sleep(0.01)
             stream.cancel()
             stop.set()
             await flooding
-            return longest
 
-    assert asyncio.run(run()) < 2.0
+    asyncio.run(run())
