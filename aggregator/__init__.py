@@ -3,7 +3,8 @@
 Read it in this order:
 
 1. core/: all decisions, without sockets, threads, clocks or files.
-2. service.py: carries out what the core decides. jobs_service.py serves users, worker_control.py the workers.
+2. service.py: feeds the core; effects.py carries out what it decides, and wiring.py connects both with the parts below.
+   jobs_service.py serves users, worker_control.py the workers.
 3. data_plane/: the payloads' path through this process; shards/ is the path through several processes.
 4. optimizer_links/: how the optimizer is reached.
 5. storage/, leader.py and standby.py: what survives a crash, and which aggregator leads.

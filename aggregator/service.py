@@ -1,6 +1,7 @@
-"""The aggregator's service: carries out what its core decides, and serves workers and users.
+"""The aggregator's service: feeds its core, and serves workers and users.
 
-All state here is used on the event loop alone. Payloads are the data plane's business (data_plane/plane.py).
+All state here is used on the event loop alone. Payloads are the data plane's business (data_plane/plane.py), other
+effects of the core that of effects.py.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,17 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
 from aggregator.core.succession import EpochBehind
-from aggregator.data_plane.plane import DataPlane, LocalDataPlane
+from aggregator.effects import EffectRunner
 from aggregator.job_register import JobRegister
-from aggregator.jobs_service import ENDED_STATES, JobsServicer
-from aggregator.optimizer_links.link import GradientLink, OptimizerLink, OptimizerLinkCallbacks
-from aggregator.optimizer_links.local import LocalOptimizerLink
-from aggregator.optimizer_links.remote import RemoteOptimizerLink
+from aggregator.jobs_service import JobsServicer
+from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.reporting import EventPublisher, WaitReporter
-from aggregator.shards.client.data_plane import ShardedDataPlane
-from aggregator.shards.client.group import ShardGroup
-from aggregator.shards.client.optimizer_link import ShardedOptimizerLink
-from aggregator.shards.client.tensor_store import ShardedTensorStore
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
+from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
 from aggregator.worker_sessions import WorkerSessions
-from optimizer.engine import OptimizerEngine
-from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
@@ -47,16 +41,14 @@ from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.printable import printable_path
-from services.protocol.bounds import MessageTooLarge
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.metrics import AggregatorMetrics
 from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
-from services.transport.data.newest_weights import NewestWeights
 from services.transport.http2.server import Handler
 from services.transport.links import run_until_first_ends
 from services.transport.security import Security
@@ -110,16 +102,9 @@ class AggregatorService:
     ) -> None:
         epoch = queue.epoch
         self._name = name
-        self._state_dir = state_dir
         self._queue = queue
         self._metrics = metrics
-        self._tensor_port = tensor_port
-        self._security = security
-        self._record = record
-        self._heartbeat_seconds = heartbeat_seconds
         self._timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
-        self._shared_memory = shared_memory
-        self._incarnation = uuid.uuid4().hex
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._leadership = Leadership(queue, self._timeouts)
@@ -141,25 +126,46 @@ class AggregatorService:
             tiers=3 if optimizer else 2,
             shards=max(1, len(shards)),
         )
-        self.register = JobRegister(queue, self.core.records, self.feed, caps)
+        self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps)
         self._sessions = WorkerSessions(epoch)
-        self._engine: OptimizerEngine | None = None
-        self._shards: ShardGroup | None = None
-        self._link: OptimizerLink
-        self._plane: DataPlane
-        if shards:
-            self._shards = ShardGroup(
-                tuple(shards),
-                security,
-                name=name,
-                incarnation=self._incarnation,
-                epoch=epoch,
-                cluster=queue.cluster,
-                timeouts=self._timeouts,
-            )
-            self._link, self._plane = self._use_shards(self._shards, epoch)
-        else:
-            self._link, self._plane = self._use_this_process(optimizer, epoch)
+        self._wiring = Wiring(
+            name=name,
+            incarnation=uuid.uuid4().hex,
+            state_dir=state_dir,
+            queue=queue,
+            optimizer=optimizer,
+            shards=shards,
+            security=security,
+            metrics=metrics,
+            files=self.files,
+            record=record,
+            heartbeat_seconds=heartbeat_seconds,
+            timeouts=self._timeouts,
+            shared_memory=shared_memory,
+            core=self.core,
+            sessions=self._sessions,
+            feed=self.feed,
+            callbacks=OptimizerLinkCallbacks(
+                connected=lambda optimizer: self.feed(ev.OptimizerConnected(optimizer)),
+                lost=lambda reason: self.feed(ev.OptimizerLost(reason)),
+                message=self._optimizer_message,
+                weights=self._weights_arrived,
+            ),
+            on_failure=self._fail_later,
+        )
+        self._link, self._plane = self._wiring.link, self._wiring.plane
+        self._effects = EffectRunner(
+            jobs=self.core.jobs,
+            queue=queue,
+            files=self.files,
+            sessions=self._sessions,
+            plane=self._plane,
+            link=self._link,
+            events=self._events,
+            metrics=metrics,
+            tensor_port=tensor_port,
+            feed=self.feed,
+        )
         self._worker_control = WorkerControl(
             self._sessions,
             self._plane,
@@ -178,88 +184,6 @@ class AggregatorService:
         metrics.set_epoch(epoch)
         metrics.set_leading(True)
         log.info("aggregator %s, epoch %d, %d tiers", name, epoch, self.core.tiers)
-
-    def _optimizer_connected(self, name: str) -> None:
-        self.feed(ev.OptimizerConnected(name))
-
-    def _optimizer_lost(self, reason: str) -> None:
-        self.feed(ev.OptimizerLost(reason))
-
-    def _use_shards(self, shards: ShardGroup, epoch: int) -> tuple[OptimizerLink, DataPlane]:
-        """Return a link and a data plane that keep payloads and the optimizer's tensors in other processes."""
-        metrics = self._metrics.optimizer
-        link = ShardedOptimizerLink(
-            self._make_engine(metrics, lambda callbacks: ShardedTensorStore(callbacks, shards, metrics)),
-            shards,
-            name=self._name,
-            epoch=epoch,
-            connected=self._optimizer_connected,
-            lost=self._optimizer_lost,
-            message=self._optimizer_message,
-            weights=lambda header: self.feed(ev.WeightsArrived(header)),
-        )
-        plane = ShardedDataPlane(
-            shards, core=self.core, sessions=self._sessions, feed=self.feed, on_sum_finished=link.sum_finished
-        )
-        return link, plane
-
-    def _use_this_process(self, optimizer: str | None, epoch: int) -> tuple[OptimizerLink, DataPlane]:
-        """Return a link and a data plane through which all payloads go in this process."""
-        link, newest = self._make_link(optimizer, epoch)
-        plane = LocalDataPlane(
-            core=self.core,
-            newest=newest,
-            sessions=self._sessions,
-            metrics=self._metrics,
-            feed=self.feed,
-            link=link,
-            on_failure=self._fail_later,
-            shared_memory=self._shared_memory,
-        )
-        return link, plane
-
-    def _make_engine(
-        self,
-        metrics: OptimizerMetrics,
-        make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None,
-    ) -> OptimizerEngine:
-        self._engine = OptimizerEngine(
-            name=self._name,
-            incarnation=self._incarnation,
-            state_dir=self._state_dir,
-            files=self.files,
-            metrics=metrics,
-            record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
-            make_tensor_store=make_tensor_store,
-            fence=self._queue.fenced,
-        )
-        return self._engine
-
-    def _make_link(self, optimizer: str | None, epoch: int) -> tuple[GradientLink, NewestWeights]:
-        callbacks = OptimizerLinkCallbacks(
-            connected=self._optimizer_connected,
-            lost=self._optimizer_lost,
-            message=self._optimizer_message,
-            weights=self._weights_arrived,
-        )
-        if optimizer:
-            remote = RemoteOptimizerLink(
-                optimizer,
-                self._security,
-                name=self._name,
-                incarnation=self._incarnation,
-                epoch=epoch,
-                cluster=self._queue.cluster,
-                callbacks=callbacks,
-                heartbeat_seconds=self._heartbeat_seconds,
-                files=self.files,
-                shared_memory=self._shared_memory,
-                count=self._metrics.change_shared_memory_links,
-            )
-            return remote, NewestWeights()
-        engine = self._make_engine(self._metrics.optimizer)
-        link = LocalOptimizerLink(engine, name=self._name, epoch=epoch, callbacks=callbacks)
-        return link, engine.newest  # workers are sent the chunks that the engine updates
 
     async def run(self) -> None:
         """Serve until cancelled, or until the core, the disk or the leadership fails.
@@ -299,8 +223,8 @@ class AggregatorService:
         self._sessions.close_all("the aggregator stops")
         self.journal.close()
         self._plane.close()
-        if self._engine is not None:
-            await self._loop.run_in_executor(None, self._engine.close)
+        if self._wiring.engine is not None:
+            await self._loop.run_in_executor(None, self._wiring.engine.close)
         await self._loop.run_in_executor(None, self._leadership.close)
         self._queue.close()
         self._metrics.set_leading(False)
@@ -321,9 +245,9 @@ class AggregatorService:
             self.feed(ev.Ticked())
             self._metrics.set_workers(len(self.core.members))
             self._wait_reporter.report(self.core.waits(time.monotonic()))
-            if self._shards is not None:
-                self._metrics.set_shards(sum(link.is_up for link in self._shards.links))
-            states = [(record.job.state, record.job.id) for record in self.core.records.values()]
+            if self._wiring.shards is not None:
+                self._metrics.set_shards(sum(link.is_up for link in self._wiring.shards.links))
+            states = [(record.job.state, record.job.id) for record in self.core.jobs.records.values()]
             self._metrics.set_jobs(
                 queued=sum(state == QUEUED for state, _ in states),
                 running=next((job for state, job in states if state == RUNNING), ""),
@@ -369,7 +293,7 @@ class AggregatorService:
                     case ev.StoreWeights():
                         self._plane.store_weights(chunk, message, effect.elements)
                     case _:
-                        self._carry_out_or_refuse(effect, clock)
+                        self._effects.carry_out(effect, clock)
         except Exception as error:  # after a failure of the core or the disk, the state can't be trusted
             self._fail(error)
             return
@@ -378,55 +302,8 @@ class AggregatorService:
         if not isinstance(event, ev.ChunkArrived):  # a gradient brings no new weights to send
             self._plane.wake_senders()
 
-    def _carry_out_or_refuse(self, effect: ev.Effect, clock: Clock) -> None:
-        """Carry out an effect; a message that is too large to be sent fails its job, not the aggregator."""
-        try:
-            self._carry_out(effect, clock)
-        except MessageTooLarge as error:
-            log.error("%s", error)
-            self._loop.call_soon(self.feed, ev.MessageRefused(error.job, str(error)))
-
-    def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
-        match effect:
-            case ev.ToWorker():
-                session = self._sessions.get(effect.session)
-                if session is not None:
-                    if isinstance(effect.body, pb.Join):
-                        self._lend_spec(effect.body.job)
-                    if isinstance(effect.body, pb.Welcome):
-                        effect.body.tensor_port = self._tensor_port
-                        effect.body.protocol = session.protocol
-                        effect.body.cluster = self._queue.cluster
-                        self._plane.fill_welcome(effect.session, effect.body)
-                    session.send_order(effect.body)
-            case ev.ToOptimizer():
-                match effect.body:
-                    case pb.Open(job=job):
-                        self._lend_spec(job)
-                    case pb.Initialise(job=job, layout=layout, files=files):
-                        self.files.keep(job, [layout, *files.values()])
-                self._link.send_order(effect.body)
-            case ev.Note():
-                self._events.publish(effect, clock)
-            case ev.CheckClosed():
-                self._metrics.count_verification(effect.job, effect.outcome)
-            case ev.SaveJob():
-                self._queue.save(effect.job, effect.fingerprint)
-                if effect.job.state in ENDED_STATES:
-                    self._loop.run_in_executor(None, self.files.release, effect.job.id)
-            case ev.CloseWorker():
-                session = self._sessions.get(effect.session)
-                if session is not None:
-                    session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
-
-    def _lend_spec(self, job: str) -> None:
-        """Serve a job's spec to the peers that an order tells about it."""
-        record = self.core.records.get(job)
-        if record is not None:  # else the job has ended within the same input
-            self.files.lend(job, record.spec_json.encode())
-
     def _optimizer_message(self, body: OptimizerBody) -> None:
-        if isinstance(body, pb.CheckpointWritten) and body.job not in self.core.records:
+        if isinstance(body, pb.CheckpointWritten) and body.job not in self.core.jobs.records:
             self._late_checkpoint(body)
             return
         self.feed(ev.FromOptimizer(body))
@@ -458,8 +335,8 @@ class AggregatorService:
     def status(self) -> ClusterStatus:
         """Return the cluster's current status."""
         status = self.core.status(time.monotonic())
-        if self._shards is not None:
-            status.shards.extend(self._shards.status())
+        if self._wiring.shards is not None:
+            status.shards.extend(self._wiring.shards.status())
         status.leader = self._name
         for name, seconds in self._silent_seconds_of_standbys().items():
             status.standbys.add(name=name, seconds_since_heard=seconds)

@@ -32,21 +32,16 @@ from aggregator.core.events import (
     WorkerConnected,
     WorkerLost,
 )
-from aggregator.core.job_report import (
-    Record,
-    cancel_job,
-    copy_job,
-    describe_checkpoint,
-    end_job,
-    set_checkpoint,
-)
+from aggregator.core.job_report import Record
+from aggregator.core.live_jobs import LiveJobs
 from aggregator.core.membership.admission import check_name
 from aggregator.core.membership.members import Member, MemberState
+from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
-from aggregator.core.setting_aside import count_start, seconds_until_start, take_back_start, why_set_aside
+from aggregator.core.setting_aside import count_start, take_back_start
 from aggregator.core.waits import OptimizerWait, describe_optimizer_debt, describe_wait
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
+from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
@@ -75,7 +70,7 @@ class AggregatorCore:
         timeout_overrides: Timeouts set by hand, in seconds.
 
     Attributes:
-        records: The queued and running jobs by id, in order of submission. Those that have ended are on disk only.
+        jobs: The queued and running jobs.
         members: The connected workers, by session.
         run: The running job; None if there is none.
         optimizer: The optimizer's name; None while it is not connected.
@@ -98,17 +93,15 @@ class AggregatorCore:
         self.timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self.tiers = tiers
         self._shards = shards
-        self.records = {record.job.id: record for record in records}
         self.members: dict[int, Member] = {}
         self.run: RunningJob | None = None
         self.optimizer: str | None = None
         self._optimizer_lost_reason = "not connected yet"
         self._optimizer_wait = OptimizerWait()
         self._last_lease = epoch << 32  # so that no two epochs have a lease id in common
-        self._last_tick_seconds: float | None = None
-        self._born_seconds: float | None = None
-        self._stopped_seconds = 0.0
+        self._own_clock = OwnClock(heartbeat_seconds)
         self._out = Outbox()
+        self.jobs = LiveJobs(records, self._out)
 
     # ---- questions of the service ----
 
@@ -124,7 +117,7 @@ class AggregatorCore:
 
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements in the running job's layout; None for another job or an unknown layout."""
-        return self.run.elements or None if self.run is not None and self.run.job.id == job else None
+        return self.run.progress.elements or None if self.run is not None and self.run.job.id == job else None
 
     def wire_type(self, kind: ChunkKind) -> DType:
         """Return the type in which the running job's chunks of this kind travel."""
@@ -142,7 +135,7 @@ class AggregatorCore:
 
     def status(self, now: float) -> ClusterStatus:
         """Return the cluster's status for users."""
-        own_now = self._own_time(now)
+        own_now = self._own_clock.now(now)
         status = ClusterStatus(
             epoch=self.epoch,
             tiers=self.tiers,
@@ -175,7 +168,7 @@ class AggregatorCore:
         """Return what workers and the optimizer owe the running job, the longest wait first."""
         if self.run is None:
             return []
-        own_now = self._own_time(now)
+        own_now = self._own_clock.now(now)
         waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own_now)
         waits += self.run.lease_book.waits(own_now)
         waits += self.run.job_members.waits(own_now)
@@ -199,29 +192,17 @@ class AggregatorCore:
     def describe_wait(self, now: float) -> str | None:
         """Return one line on what the running job, or the next one, waits for; None if there is none."""
         if self.run is None:
-            return self._describe_probation(now)
+            return self.jobs.describe_probation(self._own_clock.lived_seconds(now))
         if not self.optimizer:
             return f"waits for the optimizer: {self._optimizer_lost_reason}"
-        return describe_wait(self.run, self._own_time(now))
-
-    def _describe_probation(self, now: float) -> str | None:
-        record = self._next_record()
-        seconds = self._seconds_until_start(record, now) if record is not None else 0.0
-        if record is None or not seconds:
-            return None
-        return (
-            f"job {record.job.id} starts in {seconds:.0f} s: the aggregator died {record.job.starts} times soon after "
-            "it started this job"
-        )
+        return describe_wait(self.run, self._own_clock.now(now))
 
     # ---- inputs ----
 
     def handle(self, event: Input, clock: Clock) -> list[Effect]:
         """Take one input and return the effects to carry out, in order."""
-        self._excuse_own_absence(clock.monotonic_seconds)
-        now = self._own_time(clock.monotonic_seconds)
-        if self._born_seconds is None:
-            self._born_seconds = clock.monotonic_seconds
+        self._own_clock.note_input(clock.monotonic_seconds)
+        now = self._own_clock.now(clock.monotonic_seconds)
         match event:
             case ChunkArrived():
                 member = self.members.get(event.session)
@@ -235,7 +216,7 @@ class AggregatorCore:
             case FromOptimizer():
                 self._from_optimizer(event, now)
             case LateCheckpoint():
-                self._record_late_checkpoint(event.job, event.written)
+                self.jobs.record_late_checkpoint(event.job, event.written)
             case WorkerConnected():
                 self._worker_connected(event, now)
             case DataStreamOpened():
@@ -249,14 +230,14 @@ class AggregatorCore:
             case OptimizerLost():
                 self.optimizer, self._optimizer_lost_reason = None, event.reason
             case Submitted():
-                self._submitted(event)
+                self.jobs.add(event)
             case CancelRequested():
                 self._cancel(event.job)
             case MessageRefused():
                 if self._concerns_run(event.job) and self.run is not None and not self.run.ended:
                     self.run.end(FAILED, event.reason)
             case Ticked():
-                self._last_tick_seconds = clock.monotonic_seconds
+                self._own_clock.note_tick(clock.monotonic_seconds)
                 self._ticked(now)
             case Stopping():
                 self._stop()
@@ -270,7 +251,7 @@ class AggregatorCore:
 
     def _drop_ended_job(self) -> None:
         if self.run is not None and self.run.ended:
-            del self.records[self.run.job.id]
+            del self.jobs.records[self.run.job.id]
             self.run = None
             for member in self.members.values():
                 member.leave_job()
@@ -355,20 +336,6 @@ class AggregatorCore:
                 if not self.run.ended:
                     self.run.dispatch(now)
 
-    def _excuse_own_absence(self, monotonic_seconds: float) -> None:
-        """Stop the own time for as long as this process was stopped.
-
-        Workers that seem silent or slow then are not: their messages wait to be read.
-        """
-        last = self._last_tick_seconds
-        if last is not None and monotonic_seconds - last > self.heartbeat_seconds:
-            self._stopped_seconds += monotonic_seconds - last
-            self._last_tick_seconds = monotonic_seconds
-
-    def _own_time(self, monotonic_seconds: float) -> float:
-        """Return the time by which peers are measured, which excludes time in which this process was stopped."""
-        return monotonic_seconds - self._stopped_seconds
-
     def _ticked(self, now: float) -> None:
         for member in list(self.members.values()):
             silent = now - member.heard_seconds
@@ -392,37 +359,19 @@ class AggregatorCore:
             case pb.Commit():
                 self.run.commit(body, now)
             case pb.CheckpointWritten():
-                self.run.checkpoint_written(body)
+                self.run.progress.checkpoint_written(body)
             case pb.CheckpointMissed():
                 self.run.report.record_missed_checkpoint(body)
             case pb.Failure():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 
-    def _record_late_checkpoint(self, record: Job, written: pb.CheckpointWritten) -> None:
-        """Record a checkpoint of a job that has ended, since an older one in its record may be deleted by now."""
-        if record.id in self.records or (record.checkpoint and written.step <= record.checkpoint_step):
-            return
-        job = copy_job(record)
-        set_checkpoint(job, written)
-        self._out.put(SaveJob(job))
-        self._out.put(Note("checkpoint", describe_checkpoint(written), copy_job(job)))
-
     # ---- jobs ----
-
-    def _submitted(self, event: Submitted) -> None:
-        if event.job.id in self.records:
-            return
-        self.records[event.job.id] = Record(copy_job(event.job), event.spec_json, event.plan, {})
-        self._out.put(Note("state", f"queued: {event.job.name}", copy_job(event.job)))
 
     def _cancel(self, job: str) -> None:
         if self.run is not None and self.run.job.id == job:
             self.run.end(CANCELLED, "cancelled by request")
-            return
-        record = self.records.pop(job, None)
-        if record is not None:
-            cancel_job(record.job)
-            self._out.put(Note("state", "cancelled", copy_job(record.job)))
+        else:
+            self.jobs.cancel(job)
 
     def _stop(self) -> None:
         """Note that this process stops because it was asked to, and not because of the job that it runs."""
@@ -430,33 +379,13 @@ class AggregatorCore:
             take_back_start(self.run.job)
             self.run.report.save()
 
-    def _next_record(self) -> Record | None:
-        """Return the job that was running when the previous epoch ended, else the oldest one in the queue."""
-        return min(self.records.values(), key=lambda each: each.job.state != RUNNING, default=None)
-
-    def _seconds_until_start(self, record: Record, monotonic_seconds: float) -> float:
-        born = self._born_seconds
-        return seconds_until_start(record.job, monotonic_seconds - born if born is not None else 0.0)
-
-    def _set_aside(self, record: Record, refusal: Refusal) -> None:
-        """End a job that can't be started, or that took the aggregator down too often."""
-        del self.records[record.job.id]
-        end_job(record.job, FAILED, refusal.reason)
-        self._out.put(SaveJob(copy_job(record.job)))
-        self._out.put(Note("state", f"failed: {record.job.detail}", copy_job(record.job)))
-
     def _start_next_job(self, now: float, clock: Clock) -> None:
         """Start the next job, unless one is running or the next one must wait."""
-        while self.run is None and (record := self._next_record()) is not None:
-            plan = record.plan
-            if isinstance(plan, Refusal):
-                self._set_aside(record, plan)
-            elif (refusal := why_set_aside(record.job)) is not None:
-                self._set_aside(record, refusal)
-            elif self._seconds_until_start(record, clock.monotonic_seconds):
-                return
-            else:
-                self._start(record, plan, now, clock.unix_seconds)
+        if self.run is not None:
+            return
+        found = self.jobs.take_next(self._own_clock.lived_seconds(clock.monotonic_seconds))
+        if found is not None:
+            self._start(*found, now, clock.unix_seconds)
 
     def _start(self, record: Record, plan: JobPlan, now: float, unix_seconds: float) -> None:
         count_start(record.job)

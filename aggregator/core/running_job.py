@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from aggregator.core.events import DropAll, Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
 from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_fault
-from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.results import LeaseResults
@@ -22,10 +21,10 @@ from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
 from aggregator.core.membership.quorum import Quorum
+from aggregator.core.progress import JobProgress
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
-from aggregator.core.verification.opinions import sample_micro_batches
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
@@ -35,7 +34,7 @@ from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
-from services.tensors.layout import MAX_ELEMENTS, chunk_count
+from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import Timeouts
 
 
@@ -62,9 +61,7 @@ class RunningJob:
         quorum: Whether the job has enough workers.
         lease_book: The leases of its workers.
         router: Its chunks on their way.
-        elements: The number of elements in the layout; 0 before it is known.
-        chunks: The number of chunks in the layout; 0 before it is known.
-        version: The version of the newest weights; None before there are any.
+        progress: Its version, its phase and its layout's size.
         optimizer_state: What the optimizer said last; STATE_UNSPECIFIED until it answers Open.
     """
 
@@ -103,17 +100,22 @@ class RunningJob:
         )
         self._lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
-        self.elements = 0
-        self.chunks = 0
-        self.version: Version | None = None
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
-        self._evaluation_batches: int | None = None
-        self._checkpoint: Version | None = None
-        self._tokens_per_micro_batch = 0
-        self._shards = shards
         self._timeouts = timeouts
         self._out = out
-        job.state, job.steps, job.phase = RUNNING, plan.steps, JobPhase.INITIALISE.value
+        job.state, job.steps = RUNNING, plan.steps
+        self.progress = JobProgress(
+            job,
+            plan,
+            shards=shards,
+            lease_book=self.lease_book,
+            router=self.router,
+            report=self.report,
+            quorum=self.quorum,
+            deaths=self._deaths,
+            out=out,
+            finish=lambda: self.end(SUCCEEDED, f"finished {plan.steps} steps"),
+        )
 
     # ---- the job ----
 
@@ -121,14 +123,6 @@ class RunningJob:
     def ended(self) -> bool:
         """Whether the job is over."""
         return bool(self.job.state != RUNNING)
-
-    @property
-    def phase(self) -> JobPhase | None:
-        """The phase in the job's record; None once the job is over."""
-        return JobPhase(self.job.phase) if self.job.phase else None
-
-    def _set_phase(self, phase: JobPhase) -> None:
-        self.job.phase = phase.value
 
     def end(self, state: JobState, detail: str) -> None:
         """End the job and have workers and optimizer drop it."""
@@ -153,7 +147,7 @@ class RunningJob:
         """Continue at the version that the optimizer reports."""
         self.optimizer_state = status.state
         if status.state == pb.OptimizerStatus.EMPTY:
-            self._forget_weights()
+            self.progress.forget_weights()
             self.lease_book.end_initialisation()
             self._admission.layout_hash = ""
             self.dispatch(now)
@@ -164,8 +158,8 @@ class RunningJob:
             return
         if (
             status.state == pb.OptimizerStatus.TRAINING
-            and self.version is not None
-            and version < self.version
+            and self.progress.version is not None
+            and version < self.progress.version
         ):
             return  # stale: newer weights have already come on the data stream
         if not 0 < status.elements <= MAX_ELEMENTS or not status.layout_hash:
@@ -174,7 +168,7 @@ class RunningJob:
             self.end(FAILED, f"{text}; give all hosts the same version of Tiermesh")
             return
         self._admission.layout_hash = status.layout_hash
-        self.elements, self.chunks = status.elements, chunk_count(status.elements)
+        self.progress.learn_layout(status.elements)
         for member in list(self.members.values()):
             refusal = self._admission.check_layout(member.layout_hash) if member.ready else None
             if refusal is not None and not self.ended:
@@ -182,103 +176,30 @@ class RunningJob:
         if self.ended:
             return
         if status.state == pb.OptimizerStatus.RECEIVING:
-            self._forget_weights()
+            self.progress.forget_weights()
             current = self.lease_book.initialisation
             if current is not None and current.described:
                 self._orders.resend(current.session, current.lease, status.missing)
         else:
-            missing = set(from_ranges(status.missing, self.chunks))
+            missing = set(from_ranges(status.missing, self.progress.chunks))
             # The checks of a sum that a previous aggregator began are unknown: it may contain wrong gradients.
-            unchecked = version != self.version and bool(self.plan.verify_fraction)
-            partial = 0 < sum(each.count for each in status.missing) < self.chunks
+            unchecked = version != self.progress.version and bool(self.plan.verify_fraction)
+            partial = 0 < sum(each.count for each in status.missing) < self.progress.chunks
             if self._is_void(version) or (unchecked and partial):
                 self._start_over(version)
             else:
-                self._continue_at(version, missing, now)
+                self.progress.continue_at(version, missing, now)
         if not self.ended:
             self.dispatch(now)
-
-    def _forget_weights(self) -> None:
-        self.version = None
-        self.lease_book.clear_step()
-        self._set_phase(JobPhase.INITIALISE)
-        self.router.weights.begin(None, 0)
-        self._out.put(DropAll())
-
-    def _continue_at(self, version: Version, missing: set[int], now: float) -> None:
-        """Continue at the optimizer's version; `missing` are the chunks of the step's sum that it lacks."""
-        if self.version is not None and version == self.version.following:
-            self._advance(now)  # the link broke before its COMMIT arrived
-        elif version != self.version:
-            self._enter(version, now)
-        if self.ended:
-            return
-        if self.lease_book.step_sum is not None:
-            self.lease_book.reconcile(self.lease_book.step_sum, missing)
-        self.router.weights.begin(version, self.elements)
-        # With all weights of this version, ask for the next one's, which come as soon as they exist.
-        wanted = version.following if self.router.weights.prefix == self.chunks else version
-        request = pb.SendWeights(job=self.job.id, generation=wanted.generation, step=wanted.step)
-        self._out.put(ToOptimizer(request))
-
-    def _enter(self, version: Version, now: float) -> None:
-        """Continue at a version and drop the work of another one."""
-        self.report.enter(version)
-        self.version = version
-        self.lease_book.initialisation = None
-        self._out.put(DropAll())
-        self._next_phase(now)
 
     def commit(self, commit: pb.Commit, now: float) -> None:
         """Go on to the next step, since the optimizer has committed this one."""
         decided = Version(commit.generation, commit.step)
-        if self.version == decided:
-            self._advance(now)
+        if self.progress.version == decided:
+            self.progress.advance(now)
             self.dispatch(now)
-        if self.version == decided.following:
-            self.report.note_commit(commit, self.version, self.plan.wire)
-
-    def _advance(self, now: float) -> None:
-        assert self.version is not None
-        self.version = self.version.following
-        self._deaths.note_commit()
-        tokens = self._tokens_per_micro_batch * self.plan.micro_batches
-        step_sum = self.lease_book.step_sum
-        self.report.advance(self.version, step_sum.loss if step_sum is not None else None, tokens, now)
-        self.router.weights.begin(self.version, self.elements)
-        self._out.put(DropAll())
-        self._next_phase(now)
-
-    def _next_phase(self, now: float) -> None:
-        """Choose what to do with the weights of the current version."""
-        assert self.version is not None
-        self.lease_book.clear_step()
-        step = self.version.step
-        evaluation_due = self.plan.evaluates_at(step) and self.report.evaluated_step != step
-        if evaluation_due and self._evaluation_batches != 0:
-            self._set_phase(JobPhase.EVALUATE)
-            if self._evaluation_batches is not None:
-                self.lease_book.evaluation = Evaluation(self._evaluation_batches)
-        elif step >= self.plan.steps:
-            self._set_phase(JobPhase.CHECKPOINT)
-            self._finish_if_saved()
-        else:
-            self._set_phase(JobPhase.TRAIN)
-            count, factor = self.plan.micro_batches, self._shards * self.plan.wire.gradients_per_float32
-            checked = sample_micro_batches(self.job.id, step, count, self.plan.verify_fraction)
-            step_sum = StepSum(self.version, count, self.chunks, now, factor, checked)
-            self.lease_book.begin_step(step_sum, now, plan=self.quorum.is_reached(now))
-
-    def checkpoint_written(self, written: pb.CheckpointWritten) -> None:
-        """Record a checkpoint that is on disk, and finish the job if it is the last one."""
-        self._checkpoint = Version(written.generation, written.step)
-        self.report.record_checkpoint(written)
-        self._finish_if_saved()
-
-    def _finish_if_saved(self) -> None:
-        saved = self._checkpoint
-        if self.phase is JobPhase.CHECKPOINT and saved is not None and saved.step == self.plan.steps:
-            self.end(SUCCEEDED, f"finished {self.plan.steps} steps")
+        if self.progress.version == decided.following:
+            self.report.note_commit(commit, self.progress.version, self.plan.wire)
 
     # ---- chunks ----
 
@@ -290,19 +211,19 @@ class RunningJob:
             self.router.route_initial_weights(header)
             return
         step_sum, assignment = self.lease_book.accept_gradient(member, header, in_place=in_place)
-        self.router.route_gradient(step_sum, assignment, header, self.elements)
+        self.router.route_gradient(step_sum, assignment, header, self.progress.elements)
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
         """Store a chunk of weights from the optimizer; one of the next version implies its COMMIT."""
         version = Version(header.generation, header.step)
-        if self.version is None or header.kind != WEIGHTS or header.index >= self.chunks:
+        if self.progress.version is None or header.kind != WEIGHTS or header.index >= self.progress.chunks:
             return
-        if version == self.version.following:
-            self._advance(now)
+        if version == self.progress.version.following:
+            self.progress.advance(now)
             self.dispatch(now)
-        if version == self.version == self.router.weights.version:
+        if version == self.progress.version == self.router.weights.version:
             self.router.store_weights(header)
 
     # ---- workers ----
@@ -330,11 +251,7 @@ class RunningJob:
             return
         if member.code_wait is not None:
             return
-        self._tokens_per_micro_batch = ready.tokens_per_micro_batch
-        if self._evaluation_batches is None:
-            self._evaluation_batches = ready.evaluation_batches
-            if self.phase is JobPhase.EVALUATE:
-                self._next_phase(now)
+        self.progress.learn_batches(ready, now)
         self.job_members.note_admission(member, ready)
         if not self.ended:
             self.dispatch(now)
@@ -357,7 +274,7 @@ class RunningJob:
 
     def failed(self, member: Member, failure: pb.Failure, now: float) -> None:
         """Release a failed lease; refuse its worker, or end the job, if the failures repeat."""
-        blame = self._lease_results.record_failure(member, failure, self.version, now)
+        blame = self._lease_results.record_failure(member, failure, self.progress.version, now)
         if blame.job is not None:
             self.end(FAILED, blame.job)
         elif blame.worker is not None:
@@ -384,12 +301,12 @@ class RunningJob:
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
         """Record a worker's losses of a lease, and the validation loss if they are the last ones."""
-        evaluation = self._lease_results.record_losses(member, evaluated, self.version)
-        if evaluation is None or self.version is None:
+        evaluation = self._lease_results.record_losses(member, evaluated, self.progress.version)
+        if evaluation is None or self.progress.version is None:
             return
         if evaluation.complete:
-            self.report.record_evaluation(self.version, evaluation.loss)
-            self._next_phase(now)
+            self.report.record_evaluation(self.progress.version, evaluation.loss)
+            self.progress.next_phase(now)
         if not self.ended:
             self.dispatch(now)
 
@@ -405,16 +322,16 @@ class RunningJob:
 
     def dispatch(self, now: float) -> None:
         """Grant every lease that can be granted now."""
-        if self.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):
+        if self.progress.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):
             return
-        if self.version is None:
+        if self.progress.version is None:
             if self.optimizer_state in (pb.OptimizerStatus.EMPTY, pb.OptimizerStatus.RECEIVING):
                 self.lease_book.grant_initialisation(now)
         elif self.lease_book.step_sum is not None:
             self.lease_book.grant_assignments(self.lease_book.step_sum, now)
             self._verify(self.lease_book.step_sum, now)
         elif self.lease_book.evaluation is not None:
-            self.lease_book.grant_evaluation(self.lease_book.evaluation, self.version, now)
+            self.lease_book.grant_evaluation(self.lease_book.evaluation, self.progress.version, now)
 
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
@@ -425,15 +342,15 @@ class RunningJob:
         code = self._code_pin.find_due_change(now)
         if code is not None:
             self._change_code(code, now)
-        self.lease_book.release_late(self.version, now)
+        self.lease_book.release_late(self.progress.version, now)
         self.dispatch(now)
 
     # ---- a rolling upgrade ----
 
     def _change_code(self, code: str, now: float) -> None:
         """Pin the job to the code of workers that wait, from its newest checkpoint on."""
-        unsaved = self.version is not None and not self.job.checkpoint
-        if unsaved or self.phase is JobPhase.CHECKPOINT:
+        unsaved = self.progress.version is not None and not self.job.checkpoint
+        if unsaved or self.progress.phase is JobPhase.CHECKPOINT:
             return  # the optimizer is about to write a checkpoint, and needs no worker for it
         change = self._code_pin.change(self._admission.code, code)
         waiting = [each for each in self.members.values() if each.code_wait is not None]
@@ -442,8 +359,8 @@ class RunningJob:
         codes = f"{shorten_code(change.before)} -> {shorten_code(change.after)}"
         where = f"step {change.step}, generations after {change.generation}"
         self.report.note("state", f"{where}: code {codes}, since no worker of the code before is left")
-        if self.version is not None:
-            self._forget_weights()
+        if self.progress.version is not None:
+            self.progress.forget_weights()
             self.open()
         for member in waiting:
             code_wait, member.code_wait = member.code_wait, None
@@ -464,21 +381,21 @@ class RunningJob:
         if finding is not None:
             self._exclude(finding, now)
         elif step_sum.checks.closed:
-            self.router.open_gate(step_sum, self.elements)
+            self.router.open_gate(step_sum, self.progress.elements)
 
     def _exclude(self, finding: Finding, now: float) -> None:
         """Exclude faulty workers and drop the step's sum, which may contain what they computed."""
-        assert self.version is not None
+        assert self.progress.version is not None
         self.lease_book.step_sum = None
         self._out.put(DropAll())
-        self._exclusions.add(finding, self.version)
+        self._exclusions.add(finding, self.progress.version)
         self.report.save()
         for member in list(self.members.values()):
             refusal = self._exclusions.find(member.name)
             if member.name in finding.workers and refusal is not None and not self.ended:
                 self.refuse(member, refusal, now)
         if not self.ended:
-            self._start_over(self.version)
+            self._start_over(self.progress.version)
 
     def _start_over(self, version: Version) -> None:
         """Have the optimizer go back, or only drop the staged sum; its next status has a later generation."""

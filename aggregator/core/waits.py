@@ -34,12 +34,12 @@ def describe_wait(run: RunningJob, now: float) -> str:
     detail = f"; {run.job.detail}" if run.job.detail else ""
     if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
         return f"waits for the optimizer's status{detail}"
-    if run.phase is JobPhase.CHECKPOINT:
+    if run.progress.phase is JobPhase.CHECKPOINT:
         return f"waits for the optimizer to write the checkpoint of step {run.job.step}{detail}"
     shortage = run.quorum.describe_shortage(now)
     if shortage is not None:
         return shortage
-    if run.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
+    if run.progress.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
         return f"waits for the optimizer to restart step {run.job.step}"
     if not run.members:
         return "waits for a worker to connect"
@@ -48,7 +48,7 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return "waits for workers to build the job: " + ", ".join(
             f"{member.name} ({member.describe()})" for member in run.members.values()
         )
-    holders = sum(member.loaded_version == run.version for member in able)
+    holders = sum(member.loaded_version == run.progress.version for member in able)
     return f"phase {run.job.phase}, step {run.job.step}; {holders} of {len(able)} workers have its weights{detail}"
 
 
@@ -56,11 +56,11 @@ def describe_optimizer_debt(run: RunningJob) -> str | None:
     """Return what a job waits for the connected optimizer to do; None for nothing."""
     if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
         return "its status"
-    if run.phase is JobPhase.CHECKPOINT:
+    if run.progress.phase is JobPhase.CHECKPOINT:
         return "the last checkpoint"
     step_sum = run.lease_book.step_sum
-    if run.phase is JobPhase.TRAIN and step_sum is None:
+    if run.progress.phase is JobPhase.TRAIN and step_sum is None:
         return "to restart the step"
-    if run.version is not None and run.router.weights.prefix < run.chunks:
+    if run.progress.version is not None and run.router.weights.prefix < run.progress.chunks:
         return "the weights"
     return "the update" if step_sum is not None and step_sum.coverage.complete else None

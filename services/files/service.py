@@ -13,7 +13,9 @@ from google.protobuf.message import DecodeError
 
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused, TiermeshError
-from services.files.store import FileDamaged, FileMissing, FileStore, NoRoom, Upload, UploadUnderWay
+from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
+from services.files.store import FileStore
+from services.files.upload import Upload
 from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.transport.access.enforcement import Denied, check_permission, current_caller
 

@@ -1,4 +1,4 @@
-"""Files on disk, named by their SHA-256, and uploads that are under way.
+"""Files on disk, named by their SHA-256.
 
 A file is complete or absent: it is written under a temporary name, verified, synchronised and renamed. What an
 interrupted upload has written stays, so that a later one continues there. All methods block; any thread may call.
@@ -9,21 +9,20 @@ interrupted upload has written stays, so that a later one continues there. All m
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from protos.files_pb2 import FileRef
 from services.errors import Failed, Refused
-from services.instrumentation.failpoints import hit_failpoint
+from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
+from services.files.upload import Upload, explain_disk
 from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, check_ref, make_ref
 
 MAX_STORE_BYTES = 1 << 38
@@ -35,22 +34,6 @@ A peer that hears that a file is here may refer to it soon after, so the end of 
 remove it in between.
 """
 _PARTIAL = ".partial"
-
-
-class FileMissing(Refused):
-    """The store has no such file."""
-
-
-class FileDamaged(Failed):
-    """The bytes are not those that the SHA-256 names; they are removed, and must be sent again."""
-
-
-class UploadUnderWay(Failed):
-    """Another peer uploads the same file at the moment."""
-
-
-class NoRoom(Failed):
-    """The disk or the store is full."""
 
 
 @dataclass
@@ -228,7 +211,7 @@ class FileStore:
         if present is None:
             raise UploadUnderWay(f"file {ref.sha256[:12]}: complete already; ask Missing again")
         self._make_room(ref, present)
-        with _explain_disk(ref):
+        with explain_disk(ref):
             self._folder.mkdir(parents=True, exist_ok=True)
             file = self._partial(ref.sha256).open("a+b")
         try:
@@ -243,7 +226,7 @@ class FileStore:
                     f"file {ref.sha256[:12]}: {file.tell()} bytes are here, the upload continues at {offset}; ask "
                     "Missing again"
                 )
-            with _explain_disk(ref):
+            with explain_disk(ref):
                 return Upload(ref, file, self._partial(ref.sha256), self._path(ref.sha256))
         except BaseException as error:
             file.close()
@@ -296,93 +279,6 @@ class FileStore:
 
     def _partial(self, sha256: str) -> Path:
         return self._folder / f".{sha256}{_PARTIAL}"
-
-
-class Upload:
-    """One upload; a context manager that keeps what was written if it is left before `finish`.
-
-    Args:
-        ref: the file.
-        file: the temporary file, locked and at its end.
-        partial: path of the temporary file.
-        path: path of the complete file.
-    """
-
-    def __init__(self, ref: FileRef, file: IO[bytes], partial: Path, path: Path) -> None:
-        self._ref, self._file, self._partial, self._path = ref, file, partial, path
-        self._digest = hashlib.sha256()
-        self.size = file.tell()
-        file.seek(0)
-        while data := file.read(MAX_PIECE_BYTES):
-            self._digest.update(data)
-
-    def __enter__(self) -> Upload:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the lock; what was written stays for a later upload."""
-        with suppress(OSError):  # what is still in the buffer of a full disk's file is sent again
-            self._file.close()
-
-    def write(self, data: bytes) -> None:
-        """Append a piece.
-
-        Raises:
-            Refused: the file gets longer than its reference says.
-            NoRoom: the disk is full.
-            Failed: the disk failed in another way.
-        """
-        if self.size + len(data) > self._ref.size:
-            raise Refused(
-                f"file {self._ref.sha256[:12]}: more than the {self._ref.size} bytes that its reference says"
-            )
-        with _explain_disk(self._ref):
-            hit_failpoint("files.mid-write")
-            try:
-                self._file.write(data)
-                self._file.flush()
-            except OSError:
-                self._file.truncate(self.size)  # a part of the piece may have been written
-                raise
-        self._digest.update(data)
-        self.size += len(data)
-
-    def finish(self) -> None:
-        """Verify the file, and return once it would survive a power cut.
-
-        Raises:
-            FileDamaged: the bytes are not those of the reference.
-            Failed: the disk failed.
-        """
-        if self.size != self._ref.size or self._digest.hexdigest() != self._ref.sha256:
-            self._partial.unlink(missing_ok=True)
-            raise FileDamaged(
-                f"file {self._ref.sha256[:12]}: {self.size} bytes with SHA-256 {self._digest.hexdigest()[:12]} "
-                f"arrived, expected {self._ref.size} bytes; upload it again"
-            )
-        with _explain_disk(self._ref):
-            os.fsync(self._file.fileno())
-            hit_failpoint("files.before-rename")
-            self._partial.rename(self._path)
-            descriptor = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-@contextmanager
-def _explain_disk(ref: FileRef) -> Iterator[None]:
-    """Turn an OSError into one line about the file."""
-    try:
-        yield
-    except OSError as error:
-        kind = NoRoom if error.errno in (errno.ENOSPC, errno.EDQUOT) else Failed
-        text = f"file {ref.sha256[:12]}: not stored: {error.strerror or error}; free some of the disk, or repair it"
-        raise kind(text) from None
 
 
 def _is_same(file: IO[bytes], path: Path) -> bool:

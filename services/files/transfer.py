@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused
+from services.files.errors import FileDamaged, FileMissing
 from services.files.service import IDLE_SECONDS, MAX_REFS, check_piece, read_pieces
-from services.files.store import FileDamaged, FileMissing
 from services.protocol.file_refs import check_ref
 from services.transport.backoff import Backoff
 from services.transport.links import write_to_call

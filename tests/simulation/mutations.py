@@ -13,6 +13,7 @@ from aggregator.core.events import CloseWorker
 from aggregator.core.job_report import JobReport
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.quorum import Quorum
+from aggregator.core.progress import JobProgress
 from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.chunk_router import WeightStore
 from aggregator.core.sums.coverage import Coverage
@@ -40,7 +41,10 @@ def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
     def chunk_arrived(self: RunningJob, member: Any, header: Any, now: float, *, in_place: bool) -> None:
         if self.lease_book.step_sum is not None and self.lease_book.step_sum.assignments:
             self.router.route_gradient(
-                self.lease_book.step_sum, self.lease_book.step_sum.assignments[0], header, self.elements
+                self.lease_book.step_sum,
+                self.lease_book.step_sum.assignments[0],
+                header,
+                self.progress.elements,
             )
 
     patch.setattr(RunningJob, "chunk_arrived", chunk_arrived)
@@ -51,11 +55,11 @@ def ignores_lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
-    advance = RunningJob._advance
+    advance = JobProgress.advance
     patch.setattr(
-        RunningJob,
-        "_advance",
-        lambda self, now: advance(self, now) if self.lease_book.step_sum is not None else None,
+        JobProgress,
+        "advance",
+        lambda self, now: advance(self, now) if self._lease_book.step_sum is not None else None,
     )
     # The aggregator must also not know what its predecessor evaluated.
     record_evaluation = JobReport.record_evaluation
@@ -260,7 +264,7 @@ def commits_before_all_checks(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_sums_of_liars(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Exclusions, "is_void", lambda self, version: False)
-    patch.setattr(RunningJob, "_start_over", lambda self, version: self._next_phase(0.0))
+    patch.setattr(RunningJob, "_start_over", lambda self, version: self.progress.next_phase(0.0))
 
 
 def trusts_two_lies(patch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class SimulatedAggregator(Process):
 
     def cancel(self, job: str) -> None:
         """Cancel a job: on disk first, then in the core."""
-        live = self.core.records.get(job)
+        live = self.core.jobs.records.get(job)
         if live is not None:
             cancelled = copy_job(live.job)
             cancel_job(cancelled)
@@ -156,7 +156,11 @@ class SimulatedAggregator(Process):
         run = self.core.run
         assert run is not None
         if run.lease_book.step_sum is not None:
-            bound = len(run.lease_book.step_sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
+            bound = (
+                len(run.lease_book.step_sum.assignments)
+                * min(WINDOW_CHUNKS, run.progress.chunks)
+                * self._windows
+            )
             require(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
 
     def check_consistency(self) -> None:
@@ -283,7 +287,7 @@ class SimulatedAggregator(Process):
             self.feed(ev.OptimizerConnected(body.name))
         elif epoch != self.epoch:
             return
-        elif isinstance(body, pb.CheckpointWritten) and body.job not in self.core.records:
+        elif isinstance(body, pb.CheckpointWritten) and body.job not in self.core.jobs.records:
             self.feed(ev.LateCheckpoint(copy_job(self.cluster.disk.jobs[body.job].job), body))
         else:
             self.feed(ev.FromOptimizer(body))

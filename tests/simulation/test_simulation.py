@@ -231,7 +231,12 @@ def poisoned_core(kind: Any, **arguments: Any) -> Any:
     def poisoned(*inputs: Any) -> Any:
         effects = handle(*inputs)
         run = core.run
-        if run is not None and run.job.id == "job-0" and run.version is not None and run.version.step == 10:
+        if (
+            run is not None
+            and run.job.id == "job-0"
+            and run.progress.version
+            and run.progress.version.step == 10
+        ):
             raise InjectedError("at step 10")
         return effects
 

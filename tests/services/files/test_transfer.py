@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused
+from services.files.errors import FileMissing, NoRoom
 from services.files.service import MAX_REFS, FilesServicer
-from services.files.store import FileMissing, FileStore, NoRoom
+from services.files.store import FileStore
 from services.files.transfer import FilesInMemory, download, upload
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.permissions import FILES_OF_AGGREGATOR

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from aggregator.core.membership.members import Member
+from aggregator.core.progress import JobProgress
 from aggregator.core.running_job import RunningJob
 from cli.main import main
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
@@ -20,12 +21,12 @@ FATAL_STEP = 5
 """Step at which a job brings out the defect."""
 
 _raised: set[str] = set()
-_next_phase, _chunk_arrived = RunningJob._next_phase, RunningJob.chunk_arrived
+_next_phase, _chunk_arrived = JobProgress.next_phase, RunningJob.chunk_arrived
 
 
-def next_phase(self: RunningJob, *arguments: Any) -> None:
+def next_phase(self: JobProgress, *arguments: Any) -> None:
     """Go on to a step, or fail."""
-    job = self.job
+    job = self._job
     fatal = self.version is not None and self.version.step == FATAL_STEP
     if fatal and (job.name == "poisoned" or (job.name == "unlucky" and job.name not in _raised)):
         _raised.add(job.name)
@@ -41,6 +42,9 @@ def chunk_arrived(self: RunningJob, member: Member, header: ChunkHeader, now: fl
 
 
 if __name__ == "__main__":
-    for name, replacement in (("_next_phase", next_phase), ("chunk_arrived", chunk_arrived)):
-        setattr(RunningJob, name, replacement)
+    for owner, name, replacement in (
+        (JobProgress, "next_phase", next_phase),
+        (RunningJob, "chunk_arrived", chunk_arrived),
+    ):
+        setattr(owner, name, replacement)
     sys.exit(main())

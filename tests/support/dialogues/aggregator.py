@@ -140,7 +140,7 @@ class Dialogue:
 
     def cancel(self, job: str = "a") -> list[str]:
         """Cancel a job, which may have ended or not exist."""
-        live = self.core.records.get(job)
+        live = self.core.jobs.records.get(job)
         if live is not None:
             cancelled = copy_job(live.job)
             cancel_job(cancelled)
@@ -149,7 +149,7 @@ class Dialogue:
 
     def job(self, job: str = "a") -> Job:
         """Return the job's record: the core's, or the saved one if the job has ended."""
-        live = self.core.records.get(job)
+        live = self.core.jobs.records.get(job)
         return (live or self.saved[job]).job
 
     # ---- workers ----
@@ -298,7 +298,7 @@ class Dialogue:
         written = pb.CheckpointWritten(
             job=job, generation=generation, step=step, path=f"{job}/{step}", model_sha256=f"sha{step}"
         )
-        if job in self.core.records or job not in self.saved:
+        if job in self.core.jobs.records or job not in self.saved:
             return self.give(ev.FromOptimizer(written))
         return self.give(ev.LateCheckpoint(self.saved[job].job, written))
 

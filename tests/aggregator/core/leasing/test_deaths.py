@@ -37,7 +37,7 @@ class Killed:
         lines = dialogue.hello(session, name, predecessor=predecessor)
         if come_back and dialogue.core.run is not None:
             dialogue.give(ev.DataStreamOpened(session))
-            version = dialogue.core.run.version
+            version = dialogue.core.run.progress.version
             dialogue.ready(session, holds=tuple(version) if version else None)
         return lines
 

@@ -1,0 +1,100 @@
+"""The jobs that have not ended, and which of them is next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aggregator.core.events import Note, Outbox, SaveJob, Submitted
+from aggregator.core.job_report import (
+    Record,
+    cancel_job,
+    copy_job,
+    describe_checkpoint,
+    end_job,
+    set_checkpoint,
+)
+from aggregator.core.setting_aside import seconds_until_start, why_set_aside
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import FAILED, RUNNING, Job
+from services.errors import Refusal
+from services.protocol.plan import JobPlan
+
+
+class LiveJobs:
+    """The queued and running jobs of an aggregator. Those that have ended are on disk only.
+
+    Args:
+        records: The jobs, in order of submission.
+        out: Takes the effects.
+
+    Attributes:
+        records: The jobs by id, in order of submission.
+    """
+
+    def __init__(self, records: Iterable[Record], out: Outbox) -> None:
+        self.records = {record.job.id: record for record in records}
+        self._out = out
+
+    def add(self, submitted: Submitted) -> None:
+        """Append a job, unless it is known."""
+        job = submitted.job
+        if job.id in self.records:
+            return
+        self.records[job.id] = Record(copy_job(job), submitted.spec_json, submitted.plan, {})
+        self._out.put(Note("state", f"queued: {job.name}", copy_job(job)))
+
+    def cancel(self, job: str) -> None:
+        """Remove a queued job, if there is such a one."""
+        record = self.records.pop(job, None)
+        if record is not None:
+            cancel_job(record.job)
+            self._out.put(Note("state", "cancelled", copy_job(record.job)))
+
+    def next(self) -> Record | None:
+        """Return the job that was running when the previous epoch ended, else the oldest one in the queue."""
+        return min(self.records.values(), key=lambda each: each.job.state != RUNNING, default=None)
+
+    def take_next(self, lived_seconds: float) -> tuple[Record, JobPlan] | None:
+        """Return the next job with its plan; None if there is none, or if it must wait. End those that can't run.
+
+        Args:
+            lived_seconds: How long the aggregator lives.
+        """
+        while (record := self.next()) is not None:
+            plan = record.plan
+            if isinstance(plan, Refusal):
+                self._set_aside(record, plan)
+            elif (refusal := why_set_aside(record.job)) is not None:
+                self._set_aside(record, refusal)
+            elif seconds_until_start(record.job, lived_seconds):
+                return None
+            else:
+                return record, plan
+        return None
+
+    def _set_aside(self, record: Record, refusal: Refusal) -> None:
+        """End a job that can't be started, or that took the aggregator down too often."""
+        del self.records[record.job.id]
+        end_job(record.job, FAILED, refusal.reason)
+        self._out.put(SaveJob(copy_job(record.job)))
+        self._out.put(Note("state", f"failed: {record.job.detail}", copy_job(record.job)))
+
+    def describe_probation(self, lived_seconds: float) -> str | None:
+        """Return one line on what the next job waits for before its start; None for nothing."""
+        record = self.next()
+        seconds = seconds_until_start(record.job, lived_seconds) if record is not None else 0.0
+        if record is None or not seconds:
+            return None
+        return (
+            f"job {record.job.id} starts in {seconds:.0f} s: the aggregator died {record.job.starts} times soon after "
+            "it started this job"
+        )
+
+    def record_late_checkpoint(self, record: Job, written: pb.CheckpointWritten) -> None:
+        """Record a checkpoint of a job that has ended, since an older one in its record may be deleted by now."""
+        if record.id in self.records or (record.checkpoint and written.step <= record.checkpoint_step):
+            return
+        job = copy_job(record)
+        set_checkpoint(job, written)
+        self._out.put(SaveJob(job))
+        self._out.put(Note("checkpoint", describe_checkpoint(written), copy_job(job)))

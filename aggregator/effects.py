@@ -1,0 +1,119 @@
+"""Carries out what the core decides, except for effects on payloads, which the data plane carries out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+
+from aggregator.core import events as ev
+from aggregator.core.aggregator import Clock
+from aggregator.core.live_jobs import LiveJobs
+from aggregator.data_plane.plane import DataPlane
+from aggregator.jobs_service import ENDED_STATES
+from aggregator.optimizer_links.link import OptimizerLink
+from aggregator.reporting import EventPublisher
+from aggregator.storage.job_queue import JobQueue
+from aggregator.worker_sessions import WorkerSessions
+from protos import cluster_pb2 as pb
+from services.files.store import FileStore
+from services.protocol.bounds import MessageTooLarge
+from services.runtime.metrics import AggregatorMetrics
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+class EffectRunner:
+    """Carries out the core's effects on disk, peers and metrics. It is used on the event loop alone.
+
+    Args:
+        jobs: The core's jobs.
+        queue: The jobs on disk.
+        files: The files that messages refer to.
+        sessions: The sessions of the connected workers.
+        plane: The data plane, whose addresses a worker is told.
+        link: The link to the optimizer.
+        events: Publishes events of jobs.
+        metrics: The aggregator's metrics.
+        tensor_port: The port of data streams; 0 for none.
+        feed: Gives the core an input.
+    """
+
+    def __init__(
+        self,
+        *,
+        jobs: LiveJobs,
+        queue: JobQueue,
+        files: FileStore,
+        sessions: WorkerSessions,
+        plane: DataPlane,
+        link: OptimizerLink,
+        events: EventPublisher,
+        metrics: AggregatorMetrics,
+        tensor_port: int,
+        feed: Callable[[ev.MessageRefused], None],
+    ) -> None:
+        self._jobs = jobs
+        self._queue = queue
+        self._files = files
+        self._sessions = sessions
+        self._plane = plane
+        self._link = link
+        self._events = events
+        self._metrics = metrics
+        self._tensor_port = tensor_port
+        self._feed = feed
+        self._loop = asyncio.get_running_loop()
+
+    def carry_out(self, effect: ev.Effect, clock: Clock) -> None:
+        """Carry out an effect; a message that is too large to be sent fails its job, not the aggregator.
+
+        Raises:
+            TiermeshError: The disk or the leadership fails.
+        """
+        try:
+            self._carry_out(effect, clock)
+        except MessageTooLarge as error:
+            log.error("%s", error)
+            self._loop.call_soon(self._feed, ev.MessageRefused(error.job, str(error)))
+
+    def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
+        match effect:
+            case ev.ToWorker():
+                session = self._sessions.get(effect.session)
+                if session is not None:
+                    if isinstance(effect.body, pb.Join):
+                        self._lend_spec(effect.body.job)
+                    if isinstance(effect.body, pb.Welcome):
+                        effect.body.tensor_port = self._tensor_port
+                        effect.body.protocol = session.protocol
+                        effect.body.cluster = self._queue.cluster
+                        self._plane.fill_welcome(effect.session, effect.body)
+                    session.send_order(effect.body)
+            case ev.ToOptimizer():
+                match effect.body:
+                    case pb.Open(job=job):
+                        self._lend_spec(job)
+                    case pb.Initialise(job=job, layout=layout, files=files):
+                        self._files.keep(job, [layout, *files.values()])
+                self._link.send_order(effect.body)
+            case ev.Note():
+                self._events.publish(effect, clock)
+            case ev.CheckClosed():
+                self._metrics.count_verification(effect.job, effect.outcome)
+            case ev.SaveJob():
+                self._queue.save(effect.job, effect.fingerprint)
+                if effect.job.state in ENDED_STATES:
+                    self._loop.run_in_executor(None, self._files.release, effect.job.id)
+            case ev.CloseWorker():
+                session = self._sessions.get(effect.session)
+                if session is not None:
+                    session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
+
+    def _lend_spec(self, job: str) -> None:
+        """Serve a job's spec to the peers that an order tells about it."""
+        record = self._jobs.records.get(job)
+        if record is not None:  # else the job has ended within the same input
+            self._files.lend(job, record.spec_json.encode())
