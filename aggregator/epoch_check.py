@@ -1,4 +1,4 @@
-"""How an aggregator learns from a peer that its epoch is too old."""
+"""Detection of an epoch that is too old, from the refusal of a peer."""
 
 from __future__ import annotations
 

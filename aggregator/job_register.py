@@ -1,7 +1,7 @@
-"""What people ask for, and what they can look up: a job is on disk before the core hears of it.
+"""Register of all jobs, in which people submit, cancel and look up. A job is on disk before the core gets it.
 
-The core has the jobs that have not ended; the queue has all. A write that the disk refuses is answered with its error,
-and the core never learns of it.
+The core has the jobs that have not ended; the queue has all. If a write fails, the call is answered with the error,
+and the core gets no input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REQUEST_ID = re.compile(r"[\w.-]{0,64}")
 
 
 class JobRegister:
-    """All jobs of an aggregator. It is used on the event loop alone.
+    """Register of the jobs of an aggregator. It is used on the event loop alone.
 
     Args:
         queue: The jobs on disk.

@@ -19,7 +19,7 @@ from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.caps import Cap, CapReached
 from services.config.job import JobConfig, SpecTooLarge
 from services.errors import Failed, Refused
-from services.transport.access.enforcement import Denied, caller_of, check_permission, current_caller
+from services.transport.access.enforcement import Denied, check_permission, current_caller
 from services.transport.access.permissions import CANCEL_OTHERS_JOB
 from services.transport.request_handlers import service_handler
 
@@ -72,7 +72,7 @@ class JobsServicer:
         try:
             config = JobConfig.from_json(request.spec_json)
             job = self._backend.register.submit(
-                config, name=request.name, request_id=request.request_id, owner=caller_of(context)
+                config, name=request.name, request_id=request.request_id, owner=current_caller().person
             )
         except Refused as refused:
             if isinstance(refused, SpecTooLarge):
@@ -107,7 +107,7 @@ class JobsServicer:
         """Cancel a queued or running job; once this answers, it does not run again."""
         owner = (await self._job(request.job, context)).owner
         try:
-            if owner and owner != caller_of(context):
+            if owner and owner != current_caller().person:
                 check_permission(CANCEL_OTHERS_JOB, current_caller())
             job = self._backend.register.cancel(request.job)
         except Denied as denied:

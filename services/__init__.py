@@ -1,4 +1,4 @@
-"""What every daemon shares, in layers; a layer imports only layers before it. `make lint` checks that.
+"""Code that every daemon shares, in layers. A layer imports only layers before it, and `make lint` checks that.
 
 Read them in this order, the lowest first:
 

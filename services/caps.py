@@ -1,4 +1,4 @@
-"""Caps on what people can take from an aggregator: their names, their values, and the error that tells one.
+"""Caps on what people can take from an aggregator: their names, their values, and the error that names one.
 
 The size of a job's spec is capped by the schema of jobs (`config/job.py`).
 """
@@ -20,7 +20,7 @@ MOST_DOWNLOAD_MB_PER_SECOND = 100_000
 
 
 class Cap(Enum):
-    """What is capped. The value is the label `cap` of the metric."""
+    """Capped quantity. The value is the label `cap` of the metric."""
 
     QUEUED_JOBS = "queued_jobs"
     JOBS_PER_PERSON = "jobs_per_person"
@@ -32,7 +32,7 @@ class CapReached(NotYet):
 
     Args:
         cap: the cap.
-        text: whose it is, how much there is, the bound, and what to do.
+        text: one line with the owner, the amount, the bound, and what to do.
     """
 
     limit = LINE_CHARACTERS
@@ -48,8 +48,8 @@ class Caps:
 
     Attributes:
         queued_jobs: largest number of jobs that are queued or running.
-        jobs_per_person: largest number of them that one person has. It does not apply without security, where nobody
-            has a name.
+        jobs_per_person: largest number of them that one person has. It does not apply without security, where
+            callers have no names.
     """
 
     queued_jobs: int = 10_000

@@ -29,7 +29,7 @@ class WorkerOptions(DaemonOptions):
     Attributes:
         aggregator: `HOST:PORT` of its aggregator, or several separated by commas: the aggregator and its standbys.
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path.
-        state_dir: folder of the record that tells the worker's next start how this process ended; None for no record.
+        state_dir: folder of the process record (process_record.py); None for no record.
         allowed_models: `package.module` or `package.module:Factory` of users' own models that jobs may name.
     """
 

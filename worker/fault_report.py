@@ -1,4 +1,4 @@
-"""What killed a process, read from what `faulthandler` wrote while it died."""
+"""The fault that killed a process, from the report that `faulthandler` wrote as it died."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The record by which a worker's next start learns how this process ended.
+"""Record of a worker process, from which the next start reports the fault that ended it.
 
-Two small files in the state dir: what the process works for, and what `faulthandler` writes while a fault kills it.
+Two small files in the state dir: the process's unfinished work, and the report of `faulthandler` if a fault kills it.
 Both outlive the process, since the kernel has their bytes as soon as they are written. They need not outlive a power
-loss, which is no fault of a job. SIGKILL leaves no report, so it is never taken for a fault.
+loss, which is no fault of a job. SIGKILL leaves no report, so it never counts as a fault.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProcessRecord:
 
         Returns:
             None, after a line in the log, if the folder can't be written or another process of that name lives. The
-            worker works as well without a record, but a fault that kills it can't be told from a person's `kill -9`.
+            worker works without a record, too, but then a fault that kills it looks like a person's `kill -9`.
         """
         stem = quote(name, safe="")
         descriptors: list[int] = []
@@ -80,14 +80,14 @@ class ProcessRecord:
                 os.close(each)
             reason = "used by another process" if isinstance(error, BlockingIOError) else error.strerror
             log.warning(
-                "--state-dir %s: %s; the next start will not know whether a fault killed this process",
+                "--state-dir %s: %s; the next start can't report a fault that kills this process",
                 state_dir,
                 reason,
             )
             return None
 
     def note_duty(self, duty: Duty | None) -> None:
-        """Write what the process works for from now on, if that has changed; None for nothing."""
+        """Write the process's unfinished work, if it has changed; None for no work."""
         duty = duty or _IDLE
         if duty == self._written:
             return
@@ -102,7 +102,7 @@ class ProcessRecord:
             os.ftruncate(self._record, 0)
 
     def close(self) -> None:
-        """End the record in order: the process stops by itself or on request."""
+        """Close the record of a process that ends without a fault."""
         self.note_duty(None)
         faulthandler.enable()  # back to standard error, for what happens while the interpreter ends
         os.close(self._faults)

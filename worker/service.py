@@ -68,7 +68,7 @@ class WorkerService:
         security: the worker's certificate, and the authorities whose certificates it trusts.
         data_dir: folder that is searched for corpora and tokenizers that are missing at the job's path; None for none.
         metrics: metrics of this worker.
-        state_dir: folder of the record that tells the next process of this name how this one ended; None for no record.
+        state_dir: folder of the process record (process_record.py); None for no record.
         allowed_models: code of users' own models that jobs may name.
         shared_memory: whether tensors may travel through memory shared with a peer.
         make_step: factory of a job's training step.

@@ -1,4 +1,4 @@
-"""Appends lines to the logs of jobs. What the disk refuses is lost, counted, and told once there is space."""
+"""Appends lines to the logs of jobs. Lines that a full disk refuses are lost and counted; a later line reports them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class LogWriter:
     def __init__(self, folder: Path, count_lost: Callable[[int], None]) -> None:
         self._folder = folder
         self._count_lost = count_lost
-        self._lost: dict[str, int] = {}  # lines lost and not yet told, by job
+        self._lost: dict[str, int] = {}  # lines lost and not yet reported, by job
 
     def path(self, job: str) -> Path:
         """Return the path of a job's log."""
         return self._folder / f"{job}.jsonl"
 
     def write(self, job: str, kind: str, text: str, unix_seconds: float) -> None:
-        """Append a line to a job's log, after one that tells what was lost before it."""
+        """Append a line to a job's log, after one that reports the lines lost before it."""
         event = {"seconds": round(unix_seconds, 3), "kind": kind, "text": text}
         try:
             hit_failpoint("aggregator.journal.before")
@@ -48,7 +48,7 @@ class LogWriter:
             self._lost[job] = self._lost.get(job, 0) + 1
             self._count_lost(1)
             return
-        with suppress(OSError):  # told after a later line
+        with suppress(OSError):  # a later line reports them
             for other in list(self._lost):
                 self._append(other)
 

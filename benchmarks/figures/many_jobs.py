@@ -51,7 +51,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """What the cluster takes up at one moment.
+    """Memory and metrics of the cluster at one moment.
 
     Attributes:
         jobs: Number of jobs that have ended.

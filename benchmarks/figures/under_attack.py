@@ -1,10 +1,10 @@
-"""under_attack: steps, memory, answers and the stop of an aggregator that strangers attack without a certificate.
+"""under_attack: steps, memory, answers and the stop of an aggregator that peers without a certificate attack.
 
 Four attackers (peers/attacker.py) with addresses of their own share 0.3 core. Together they hold 2,000 connections,
 send byte by byte, and send each kind of HTTP/2 flood and garbage to all three ports. The baseline is the same cluster
-beside processes that burn as much CPU time. Everything is plain text, so no TLS handshake stops an attacker early.
-Meanwhile a worker is killed and restarted, a job is submitted, and `/metrics` is read; at last the aggregator is told
-to stop. Where network namespaces can't be made, the attackers have loopback addresses of their own.
+next to processes that burn as much CPU time. Everything is plain text, so no TLS handshake stops an attacker early.
+Meanwhile a worker is killed and restarted, a job is submitted, and `/metrics` is read; at last SIGTERM stops
+the aggregator. Where network namespaces can't be made, the attackers have loopback addresses of their own.
 """
 
 from __future__ import annotations

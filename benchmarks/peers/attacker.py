@@ -109,7 +109,7 @@ class Crowd:
 
 
 def assaults() -> Iterator[tuple[str, bytes]]:
-    """Return kinds of attack in turn, for ever: each kind of flood, and garbage."""
+    """Yield kinds of attack in turn, without end: each kind of flood, and garbage."""
     draw = random.Random(14)
     kinds = {}
     for path in ("/tiermesh.Cluster/Exchange", "/tiermesh.Cluster/Attend", _JOB_PATH):

@@ -38,7 +38,7 @@ _REFUSED = frozenset(
 
 
 class FileSource(Protocol):
-    """Where the files to upload are: a `FileStore`, or `FilesInMemory`."""
+    """Source of the files to upload: a `FileStore`, or `FilesInMemory`."""
 
     def open(self, sha256: str) -> tuple[IO[bytes] | bytes, int]:
         """Return a file, open or as its content, and its size in bytes."""
@@ -209,7 +209,7 @@ class _Retries:
     Args:
         peer: name of the peer.
         backoff: pauses between attempts; None for the usual ones.
-        on_no_room: called with the reason when the peer's disk is full; None if nobody wants to know.
+        on_no_room: optional callback, called with the reason when the peer's disk is full.
     """
 
     def __init__(

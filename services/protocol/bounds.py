@@ -33,7 +33,7 @@ MAX_LEASE_BATCHES = 1 << 16
 MAX_WORKERS = 1024
 """Maximum number of workers that are connected to an aggregator."""
 MAX_WAITS = 256
-"""Maximum number of waits that Status tells, the longest first."""
+"""Maximum number of waits in a Status, the longest first."""
 MAX_SHARDS = 256
 """Maximum number of shards of an aggregator."""
 MAX_PAGE_BYTES = 3 * 1024 * 1024
@@ -202,7 +202,7 @@ class _TooLarge(Exception):
 
 @dataclass(frozen=True)
 class _Rule:
-    """What to check of a field. `inner`: whether its messages have bounds of their own."""
+    """Check of a field. `inner`: whether its messages have bounds, too."""
 
     name: str
     bound: Bound

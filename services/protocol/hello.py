@@ -31,7 +31,7 @@ class Role(str, Enum):
 
 
 class HelloFault(Enum):
-    """What is wrong with a Hello."""
+    """Kind of fault of a Hello."""
 
     PROTOCOL = "protocol"
     ROLE = "role"
@@ -46,7 +46,7 @@ class HelloRefusal(Refusal):
     """Reason why a Hello is refused.
 
     Attributes:
-        fault: what is wrong with it.
+        fault: kind of fault.
         obeyed_epoch: newer epoch of the same cluster that was obeyed, which the aggregator may have to exceed since its
             queue was restored from a backup; 0 if there is none, or if its aggregator is at work.
     """
@@ -76,7 +76,7 @@ PROTOCOL_RANGE = ProtocolRange(PROTOCOL_MIN, PROTOCOL_VERSION)
 
 @dataclass(frozen=True)
 class HelloExpectations:
-    """What a receiver expects of a Hello.
+    """Values that a receiver expects in a Hello.
 
     Attributes:
         receiver: the receiver as people call it: `aggregator`, `optimizer` or `shard`.

@@ -28,7 +28,7 @@ _PEM_BYTES = 1 << 20
 
 
 class RoleRule(Enum):
-    """What a server with TLS does with callers whose certificate has no role (`--tls-roles`)."""
+    """Rule of a server with TLS for callers whose certificate has no role (`--tls-roles`)."""
 
     REQUIRED = "required"
     OPTIONAL = "optional"

@@ -180,9 +180,10 @@ def test_metrics_of_each_role_know_the_job(cluster: Cluster, short_spec: str) ->
         (cluster.aggregator, "tiermesh_step", "aggregator"),
         (cluster.aggregator, "tiermesh_commits_total", "aggregator"),
         (cluster.optimizer, "tiermesh_updates_total", "optimizer"),
-        *((worker, "tiermesh_weights_step", "worker") for worker in cluster.workers),
     ]
     for daemon, name, role in expected:
         assert daemon.metric(name, job=job, role=role) == 5, f"{name} of {daemon.name}"
+    for worker in cluster.workers:  # a job ends without waiting until every worker has its last weights
+        assert 0 < worker.metric("tiermesh_weights_step", job=job, role="worker") <= 5, worker.name
     assert cluster.aggregator.metric("tiermesh_validation_loss", job=job) > 0
     assert all(worker.metric("tiermesh_aggregator_connected") == 1 for worker in cluster.workers)

@@ -16,7 +16,7 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
 
 @dataclass(frozen=True)
 class Duty:
-    """What a worker is bound to do for a job.
+    """Unfinished work of a worker for a job.
 
     Attributes:
         job: id of the job.

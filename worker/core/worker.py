@@ -88,7 +88,7 @@ class WorkerCore:
 
     @property
     def duty(self) -> Duty | None:
-        """What this worker is bound to do; None if it neither builds a job nor holds a lease."""
+        """Unfinished work of this worker; None if it neither builds a job nor holds a lease."""
         job = self.job
         if job is None or not (self.leases or job.is_building):
             return None

@@ -1,1 +1,1 @@
-"""Who may call what: callers by certificate or token, and the one table that every call is held against."""
+"""Access control: callers by certificate or token, and the table of permissions that every call is checked against."""

@@ -1,4 +1,4 @@
-"""Who calls, and whether they may: the one check of every call, by certificate or token and the table of permissions.
+"""Check of every call: the caller by certificate or token, and the permission by the table.
 
 `admit_call` runs a call's handler for a caller that may call it. gRPC's server gets it by `AccessInterceptor`, the
 tensor port by `guard_stream_handlers`, `/metrics` by `AccessControl.admit`. Calls that go on end soon after their
@@ -37,7 +37,7 @@ _BEARER = "Bearer "
 
 
 class Denied(TiermeshError):
-    """A call that is not let in; the text is for the caller.
+    """A call that is refused; the text is for the caller.
 
     Attributes:
         code: gRPC status of the answer.
@@ -50,10 +50,10 @@ class Denied(TiermeshError):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls.
+    """Caller of a method.
 
     Attributes:
-        kind: kind of the caller; None where everything is allowed, since nobody has to say who they are.
+        kind: kind of the caller; None where callers need no certificate or token, and everything is allowed.
         name: name in the certificate or token; empty without one.
         serial: serial number of the certificate, if there is one.
         token: the token, if one was shown.
@@ -68,7 +68,7 @@ class Caller:
 
     @property
     def person(self) -> str:
-        """Name of the person that calls; empty for a daemon, or if nobody has to say who they are."""
+        """Name of the person that calls; empty for a daemon, or where callers need no certificate or token."""
         return self.name if self.kind in (CallerKind.PERSON, CallerKind.ADMIN) else ""
 
     def __str__(self) -> str:
@@ -79,29 +79,19 @@ class Caller:
 
 
 UNKNOWN_CALLER = Caller()
-"""Caller where nobody has to say who they are: without TLS, and in tests of a servicer alone."""
+"""Caller where none needs a certificate or token: without TLS, and in tests of a servicer alone."""
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=UNKNOWN_CALLER)
 
 
 def current_caller() -> Caller:
-    """Return who made the call that this task serves."""
+    """Return the caller of the call that this task serves."""
     return _caller.get()
-
-
-def caller_of(context: Any) -> str:
-    """Return the person that makes a call; empty without security, and for daemons.
-
-    Args:
-        context: the call, which this task serves.
-    """
-    del context
-    return current_caller().person
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a caller shows.
+    """Proof of identity that comes with a call.
 
     Attributes:
         tls: whether the connection is encrypted.
@@ -115,7 +105,7 @@ class Credentials:
 
     @classmethod
     def of_call(cls, context: Any) -> Credentials:
-        """Return what the caller of a gRPC call shows, on either kind of server."""
+        """Return the credentials of a gRPC call, on either kind of server."""
         connection = context.auth_context()
         kind, pem = connection.get("transport_security_type"), connection.get("x509_pem_cert")
         metadata = dict(context.invocation_metadata() or ())

@@ -1,4 +1,4 @@
-"""Who a certificate belongs to: the kind of caller and its name, from a URI among the subject's alternative names.
+"""Owner of a certificate: the kind of caller and its name, from a URI among the subject's alternative names.
 
 The URI is `tiermesh:role/KIND/NAME`, for example `tiermesh:role/worker/loudbox-3` or `tiermesh:role/person/alice`.
 """
@@ -23,7 +23,7 @@ _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.Un
 
 @dataclass(frozen=True)
 class CertificateIdentity:
-    """What a certificate says about its owner.
+    """Owner of a certificate, as the certificate states it.
 
     Attributes:
         kind: kind of caller; None if the certificate has no role of Tiermesh.

@@ -1,7 +1,7 @@
-"""Who may call what: one row for each RPC method of every role, and for what is no RPC but is asked for like one.
+"""Table of permissions: a row for each RPC method of every role, and for each other request that is checked.
 
-A certificate or a token says which kind of caller shows it (`identity.py`, `tokens.py`). `enforcement.py` applies the
-table to every call, whichever port it comes in by. A method without a row is refused to everybody.
+A certificate or a token names the kind of its owner (`identity.py`, `tokens.py`). `enforcement.py` checks every call
+against the table, on every port. A method without a row is refused to all callers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALL_BUT_METRICS: Callers = frozenset(CallerKind) - {CallerKind.METRICS}
 READ_METRICS = "GET /metrics"
 """Row of a scrape, which is no RPC."""
 CANCEL_OTHERS_JOB = "/tiermesh.Jobs/Cancel of another owner's job"
-"""Row of a Cancel for a job that somebody else submitted; the row of Cancel itself is checked before."""
+"""Row of a Cancel for another person's job; the row of Cancel itself is checked before."""
 
 FILES_OF_AGGREGATOR = "/tiermesh.Files of an aggregator"
 """Row of the files that an aggregator keeps; the row of the method is checked before."""

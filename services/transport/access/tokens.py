@@ -29,7 +29,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the aggregator keeps of a token.
+    """Record that the aggregator keeps of a token.
 
     Attributes:
         id: public part of the token, by which it is named.
@@ -56,14 +56,14 @@ Tokens = Mapping[str, TokenRecord]
 
 
 def make_token(kind: CallerKind, name: str, expires_seconds: float) -> tuple[str, TokenRecord]:
-    """Return a new token, which only its owner may keep, and what the aggregator keeps of it."""
+    """Return a new token, which only its owner may keep, and its record, which the aggregator keeps."""
     token = f"tm_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
     check_name("name", name)
     return token, TokenRecord(token.split("_")[1], kind, name, int(expires_seconds), _hash(token))
 
 
 def find_token(tokens: Tokens, token: str) -> TokenRecord | None:
-    """Return the record of a token that somebody shows; None if there is none. It may have expired."""
+    """Return the record of a token; None if it has none. The token may have expired."""
     found = _TOKEN.fullmatch(token)
     record = tokens.get(found[1]) if found else None
     # The comparison takes as long for every wrong secret.

@@ -20,7 +20,7 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class WatchedFiles(Generic[Content]):
-    """What some files say, read again after any of them changed. Any thread may ask.
+    """Content of some files, which are read again after any of them has changed. It is safe on any thread.
 
     Files that become unreadable or wrong leave the last good content in place, and are logged once.
 

@@ -88,7 +88,7 @@ class LinkEnd:
 
 
 class Attendant(Protocol[SentT, ReceivedT, AnswerT]):
-    """What is particular to one kind of client. `str()` of it names the peer, for the log."""
+    """Part of the client that depends on its role. `str()` of it names the peer, for the log."""
 
     @property
     def address(self) -> str:
@@ -104,7 +104,7 @@ class Attendant(Protocol[SentT, ReceivedT, AnswerT]):
         """Run the stream of a link whose answer was accepted, until it ends."""
 
     def ended(self, end: LinkEnd) -> bool:
-        """Take note of the end; return whether to wait before the next attempt."""
+        """Handle the end, and return whether to wait before the next attempt."""
 
 
 async def keep_attending(

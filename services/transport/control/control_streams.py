@@ -1,4 +1,4 @@
-"""Control streams: messages with checksums, in both directions, with heartbeats beside them.
+"""Control streams: messages with checksums and heartbeats, in both directions.
 
 Streams get no deserializer from gRPC, because grpc.aio hides a message that can't be parsed. A client reads None, as
 at the end of the stream, and waits for a status that never comes; a server's call ends with a traceback. Here every
@@ -113,7 +113,7 @@ class ControlStream(Generic[SentT, ReceivedT]):
         Args:
             take: waits for the next message to send and returns it.
             received: called with each message.
-            others: coroutines that run beside; the stream ends with the first of them.
+            others: coroutines that run meanwhile; the stream ends with the first of them.
             heartbeats: sends heartbeats and notices a silent peer; None if others do.
 
         Raises:

@@ -1,7 +1,7 @@
-"""How many frames a peer may send that carry little: a budget that time and payload refill.
+"""Budget of the frames with little content that a peer may send. Time and payload refill it.
 
-Every frame costs a few microseconds of Python, however small it is. Without a limit a peer could keep a core busy with
-little work of its own, by PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA, or streams that it resets.
+Every frame costs a few microseconds of Python, however small it is. Without a limit a peer could keep a core busy at
+little cost: by PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA, or streams that it resets.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FrameBudget:
                 )
 
     def spend_dropped(self, length: int) -> None:
-        """Charge the peer for payload that nobody takes.
+        """Charge the peer for payload that is dropped.
 
         Raises:
             ProtocolError: the peer has spent its budget.

@@ -86,22 +86,22 @@ class Ticket:
 
     @property
     def pending(self) -> bool:
-        """Whether the peer has not shown yet that it belongs here."""
+        """Whether the connection is pending."""
         return self._pending
 
     def confirm(self) -> None:
-        """Note that the peer belongs here."""
+        """Count the connection as confirmed, not as pending."""
         if self._open and self._pending:
             self._pending = False
             self._admission.confirmed(self._source)
 
     def violated(self) -> None:
-        """Note that the peer broke the rules of the protocol. A confirmed peer is not charged."""
+        """Charge the address for a violation of the protocol, unless the connection is confirmed."""
         if self._pending:
             self._admission.charge(self._source)
 
     def close(self) -> None:
-        """Note the end of the connection."""
+        """Stop counting the connection."""
         if self._open:
             self._open = False
             self._admission.closed(self._source, pending=self._pending)
@@ -109,7 +109,7 @@ class Ticket:
 
 @dataclass
 class _Source:
-    """What is known of an address: its pending connections, and how many it may open now."""
+    """An address: its pending connections, and the number that it may open now."""
 
     allowance: float
     updated_seconds: float

@@ -23,7 +23,6 @@ from services.transport.access.enforcement import (
     Credentials,
     Denied,
     authorization,
-    caller_of,
     current_caller,
 )
 from services.transport.access.identity import identify
@@ -57,12 +56,12 @@ def security(files: Path, name: str, **settings: Any) -> Security:
 
 async def stay(_: Any, context: Any) -> None:
     """Answer with the caller, and keep the stream open."""
-    await context.write(f"{current_caller().kind} {caller_of(context)}".encode())
+    await context.write(f"{current_caller().kind} {current_caller().person}".encode())
     await asyncio.Event().wait()
 
 
 async def stay_and_yield(_: Any, context: Any) -> AsyncIterator[bytes]:
-    yield caller_of(context).encode()
+    yield current_caller().person.encode()
     await asyncio.Event().wait()
 
 
