@@ -307,7 +307,8 @@ class OptimizerEngine:
             except TensorStoreLost as lost:
                 log.info("job %s: %s", job, lost)
             except Exception as error:
-                self.feed(to_operation_failed(job, error))
+                if not self._closed:  # else the threads that work have stopped
+                    self.feed(to_operation_failed(job, error))
 
     async def _load(self, effect: ev.Load) -> None:
         await self._wait_for_space(effect.job)

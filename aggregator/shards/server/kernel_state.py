@@ -19,6 +19,7 @@ from protos import shards_pb2 as pb
 from protos import tensors_pb2 as tensors_pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import MOST_SPEC_BYTES, JobConfig
+from services.errors import Refused
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
@@ -159,7 +160,13 @@ class KernelState:
         self._finished_sums[header.index] = values
 
     def pop_finished_sum(self, chunk: int) -> Float32Array:
-        """Return the finished sum of a chunk, [elements of the chunk] float32, and forget it."""
+        """Return the finished sum of a chunk, [elements of the chunk] float32, and forget it.
+
+        Raises:
+            Refused: there is none.
+        """
+        if chunk not in self._finished_sums:
+            raise Refused(f"chunk {chunk}: no finished sum to stage; send FinishSum before StageChunk")
         return self._finished_sums.pop(chunk)
 
     def replace_tensors(self, tensors: ShardTensors | None) -> None:

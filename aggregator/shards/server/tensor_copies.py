@@ -60,8 +60,8 @@ class TensorCopies:
         Raises:
             MemoryError: there was not enough memory for the copy.
         """
-        arrays = await self._future(copy)
         try:
+            arrays = await self._future(copy)
             for name, array in arrays.items():
                 for offset in range(0, array.size, CHUNK_ELEMENTS):
                     piece = partial(make_piece, name, array, offset, offset=offset, elements=array.size)

@@ -60,3 +60,17 @@ def test_a_waiting_reader_is_cancelled_on_close() -> None:
             await reader
 
     run(scenario())
+
+
+def test_readers_that_leave_before_the_copy_is_made_leave_nothing() -> None:
+    async def scenario() -> None:
+        copies = TensorCopies()
+        for copy in range(100):
+            reader = asyncio.ensure_future(anext(copies.read(copy)))
+            await asyncio.sleep(0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+        assert not copies._copies
+
+    run(scenario())
