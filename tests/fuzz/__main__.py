@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from services.tensors.kernels import compiler
 
 CORPUS = Path("build/fuzz/corpus")
 """Inputs that reached new code, from which the next run starts."""
@@ -24,7 +27,8 @@ def fuzz(name: str, seconds: int) -> None:
     """Fuzz one target, then end this process. Failing inputs are written to build/fuzz."""
     import atheris
 
-    with atheris.instrument_imports(include=["services", "aggregator", "hpack", "h11"]):
+    os.environ[compiler.VARIABLE] = "numpy"  # compiled ones take a second to load
+    with atheris.instrument_imports(include=["services", "aggregator", "optimizer", "hpack", "h11"]):
         target = importlib.import_module("tests.fuzz.targets").TARGETS[name]
     corpus = CORPUS / name
     corpus.mkdir(parents=True, exist_ok=True)

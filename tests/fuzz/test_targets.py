@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import logging
+import random
+from collections.abc import Iterator
+
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.transport.http2.frames import PREFACE, FrameType
-from tests.fuzz.targets import ENVELOPES, REQUEST_METHODS, SERVICES, TARGETS, Target
+from services.transport.http2.frames import FrameType
+from tests.fuzz.connections import frames_of
+from tests.fuzz.draws import Draws, draw_message
+from tests.fuzz.messages import ENVELOPES
+from tests.fuzz.rpcs import RPC_TARGETS
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 from tests.support.raw_http2 import frames_in
+from tests.support.services import own_services
+
+QUICK = [name for name in TARGETS if name not in RPC_TARGETS]
+"""Targets that start no role."""
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=60, deadline=None)
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("name", QUICK)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_bytes(name: str, data: st.DataObject) -> None:
     target = TARGETS[name]
@@ -20,6 +41,16 @@ def test_any_bytes(name: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(seed)))
     target.run(seed[:cut] + data.draw(st.binary(max_size=20)) + seed[cut:])
     target.run(data.draw(st.binary(max_size=200)))
+
+
+@pytest.mark.parametrize("name", RPC_TARGETS)
+def test_seeds_of_a_method_and_some_changes(name: str) -> None:
+    draw = random.Random(name)
+    target = RPC_TARGETS[name]
+    for seed in target.seeds[:4]:
+        target.run(seed)
+    for _ in range(3):
+        target.run(bytes([*draw.randbytes(3), *(each | 3 for each in draw.randbytes(60))]))
 
 
 def test_a_refusal_of_several_lines_is_found() -> None:
@@ -31,16 +62,36 @@ def test_a_refusal_of_several_lines_is_found() -> None:
 
 
 def test_every_rpc_and_frame_type_is_a_target() -> None:
-    streams = {method.name for service in SERVICES for method in service.methods} - {
-        method.name for method in REQUEST_METHODS
+    methods = {f"{service.name}.{method.name}" for service in own_services() for method in service.methods}
+    assert methods == set(RPC_TARGETS)
+    streamed = {
+        kind.full_name
+        for service in own_services()
+        for method in service.methods
+        if method.name == "Attend"
+        for kind in (method.input_type, method.output_type)
     }
-    assert streams == {"Attend", "Exchange"}
-    bodies = {kind.DESCRIPTOR.full_name for kind in ENVELOPES} | {"tiermesh.Chunk"}
-    for service in SERVICES:
+    assert streamed == {kind.DESCRIPTOR.full_name for kind in ENVELOPES}
+    frames = {kind.name.lower().replace("_", "-") for kind in FrameType}
+    for end in ("server", "client"):
+        assert {name.partition(".")[2] for name in TARGETS if name.startswith(f"{end}.")} == frames
+
+
+@pytest.mark.parametrize("kind", FrameType)
+def test_frames_of_a_type_are_drawn(kind: FrameType) -> None:
+    (seed, _) = TARGETS[f"client.{kind.name.lower().replace('_', '-')}"].seeds
+    assert kind in {each for each, *_ in frames_in(frames_of(kind, Draws(seed)))}
+
+
+def test_every_field_of_every_request_can_be_drawn() -> None:
+    draw = random.Random(1)
+    for service in own_services():
         for method in service.methods:
-            if method.name in streams:
-                assert method.input_type.full_name in bodies, method.full_name
-    sent = {
-        kind for seed in TARGETS["http2_server"].seeds for kind, *_ in frames_in(seed[1 + len(PREFACE) :])
-    }
-    assert set(FrameType) <= sent
+            wanted = set(method.input_type.fields_by_name) - {"own_crc32c"}
+            found: set[str] = set()
+            for _ in range(2000):
+                message = draw_message(Draws(draw.randbytes(100)), GetMessageClass(method.input_type), {})
+                found |= {field.name for field, _ in message.ListFields()}
+                if wanted <= found:
+                    break
+            assert wanted == found, method.full_name

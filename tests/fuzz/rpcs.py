@@ -1,0 +1,228 @@
+"""A target for each RPC method: streams of any bytes and of well-formed messages, through the services of the roles.
+
+The first byte chooses the role, where several serve the method, the second its state, and the third whether the call
+has the metadata of the peer that attends. The others are the messages (`draws.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from aggregator.shards.array_pieces import make_piece
+from protos import cluster_pb2 as cluster
+from protos import files_pb2 as files
+from protos import jobs_pb2 as jobs
+from protos import shards_pb2 as shards
+from protos.tensors_pb2 import Chunk
+from services.checkpoints.hugging_face import CONFIG_FILE
+from services.protocol.file_refs import make_ref
+from services.protocol.hello import Role, make_hello
+from services.transport.data.shared_memory_link import SHARED_MEMORY_KEY
+from tests.fuzz.calls import Call, Metadata, settle
+from tests.fuzz.draws import Draws, draw_stream, record
+from tests.fuzz.roles import (
+    CLUSTER,
+    CONTENTS,
+    EPOCH,
+    FINGERPRINT,
+    INCARNATION,
+    JOB,
+    KNOWN,
+    LAYOUT,
+    LAYOUT_TEXT,
+    LEASE,
+    REFS,
+    SPEC,
+    Attending,
+    ServedAggregator,
+    ServedOptimizer,
+    ServedRole,
+    ServedShard,
+    initial_weights,
+    orders,
+    pieces_of,
+    serves,
+    serving,
+)
+from tests.fuzz.target import Target
+from tests.support.services import own_services
+
+ROLES: tuple[type[ServedRole], ...] = (ServedAggregator, ServedOptimizer, ServedShard)
+"""All roles that serve calls."""
+_FRESH, _ATTENDED, _TRAINING = range(3)
+_GOES_ON = 64
+"""Bit by which the messages of Attend go on where the peer is that attends."""
+_STATES = {
+    **dict.fromkeys(("Cluster", "Optimizer", "Shard"), (_FRESH, _ATTENDED, _TRAINING, _GOES_ON | _TRAINING)),
+    "Jobs": (_FRESH, _TRAINING),
+}
+"""States in which the methods of a service are called at first."""
+_OFFERS = ("1 2 " + 64 * "0", "x", "9" * 300 + " 1 " + 64 * "0")
+
+
+def repair(message: Any) -> None:
+    """Set the checksums inside a message, over what their senders compute them."""
+    match message:
+        case files.FilePiece():
+            message.crc32c = google_crc32c.value(message.data)
+        case shards.ArrayPiece():
+            of = message
+            text = f"{of.opening} {of.array} {of.dtype} {of.elements} {of.offset}".encode()
+            message.crc32c = google_crc32c.extend(google_crc32c.value(text), message.data)
+        case Chunk():
+            message.header.crc32c = google_crc32c.value(message.payload)
+
+
+def _metadata(draws: Draws, role: ServedRole) -> Metadata:
+    """Return the metadata of a call: that of the peer that attends, or something else."""
+    how = draws.byte()
+    if how < 192:
+        return role.metadata
+    drawn = "".join(chr(32 + each % 95) for each in draws.take(how % 64)) * (30 if how > 250 else 1)
+    return (*((key, drawn) for key, _ in role.metadata[how % 2 :]), (SHARED_MEMORY_KEY, draws.pick(_OFFERS)))
+
+
+def _run(method: str, request: type[Message], content: bytes) -> None:
+    draws = Draws(content)
+    kinds = [kind for kind in ROLES if method.split("/")[1] in serves(kind)]
+
+    async def run() -> None:
+        async with serving(draws.pick(kinds)) as role:
+            how = draws.byte()
+            peer = await _bring_to(role, how % _GOES_ON % 3)
+            metadata = _metadata(draws, role)
+            messages = draw_stream(draws, request, KNOWN, repair)
+            if peer is not None and how & _GOES_ON and method.endswith("Attend"):  # the peer goes on
+                for each in messages:
+                    peer.send_bytes(each)
+                await settle(peer, peer.task)
+            else:
+                await role.port.try_call(method, Call(messages, metadata))
+
+    try:
+        asyncio.run(run())
+    except Exception as error:  # whatever is refused is answered with a status
+        raise AssertionError(f"{method}: {error!r}") from error
+
+
+async def _bring_to(role: ServedRole, state: int) -> Attending | None:
+    """Bring a role into a state; return the call of the peer that attends, if there is one."""
+    if state == _ATTENDED:
+        return await role.attend()
+    return await role.train() if state == _TRAINING else None
+
+
+def _hello(role: Role) -> cluster.Hello:
+    hello = make_hello(role, "peer", incarnation=INCARNATION, heartbeat_seconds=5.0)
+    if role is Role.AGGREGATOR:
+        hello.epoch_seen, hello.cluster = EPOCH, CLUSTER
+    return hello
+
+
+def _streams() -> dict[str, list[list[Message]]]:
+    """Return what a peer may send, by method; streams of requests for the methods that are not here are one each."""
+    job, spec, layout, config = JOB, *map(make_ref, (SPEC.encode(), LAYOUT_TEXT, b"{}"))
+    weights = np.zeros(LAYOUT.elements, np.float32)
+    return {
+        "/tiermesh.Cluster/Attend": [
+            [
+                cluster.WorkerMessage(hello=_hello(Role.WORKER)),
+                cluster.WorkerMessage(epoch=EPOCH, heartbeat=cluster.Heartbeat()),
+                cluster.WorkerMessage(
+                    epoch=EPOCH,
+                    ready=cluster.Ready(
+                        job=job,
+                        layout_hash=LAYOUT.hash,
+                        elements=LAYOUT.elements,
+                        fingerprint=FINGERPRINT,
+                        tokens_per_micro_batch=8,
+                    ),
+                ),
+                cluster.WorkerMessage(
+                    epoch=EPOCH,
+                    description=cluster.Description(
+                        job=job, lease=LEASE, layout=layout, files={CONFIG_FILE: config}
+                    ),
+                ),
+                cluster.WorkerMessage(epoch=EPOCH, failure=cluster.Failure(job=job, lease=LEASE, reason="r")),
+            ]
+        ],
+        "/tiermesh.Cluster/Exchange": [[initial_weights(LEASE)]],
+        "/tiermesh.Optimizer/Attend": [
+            [
+                cluster.OptimizerCommand(epoch=EPOCH, hello=_hello(Role.AGGREGATOR)),
+                cluster.OptimizerCommand(epoch=EPOCH, open=cluster.Open(job=job, spec=spec)),
+                cluster.OptimizerCommand(
+                    epoch=EPOCH,
+                    initialise=cluster.Initialise(job=job, layout=layout, files={CONFIG_FILE: config}),
+                ),
+                cluster.OptimizerCommand(epoch=EPOCH, send_weights=cluster.SendWeights(job=job)),
+                cluster.OptimizerCommand(epoch=EPOCH, start_over=cluster.StartOver(job=job, generation=1)),
+                cluster.OptimizerCommand(epoch=EPOCH, close=cluster.Close(job=job)),
+            ]
+        ],
+        "/tiermesh.Optimizer/Exchange": [[initial_weights(0)]],
+        "/tiermesh.Optimizer/ReadCheckpoint": [[cluster.ReadCheckpointRequest(job=job, newest=True)]],
+        "/tiermesh.Shard/Attend": [
+            [
+                orders(shards.ShardOrder(hello=_hello(Role.AGGREGATOR))),
+                orders(
+                    shards.ShardOrder(
+                        open_part=shards.OpenPart(opening=1, job=job, spec=spec, layout=layout)
+                    ),
+                    shards.ShardOrder(
+                        worker_attends=shards.WorkerAttends(session=1, incarnation=INCARNATION)
+                    ),
+                    shards.ShardOrder(send_up_to=shards.SendUpTo(session=1, generation=1, limit=1)),
+                    shards.ShardOrder(make_weights=shards.MakeWeights(job=job, generation=1)),
+                    shards.ShardOrder(copy=shards.CopyPart(copy=1)),
+                    shards.ShardOrder(stage=shards.StageChunk(initial=True)),
+                ),
+            ]
+        ],
+        "/tiermesh.Shard/ReadPart": [[shards.ReadPartRequest(copy=1)]],
+        "/tiermesh.Shard/WritePart": [
+            [make_piece("weights", weights, 0, offset=0, elements=weights.size, opening=1)]
+        ],
+        "/tiermesh.Files/Missing": [[files.MissingRequest(files=REFS)]],
+        "/tiermesh.Files/Write": [list(pieces_of(content)) for content in CONTENTS],
+        "/tiermesh.Files/Read": [[files.ReadFileRequest(sha256=each.sha256)] for each in REFS],
+        "/tiermesh.Jobs/Submit": [[jobs.SubmitRequest(spec_json=SPEC, request_id="r")]],
+        "/tiermesh.Jobs/List": [[jobs.ListRequest(page_token="1", limit=1, newest_first=True)]],
+        "/tiermesh.Jobs/Logs": [[jobs.LogsRequest(job=job, follow=True)]],
+        "/tiermesh.Jobs/Download": [[jobs.DownloadRequest(job=job, newest=True)]],
+        **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Cancel", "Watch")},
+    }
+
+
+def _seed(role: int, state: int, *messages: Message) -> bytes:
+    return bytes([role, state, 0]) + b"".join(map(record, messages))
+
+
+def _targets() -> dict[str, Target]:
+    streams, targets = _streams(), {}
+    for service in own_services():
+        for described in service.methods:
+            method = f"/{service.full_name}/{described.name}"
+            request = GetMessageClass(described.input_type)
+            roles = range(sum(service.full_name in serves(kind) for kind in ROLES))
+            states = _STATES.get(service.name, (_FRESH,))
+            seeds = [
+                _seed(role, state, *messages)
+                for messages in streams.get(method, [[request()]])
+                for role in roles
+                for state in states
+            ]
+            targets[f"{service.name}.{described.name}"] = Target(partial(_run, method, request), tuple(seeds))
+    return targets
+
+
+RPC_TARGETS = _targets()
+"""Targets by `Service.Method`. All are reached after authentication, where it is required."""
