@@ -35,7 +35,7 @@ from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.caps import Caps
+from services.caps import MB, Caps
 from services.errors import TiermeshError, name_internal_error
 from services.files.service import FilesServicer
 from services.files.store import FileStore
@@ -108,7 +108,9 @@ class AggregatorService:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._leadership = Leadership(queue, self._timeouts)
-        self.journal = Journal(state_dir / "logs", metrics.count_lost_log_lines)
+        self.journal = Journal(
+            state_dir / "logs", metrics.count_lost_log_lines, caps.log_mb * MB, metrics.count_cap_reached
+        )
         self.files = FileStore(state_dir / "files")
         self._events = EventPublisher(self.journal, metrics)
         self._wait_reporter = WaitReporter(metrics, self._timeouts)

@@ -20,7 +20,7 @@ from cli.options import (
     option,
     path_option,
 )
-from services.caps import MOST_JOBS, Caps
+from services.caps import MOST_JOBS, MOST_LOG_MB, Caps
 from services.errors import Refused
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 
@@ -110,9 +110,18 @@ def _caps_options(command: Command) -> Command:
         default=Caps.jobs_per_person,
         help="Largest number of them that one person has.",
     )
+    @option(
+        "--max-log-mb",
+        type=click.IntRange(1, MOST_LOG_MB),
+        default=Caps.log_mb,
+        help="Largest size of a job's log in MB; what doesn't fit is removed from its middle.",
+    )
     @functools.wraps(command)
-    def with_caps(*arguments: Any, max_queued_jobs: int, max_jobs_per_person: int, **rest: Any) -> Any:
-        return command(*arguments, caps=Caps(max_queued_jobs, max_jobs_per_person), **rest)
+    def with_caps(
+        *arguments: Any, max_queued_jobs: int, max_jobs_per_person: int, max_log_mb: int, **rest: Any
+    ) -> Any:
+        caps = Caps(max_queued_jobs, max_jobs_per_person, max_log_mb)
+        return command(*arguments, caps=caps, **rest)
 
     return with_caps
 

@@ -11,6 +11,8 @@ from enum import Enum
 from services.errors import NotYet
 from services.printable import LINE_CHARACTERS
 
+MB = 1_000_000
+
 MOST_JOBS = 1_000_000
 """Largest cap on a number of jobs."""
 MOST_LOG_MB = 100_000
@@ -25,6 +27,7 @@ class Cap(Enum):
     QUEUED_JOBS = "queued_jobs"
     JOBS_PER_PERSON = "jobs_per_person"
     SPEC_BYTES = "spec_bytes"
+    LOG_BYTES = "log_bytes"
 
 
 class CapReached(NotYet):
@@ -50,7 +53,9 @@ class Caps:
         queued_jobs: largest number of jobs that are queued or running.
         jobs_per_person: largest number of them that one person has. It does not apply without security, where
             callers have no names.
+        log_mb: largest size of a job's log, in MB.
     """
 
     queued_jobs: int = 10_000
     jobs_per_person: int = 5_000
+    log_mb: int = 100

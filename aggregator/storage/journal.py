@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from aggregator.storage.log_writer import LogWriter
 from protos.jobs_pb2 import JobEvent, LogLine
+from services.caps import MB, Cap, Caps
 from services.printable import printable
 from services.protocol.bounds import LOG_LINE_CHARACTERS
 
@@ -24,11 +26,19 @@ class Journal:
 
     Args:
         folder: The folder.
-        count_lost: Counts lines of logs that could not be written.
+        count_lost: Counts lines that are missing from logs.
+        max_log_bytes: The largest size of a log.
+        count_cap_reached: Called when a log has reached its cap.
     """
 
-    def __init__(self, folder: Path, count_lost: Callable[[int], None] = lambda lines: None) -> None:
-        self._writer = LogWriter(folder, count_lost)
+    def __init__(
+        self,
+        folder: Path,
+        count_lost: Callable[[int], None] = lambda lines: None,
+        max_log_bytes: int = Caps.log_mb * MB,
+        count_cap_reached: Callable[[Cap], None] = lambda cap: None,
+    ) -> None:
+        self._writer = LogWriter(folder, max_log_bytes, count_lost, count_cap_reached)
         self._watchers: dict[str, set[asyncio.Queue[JobEvent | None]]] = {}
 
     def publish(self, event: JobEvent) -> None:
@@ -50,9 +60,8 @@ class Journal:
 
     async def lines(self, job: str) -> AsyncIterator[LogLine]:
         """Yield the job's log up to now. A thread reads the disk, a piece at a time, as fast as the lines are taken."""
-        path = self._writer.path(job)
-        size = path.stat().st_size if path.exists() else 0
-        pieces = _read_pieces(path, size)
+        # Opened at once, since later events may remove lines, and are what subscribers get.
+        pieces = _read_pieces([*self._writer.log_of(job).open()])
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             for line in piece:
                 yield line
@@ -71,21 +80,27 @@ class Journal:
                 self._watchers.pop(job, None)
 
 
-def _read_pieces(path: Path, size: int) -> Iterator[list[LogLine]]:
-    """Yield the lines of the first `size` bytes of a log, some at a time; a line of more than a piece is left out."""
-    if not size:
-        return
+def _read_pieces(files: Sequence[tuple[IO[bytes], int]]) -> Iterator[list[LogLine]]:
+    """Yield the lines of a log's open files, each up to its size, some at a time; then close them."""
+    with ExitStack() as stack:
+        for file, _ in files:
+            stack.enter_context(file)
+        for file, size in files:
+            yield from _read_file(file, size)
+
+
+def _read_file(file: IO[bytes], size: int) -> Iterator[list[LogLine]]:
+    """Yield the lines of the first `size` bytes of a file, some at a time; a line of more than a piece is left out."""
     rest, is_cut = b"", False
-    with path.open("rb") as file:
-        while size > 0 and (data := file.read(min(PIECE_BYTES, size))):
-            size -= len(data)
-            *lines, rest = (rest + data).split(b"\n")
-            if is_cut and lines:
-                del lines[0]
-                is_cut = False
-            if len(rest) > PIECE_BYTES:
-                rest, is_cut = b"", True
-            yield _parse(lines)
+    while size > 0 and (data := file.read(min(PIECE_BYTES, size))):
+        size -= len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        if is_cut and lines:
+            del lines[0]
+            is_cut = False
+        if len(rest) > PIECE_BYTES:
+            rest, is_cut = b"", True
+        yield _parse(lines)
     if not is_cut:
         yield _parse([rest])
 

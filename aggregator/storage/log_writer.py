@@ -1,16 +1,16 @@
-"""Appends lines to the logs of jobs. Lines that a full disk refuses are lost and counted; a later line reports them."""
+"""Appends lines to the logs of jobs. Lines that a cap removes or a full disk refuses are counted and reported."""
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from aggregator.storage.capped_log import CappedLog
+from services.caps import MB, Cap
 from services.instrumentation.failpoints import hit_failpoint
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -21,17 +21,27 @@ class LogWriter:
 
     Args:
         folder: The folder, which is created when it is first needed.
+        max_bytes: The largest size of a log.
         count_lost: Counts lines that were lost.
+        count_cap_reached: Called when a log has reached its cap.
     """
 
-    def __init__(self, folder: Path, count_lost: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        count_lost: Callable[[int], None],
+        count_cap_reached: Callable[[Cap], None],
+    ) -> None:
         self._folder = folder
+        self._max_bytes = max_bytes
         self._count_lost = count_lost
+        self._count_cap_reached = count_cap_reached
         self._lost: dict[str, int] = {}  # lines lost and not yet reported, by job
 
-    def path(self, job: str) -> Path:
-        """Return the path of a job's log."""
-        return self._folder / f"{job}.jsonl"
+    def log_of(self, job: str) -> CappedLog:
+        """Return a job's log."""
+        return CappedLog(self._folder, job, self._max_bytes)
 
     def write(self, job: str, kind: str, text: str, unix_seconds: float) -> None:
         """Append a line to a job's log, after one that reports the lines lost before it."""
@@ -63,18 +73,13 @@ class LogWriter:
             log.warning("job %s: its log is written again; %d lines are lost", job, lost, extra={"job": job})
 
     def _append_text(self, job: str, text: str) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self.path(job).open("a+b", buffering=0) as file:
-            end = file.seek(0, 2)
-            if end:
-                file.seek(end - 1)
-                if file.read(1) != b"\n":
-                    text = f"\n{text}"  # a power loss or a full disk has cut the last line off
-            data = text.encode()
-            try:
-                if file.write(data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                with suppress(OSError):
-                    file.truncate(end)
-                raise
+        data, lines = text.encode(), self.log_of(job)
+        removed = lines.make_room(len(data))
+        if removed:
+            self._count_lost(removed)
+            self._count_cap_reached(Cap.LOG_BYTES)
+            log.warning(
+                "job %s: its log has reached its cap of %g MB (--max-log-mb): %d lines are removed from its middle",
+                job, self._max_bytes / MB, removed, extra={"job": job},
+            )  # fmt: skip
+        lines.append(data)

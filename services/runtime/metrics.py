@@ -237,13 +237,13 @@ class AggregatorMetrics(_RoleMetrics):
         self._running_job = ""
         self._lost_log_lines = Counter(
             "tiermesh_log_lines_lost",
-            "Lines of jobs' logs that could not be written, as when the disk is full",
+            "Lines missing from jobs' logs, since the disk was full or the log had reached its cap",
             ("role",),
             registry=self.registry,
         ).labels(self.role)
         caps_reached = Counter(
             "tiermesh_caps_reached",
-            "Times a cap was reached, by cap: queued_jobs, jobs_per_person or spec_bytes",
+            "Times a cap was reached, by cap: queued_jobs, jobs_per_person, spec_bytes or log_bytes",
             ("role", "cap"),
             registry=self.registry,
         )
@@ -321,7 +321,7 @@ class AggregatorMetrics(_RoleMetrics):
             self._of(self._running, running).set(1)
 
     def count_lost_log_lines(self, lines: int) -> None:
-        """Count lines of jobs' logs that could not be written."""
+        """Count lines that are missing from jobs' logs."""
         self._lost_log_lines.inc(lines)
 
     def count_cap_reached(self, cap: Cap) -> None:

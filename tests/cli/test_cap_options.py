@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from services.caps import MOST_JOBS
+from services.caps import MOST_JOBS, MOST_LOG_MB
 from services.printable import LINE_CHARACTERS
 
 BOUNDS = {
     "--max-queued-jobs": MOST_JOBS,
     "--max-jobs-per-person": MOST_JOBS,
+    "--max-log-mb": MOST_LOG_MB,
 }
 
 

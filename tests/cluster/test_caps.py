@@ -11,12 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
+from aggregator.storage.capped_log import CappedLog
 from protos import jobs_pb2 as jobs
+from services.caps import MB
 from services.config.job import MOST_SPEC_BYTES
 from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import gpt_config, write_config
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, tiermesh, tls_flags
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh, tls_flags
 
 Run = Callable[..., tuple[int, dict[str, Any], str]]
 
@@ -105,3 +107,33 @@ def test_concurrent_submissions_and_a_spec_that_is_too_large(tmp_path: Path, gpt
             cluster.stub.Submit(large, timeout=LIMIT_SECONDS)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert reached(cluster) == {"queued_jobs": 1, "spec_bytes": 1}
+
+
+def test_a_log_keeps_its_first_and_last_lines_and_the_count_over_a_restart(
+    tmp_path: Path, long_spec: str
+) -> None:
+    with Cluster(tmp_path, workers=1, aggregator_options=("--max-log-mb", 1)) as cluster:
+        job = cluster.submit(long_spec)
+        cluster.wait_step(job, 1)
+        cluster.aggregator.kill()
+        first, end, _ = CappedLog(tmp_path / "aggregator-state" / "logs", job, MB).paths
+        line = json.dumps({"seconds": 1.0, "kind": "step", "text": "x" * 900}) + "\n"
+        with first.open("a") as file:
+            file.write(line * (500_000 // len(line)))
+        told = json.dumps({"seconds": 1.0, "kind": "missing", "text": "7 lines are missing here", "lines": 7})
+        lines = 249_000 // len(line)
+        end.write_text(f"{told}\n{line * lines}")
+        cluster.start_aggregator()
+
+        follow = cluster.stub.Logs(jobs.LogsRequest(job=job, follow=True), timeout=LIMIT_SECONDS)
+        eventually(lambda: reached(cluster) == {"log_bytes": 1}, "the log to reach its cap")
+        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+        assert [each.text for each in follow][-1] == "cancelled: cancelled by request"
+        assert first.stat().st_size + end.stat().st_size <= MB
+        removed = cluster.aggregator.metric("tiermesh_log_lines_lost_total")
+        assert 0 < removed < lines
+        printed = tiermesh("logs", job, "--aggregator", cluster.aggregator.address).stdout
+        assert f"{7 + removed:g} lines are missing here: this log has reached its cap of 1 MB" in printed
+        assert "queued" in printed.splitlines()[0]
+        assert printed.splitlines()[-1].endswith("cancelled: cancelled by request")
+        cluster.aggregator.wait_log(f"job {job}: its log has reached its cap of 1 MB (--max-log-mb)")
