@@ -23,6 +23,15 @@ class JobCrashed(Exception):
         self.reason = reason
 
 
+class ShardFailed(Exception):
+    """Unexpected error of a shard, which carries out what this aggregator decides. The text names the shard."""
+
+
+def describe_crash(error: Exception) -> str:
+    """Return one line about the error that ended an aggregator."""
+    return str(error) if isinstance(error, ShardFailed) else name_internal_error(error)
+
+
 def read_plan(spec_json: str) -> JobPlan | Refusal:
     """Return the plan of a stored job, or why it can't be used, such as a bound that is newer than the job."""
     try:

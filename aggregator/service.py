@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from aggregator.broken_jobs import JobCrashed, read_plan
+from aggregator.broken_jobs import JobCrashed, describe_crash, read_plan
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
@@ -36,7 +36,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.caps import MB, Caps
-from services.errors import TiermeshError, name_internal_error
+from services.errors import TiermeshError
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
@@ -203,7 +203,7 @@ class AggregatorService:
             self._fail(error)  # so that no later input is acted on
             if self.core.run is None:
                 raise
-            crash = JobCrashed(self.core.run.job.id, self.core.run.job.step, name_internal_error(error))
+            crash = JobCrashed(self.core.run.job.id, self.core.run.job.step, describe_crash(error))
             log.error("%s", crash, exc_info=error)
         else:
             return

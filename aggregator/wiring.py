@@ -141,6 +141,7 @@ class Wiring:
             sessions=self._sessions,
             feed=self._feed,
             on_sum_finished=link.sum_finished,
+            on_failure=self._on_failure,
         )
 
     def _use_this_process(self, optimizer: str | None) -> None:

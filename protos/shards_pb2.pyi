@@ -72,7 +72,7 @@ class ShardReports(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[ShardReport, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class ShardReport(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_exchanges", "worker_gone", "part_opened", "arrived", "staged", "updated", "broke")
+    __slots__ = ("hello", "heartbeat", "worker_exchanges", "worker_gone", "part_opened", "arrived", "staged", "updated", "broke", "order_failed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXCHANGES_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class ShardReport(_message.Message):
     STAGED_FIELD_NUMBER: _ClassVar[int]
     UPDATED_FIELD_NUMBER: _ClassVar[int]
     BROKE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FAILED_FIELD_NUMBER: _ClassVar[int]
     hello: _cluster_pb2.Hello
     heartbeat: _cluster_pb2.Heartbeat
     worker_exchanges: WorkerExchanges
@@ -91,7 +92,8 @@ class ShardReport(_message.Message):
     staged: StagedChunk
     updated: UpdatedPart
     broke: PartBroke
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedChunk, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ...) -> None: ...
+    order_failed: OrderFailed
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedChunk, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ...) -> None: ...
 
 class WorkerAttends(_message.Message):
     __slots__ = ("session", "incarnation", "name")
@@ -154,6 +156,12 @@ class PartBroke(_message.Message):
     reason: str
     opening: int
     def __init__(self, reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
+
+class OrderFailed(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ArrivedChunk(_message.Message):
     __slots__ = ("session", "arrival", "header")

@@ -24,7 +24,7 @@ MAX_BATCH_BYTES = MAX_PAGE_BYTES // 2
 
 Report: TypeAlias = (
     "cluster.Hello | cluster.Heartbeat | pb.WorkerExchanges | pb.WorkerGone | pb.PartOpened | pb.ArrivedChunk"
-    " | pb.StagedChunk | pb.UpdatedPart | pb.PartBroke"
+    " | pb.StagedChunk | pb.UpdatedPart | pb.PartBroke | pb.OrderFailed"
 )
 """Messages from a shard to its aggregator."""
 

@@ -11,8 +11,13 @@ from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.crashing_aggregator import FATAL_STEP
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.facts import has_facts
 
 MODULES = {"aggregator": "tests.support.cluster.crashing_aggregator"}
+
+
+BROKEN_SUMS = {"aggregator": "tests.support.cluster.crashing_shard"}
+"""Module of the aggregator and of its shards."""
 
 
 def named(folder: Path, name: str) -> str:
@@ -51,6 +56,31 @@ def test_a_crash_that_does_not_repeat_changes_no_bits(tmp_path: Path) -> None:
         plain = cluster.finish(cluster.submit(named(tmp_path, "plain")))
         assert bits(unlucky).model_sha256 == bits(plain).model_sha256
         assert unlucky.generation == plain.generation + 1, "one crash, one restart from the checkpoint"
+
+
+def test_a_job_that_breaks_the_sums_of_a_shard_is_set_aside(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path / "cluster", shards=2, workers=2, modules=BROKEN_SUMS) as cluster:
+        poisoned = cluster.submit(named(tmp_path, "poisoned"))
+        good = cluster.submit(gpt_spec)
+        failed = cluster.wait(poisoned, lambda each: each.state in ENDED, "the poisoned job ends")
+        assert failed.state == jobs.FAILED
+        facts = (
+            f"failed {MOST_CRASHES} times while it ran this job: shard 0 of 2 ... internal error, IndexError"
+        )
+        assert has_facts(failed.detail, facts) and failed.detail.endswith("; see its log"), failed.detail
+        assert bits(cluster.finish(good)) == undisturbed
+        assert all(each.process.poll() is None for each in (cluster.aggregator, *cluster.shards))
+
+
+def test_an_error_of_a_shard_that_does_not_repeat_changes_no_bits(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", shards=2, workers=2, modules=BROKEN_SUMS) as cluster:
+        unlucky = cluster.finish(cluster.submit(named(tmp_path, "unlucky")))
+        assert not unlucky.HasField("crash") and unlucky.starts == 0
+        plain = cluster.finish(cluster.submit(named(tmp_path, "plain")))
+        assert bits(unlucky).model_sha256 == bits(plain).model_sha256
+        assert unlucky.generation > plain.generation
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from aggregator.broken_jobs import ShardFailed
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.shards.client.group import ShardGroup
@@ -37,6 +38,7 @@ class ShardedDataPlane:
         sessions: sessions of the workers.
         feed: called with inputs for the core.
         on_sum_finished: called with the header of a finished sum, for the optimizer.
+        on_failure: called with the unexpected error of a shard.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class ShardedDataPlane:
         sessions: WorkerSessions,
         feed: Callable[[ev.DataStreamOpened | ev.ChunkArrived], None],
         on_sum_finished: Callable[[ChunkHeader], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._shards = shards
         self._core = core
         self._sessions = sessions
         self._feed = feed
         self._on_sum_finished = on_sum_finished
+        self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         # Shard and arrival of the chunk that the core is deciding on.
         self._arriving: tuple[ShardLink, int] | None = None
@@ -69,6 +73,7 @@ class ShardedDataPlane:
                 pb.ArrivedChunk: self._arrived,
                 pb.WorkerExchanges: self._worker_exchanges,
                 pb.WorkerGone: self._worker_gone,
+                pb.OrderFailed: self._order_failed,
             }
         )
 
@@ -76,6 +81,11 @@ class ShardedDataPlane:
         """Disconnect all workers: their payloads are lost with the shard."""
         self._sums_lost, self._arriving = True, None
         self._sessions.close_all(reason)
+
+    def _order_failed(self, link: ShardLink, body: pb.OrderFailed) -> None:
+        """Fail as if the error had happened here: the job that causes it again and again is set aside."""
+        if self._core.run is not None:  # else the shard's stream ends alone
+            self._on_failure(ShardFailed(f"{link}: {body.reason}"))
 
     # ---- workers ----
 

@@ -31,7 +31,7 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.tensor_store import reason_of
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
-from services.errors import Refused, describe_internal_error
+from services.errors import Refused, name_internal_error
 from services.files.store import FileStore
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WireTypes
@@ -42,7 +42,6 @@ from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.stripes import Stripe
 from services.transport.data.newest_weights import NewestWeights
 from services.transport.limits import HELLO_SECONDS
-from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -109,6 +108,7 @@ class ShardSession:
         self._arrived: dict[int, TensorChunk] = {}  # by arrival, until the aggregator decides
         self._last_arrival = 0
         self._opening = 0
+        self._broken = False  # an unexpected error happened; set on either thread
 
     def close(self, reason: str) -> None:
         """End the session and the workers' streams, and drop all payloads and tensors."""
@@ -172,39 +172,56 @@ class ShardSession:
     def _pop_arrived(self, arrival: int) -> TensorChunk:
         chunk = self._arrived.pop(arrival, None)
         if chunk is None:
-            raise LinkClosed(
+            raise Refused(
                 f"order for arrived chunk {arrival}: expected one that waits for a decision, at most "
-                f"{self._last_arrival}",
-                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{self._last_arrival}"
             )
         return chunk
 
     # ---- orders ----
 
     def carry_out(self, orders: Sequence[pb.ShardOrder]) -> None:
-        """Carry out orders of the aggregator, in their sequence.
-
-        Raises:
-            LinkClosed: an order names an arrival that is unknown or already decided.
-        """
-        tasks = [self._begin(body) for envelope in orders if (body := unwrap(envelope)) is not None]
+        """Carry out orders of the aggregator, in their sequence; one that can't be carried out ends the session."""
+        if self._broken:
+            return
+        try:
+            tasks = [self._begin(body) for envelope in orders if (body := unwrap(envelope)) is not None]
+        except Exception as error:  # a defect of this process or of the aggregator, not of the link
+            self._fail(error)
+            return
         work = [task for task in tasks if task is not None]
         if work:
             self._kernel.submit(self._run, work)
 
     def _run(self, work: Sequence[Callable[[], None]]) -> None:
+        if self._broken:
+            return
         try:
             for task in work:
                 task()
         except Exception as error:  # the thread pool would swallow it
+            self._broken = True  # at once, so that no order that waits is carried out
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: Exception) -> None:
-        """End the session: the sums here do not match the aggregator's orders, so it must start over."""
-        log.error("%s", describe_internal_error(error), exc_info=error)
-        self.reports.close(
-            f"the shard can't carry out an order: {describe_internal_error(error)}", grpc.StatusCode.INTERNAL
-        )
+        """Report an unexpected error and end the session: the state here does not match the aggregator's orders."""
+        self._broken = True
+        reason = str(error) if isinstance(error, Refused) else name_internal_error(error)
+        log.error("%s", reason, exc_info=error)
+        self._report(pb.OrderFailed(reason=reason))
+        self.reports.close(f"the shard can't carry out an order: {reason}", grpc.StatusCode.INTERNAL)
+
+    def _call_on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        """Have the event loop do something for the kernel thread; an error ends the session."""
+        self._loop.call_soon_threadsafe(self._call, call, arguments)
+
+    def _call(self, call: Callable[..., None], arguments: Sequence[object]) -> None:
+        if self._broken:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:  # the event loop would only log it
+            self._fail(error)
 
     def _begin(self, body: Message) -> Callable[[], None] | None:
         """Do an order's work on the event loop; return its work for the kernel thread, if there is any."""
@@ -256,7 +273,7 @@ class ShardSession:
             )
 
     def _report_from_kernel(self, body: Message) -> None:
-        self._loop.call_soon_threadsafe(self._report, body)
+        self._call_on_loop(self._report, body)
 
     def _work(self, body: Message) -> None:
         state, tensors = self._kernel_state, self._kernel_state.tensors
@@ -281,15 +298,15 @@ class ShardSession:
                 self.copies.make(body.copy, tensors.arrays())
 
     def _on_updated(self, ready: WeightsReady) -> None:
-        self._loop.call_soon_threadsafe(self._weights_ready, ready, True)
+        self._call_on_loop(self._weights_ready, ready, True)
 
     def _on_published(self, ready: WeightsReady) -> None:
-        self._loop.call_soon_threadsafe(self._weights_ready, ready, False)
+        self._call_on_loop(self._weights_ready, ready, False)
 
     def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
         self._kernel_state.replace_tensors(None)  # first, so that two jobs never take memory at once
         self._newest.clear()
-        self._loop.call_soon_threadsafe(self._core.drop_job)
+        self._call_on_loop(self._core.drop_job)
         self._optimizer_metrics.end_job()
         if isinstance(order, pb.OpenPart):
             self._kernel_state.opening = order.opening
@@ -303,7 +320,7 @@ class ShardSession:
                 files=self._files,
             )
             self._kernel_state.replace_tensors(tensors)
-            self._loop.call_soon_threadsafe(self._opened, order, tensors.elements, tensors.wire)
+            self._call_on_loop(self._opened, order, tensors.elements, tensors.wire)
 
     def _opened(self, order: pb.OpenPart, elements: int, wire: WireTypes) -> None:
         self._opening = order.opening

@@ -52,6 +52,7 @@ class Core:
     """A core whose answers a test sets."""
 
     def __init__(self) -> None:
+        self.run: object | None = object()
         self.stale: Refusal | None = None
         self.weights: dict[int, list[ChunkHeader]] = {}
 
@@ -73,6 +74,7 @@ class Dialogue:
         self.sent: list[tuple[int, str]] = []
         self.fed: list[ev.DataStreamOpened | ev.ChunkArrived] = []
         self.finished: list[int] = []
+        self.failures: list[str] = []
         self.core = Core()
         self.sessions = WorkerSessions(1)
         self.shards = ShardGroup(
@@ -94,6 +96,7 @@ class Dialogue:
             sessions=self.sessions,
             feed=self._feed,
             on_sum_finished=lambda header: self.finished.append(header.index),
+            on_failure=lambda error: self.failures.append(str(error)),
         )
         self.data_plane.submit([ev.DropAll()], None)
         self.orders()
@@ -123,6 +126,17 @@ def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2) -> None:
             await result
 
     asyncio.run(run())
+
+
+def test_an_error_of_a_shard_counts_against_the_running_job_alone() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.report(1, pb.OrderFailed(reason="KeyError"))
+        assert dialogue.failures == ["shard 1 of 2 (host-1:7073): KeyError"]
+        dialogue.core.run = None
+        dialogue.report(1, pb.OrderFailed(reason="KeyError"))
+        assert len(dialogue.failures) == 1, "the end of the shard's stream has all shards start over"
+
+    with_dialogue(scenario)
 
 
 def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:

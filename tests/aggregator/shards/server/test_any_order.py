@@ -29,7 +29,6 @@ from services.protocol.file_refs import make_ref
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.transport.links import LinkClosed
 from tests.support.anything import message
 from tests.support.cluster.bits import regression_config, write_config
 
@@ -99,13 +98,12 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.S
 @settings(max_examples=120, deadline=None)
 @given(orders=st.lists(st.one_of([message(kind, **LIKELY) for kind in KINDS]), max_size=8))
 def test_any_orders_are_carried_out_or_refused(config: JobConfig, orders: list[Message]) -> None:
-    scenario = _reports_after(orders, config.to_json())
-    try:
-        reports = asyncio.run(asyncio.wait_for(scenario, LIMIT_SECONDS))
-    except LinkClosed as closed:
-        assert str(closed).isprintable()
-        return
+    reports = asyncio.run(asyncio.wait_for(_reports_after(orders, config.to_json()), LIMIT_SECONDS))
     for each in reports:
         each.SerializeToString()
-        if each.HasField("broke"):
-            assert each.broke.reason.isprintable() and each.broke.reason
+        for body in (each.broke, each.order_failed):
+            assert body.reason.isprintable()
+        assert each.broke.reason or not each.HasField("broke")
+        assert each.order_failed.reason or not each.HasField("order_failed")
+    failed = [each for each in reports if each.HasField("order_failed")]
+    assert failed in ([], reports[-1:]), "it is the last report of the session"
