@@ -12,12 +12,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 
-settings.register_profile("same", derandomize=True)
+# No test may depend on the speed of the machine, so none has a deadline for an example or for drawing it.
+ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", ANY_SPEED)
+settings.register_profile("same", ANY_SPEED, derandomize=True)
 settings.load_profile("same")
 
 CONTRACT = "tests/contract/"
