@@ -48,7 +48,7 @@ class Unreachable(Failed):
 
 
 class Unanswered(Unreachable):
-    """The request may have reached the aggregator, but its answer did not come."""
+    """Lack of an answer to a request, which may have reached the aggregator all the same."""
 
 
 class JobsClient:

@@ -10,6 +10,7 @@ import click
 from cli.options import (
     AggregatorTarget,
     Command,
+    FiniteRange,
     allow_models_option,
     client_options,
     option,
@@ -131,7 +132,7 @@ def local(
 )
 @option(
     "--heartbeat-seconds",
-    type=click.FloatRange(min=0.1, max=10.0),
+    type=FiniteRange(min=0.1, max=10.0),
     default=1.0,
     help="Heartbeat of the aggregator; a fault lasts between half a heartbeat and five.",
 )

@@ -71,7 +71,7 @@ def draw_request_id() -> str:
 
 
 async def submit_once(client: JobsClient, name: str, spec_json: str) -> jobs_pb2.Job:
-    """Queue one job, however often the aggregator fails to answer: all attempts have the same request id.
+    """Queue one job, and try again while the aggregator fails to answer. All attempts have the same request id.
 
     Raises:
         Unreachable: there was no connection, or no answer for longer than OUTAGE_SECONDS.

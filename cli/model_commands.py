@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cli.job_commands import job_config
-from cli.options import option, output_options, path_option
+from cli.options import FiniteRange, option, output_options, path_option
 from cli.output import Output
 from services.errors import Refused
 
@@ -18,7 +18,7 @@ from services.errors import Refused
 @option("--max-new-tokens", type=click.IntRange(min=1), default=200, help="Number of tokens to generate.")
 @option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Randomness; 0 always takes the likeliest token.  [default: the job's]",
 )
 @option(
@@ -28,12 +28,12 @@ from services.errors import Refused
 )
 @option(
     "--top-p",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=FiniteRange(min=0, max=1, min_open=True),
     help="Draw from the likeliest tokens that together have this probability.  [default: the job's]",
 )
 @option(
     "--repetition-penalty",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Values above 1 make repetitions less likely.  [default: the job's]",
 )
 @option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random draws.")

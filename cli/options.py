@@ -6,6 +6,7 @@ Each can also be given as `TIERMESH_<NAME>` or in the YAML file of `--config`; f
 from __future__ import annotations
 
 import functools
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,17 @@ Command = Callable[..., Any]
 AGGREGATOR_ADDRESS = "127.0.0.1:7070"
 OPTIMIZER_ADDRESS = "127.0.0.1:7071"
 ANY_PORT = "127.0.0.1:0"
+
+
+class FiniteRange(click.FloatRange):
+    """Range of numbers that also excludes NaN and infinity, which click's own accepts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return an option's value as a number of the range; fail otherwise."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ def client_options(command: Command) -> Command:
     )
     @option(
         "--timeout-seconds",
-        type=click.FloatRange(min=0.1),
+        type=FiniteRange(min=0.1),
         default=20.0,
         help="Longest wait for an answer of the aggregator.",
     )

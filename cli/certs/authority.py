@@ -17,8 +17,6 @@ from services.errors import Refused
 from services.transport.access.identity import role_uri
 from services.transport.access.permissions import CallerKind
 
-MAX_DAYS = 3650
-"""Longest time that a certificate is valid, in days."""
 MAX_HOSTS = 100
 """Number of host names and addresses that a certificate has at most."""
 _CLOCK_SKEW = timedelta(minutes=5)

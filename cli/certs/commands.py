@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import Command, output_options, path_option
+from cli.options import Command, FiniteRange, output_options, path_option
 from cli.output import Output
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ KINDS = ("worker", "aggregator", "optimizer", "shard", "person", "admin", "metri
 """Names of `CallerKind`, here because importing it takes as long as the whole command line."""
 DIALED_KINDS = ("worker", "aggregator", "optimizer", "shard")
 AUTHORITY_DAYS, DAEMON_DAYS, PERSON_DAYS = 3650.0, 365.0, 90.0
-_DAYS = click.FloatRange(min=0, min_open=True, max=3650)
+VALID_DAYS = FiniteRange(min=0, min_open=True, max=AUTHORITY_DAYS)
 
 
 def _folder_option(command: Command) -> Command:
@@ -37,7 +37,9 @@ def certs() -> None:
 
 @certs.command()
 @click.option("--name", default="tiermesh", show_default=True, help="Name of the authority.")
-@click.option("--days", type=_DAYS, default=AUTHORITY_DAYS, show_default=True, help="Days until it expires.")
+@click.option(
+    "--days", type=VALID_DAYS, default=AUTHORITY_DAYS, show_default=True, help="Days until it expires."
+)
 @_folder_option
 @output_options
 def init(*, name: str, days: float, folder: Path, output: Output) -> None:
@@ -57,7 +59,7 @@ def init(*, name: str, days: float, folder: Path, output: Output) -> None:
     multiple=True,
     help="DNS name or IP address that others dial; repeatable.  [default: NAME]",
 )
-@click.option("--days", type=_DAYS, help="Days until it expires.  [default: 365; 90 for people]")
+@click.option("--days", type=VALID_DAYS, help="Days until it expires.  [default: 365; 90 for people]")
 @_folder_option
 @output_options
 def issue(
@@ -68,19 +70,21 @@ def issue(
 
     dialed = [*hosts] or ([name] if kind in DIALED_KINDS else [])
     paths = CertificateFolder(folder).issue(_kind(kind), name, dialed, days or _default_days(kind))
-    _tell("issued", paths, output)
+    _report("issued", paths, output)
 
 
 @certs.command()
 @_subject
-@click.option("--days", type=_DAYS, help="Days until it expires.  [default: 365; 90 for people]")
+@click.option("--days", type=VALID_DAYS, help="Days until it expires.  [default: 365; 90 for people]")
 @_folder_option
 @output_options
 def renew(*, kind: str, name: str, days: float | None, folder: Path, output: Output) -> None:
     """Replace a certificate and its key by new ones with the same name, role and hosts."""
     from cli.certs.folder import CertificateFolder
 
-    _tell("renewed", CertificateFolder(folder).renew(_kind(kind), name, days or _default_days(kind)), output)
+    _report(
+        "renewed", CertificateFolder(folder).renew(_kind(kind), name, days or _default_days(kind)), output
+    )
 
 
 @certs.command()
@@ -135,6 +139,6 @@ def _default_days(kind: str) -> float:
     return PERSON_DAYS if kind in ("person", "admin") else DAEMON_DAYS
 
 
-def _tell(done: str, paths: tuple[Path, Path], output: Output) -> None:
+def _report(done: str, paths: tuple[Path, Path], output: Output) -> None:
     output.say(f"{done} --tls-cert {paths[0]} --tls-key {paths[1]}")
     output.result({"certificate": str(paths[0]), "key": str(paths[1])})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.certs.commands import PERSON_DAYS
+from cli.certs.commands import PERSON_DAYS, VALID_DAYS
 from cli.options import Command, output_options, path_option
 from cli.output import Output
 from services.errors import Refused
@@ -33,7 +33,7 @@ def tokens() -> None:
 @click.option("--admin", is_flag=True, help="Let the person cancel other people's jobs too.")
 @click.option(
     "--days",
-    type=click.FloatRange(min=0, min_open=True, max=3650),
+    type=VALID_DAYS,
     default=PERSON_DAYS,
     show_default=True,
     help="Days until it expires.",

@@ -66,7 +66,7 @@ def run(options: ChaosOptions, output: Output) -> None:
 
     Raises:
         Refused: the config is wrong, or the state dir is in use or has an unfinished job.
-        Failed: a job did not succeed or gave other bits, a daemon ended by itself or could not be restarted, or the
+        Failed: a job did not succeed or gave other bits, a daemon ended unexpectedly or could not be restarted, or the
             command was interrupted.
     """
     config = read_job(options.job, options.overrides, output)

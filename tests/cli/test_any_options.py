@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cli.daemon_commands import aggregator
+from cli.main import tiermesh
 from cli.options import _read_config
 from services.errors import Refused
 from tests.support.anything import is_one_line
@@ -43,6 +45,24 @@ def check_read_or_refused(content: bytes, folder: Path) -> None:
             assert is_one_line(error)
             return
         assert all(isinstance(each, str | list) for each in (context.default_map or {}).values())
+
+
+def ranges(command: click.Command) -> Iterator[click.FloatRange]:
+    """Yield the type of each option with a number, of a command and its subcommands."""
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from ranges(each)
+    for option in command.params:
+        if isinstance(option.type, click.FloatRange):
+            yield option.type
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_numbers_are_finite(value: str) -> None:
+    found = list(ranges(tiermesh))
+    assert len(found) > 10
+    for each in found:
+        with pytest.raises(click.BadParameter):
+            each.convert(value, None, None)
 
 
 @settings(max_examples=80, deadline=None)
