@@ -113,7 +113,7 @@ class EffectRunner:
                     session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
 
     def _lend_spec(self, job: str) -> None:
-        """Serve a job's spec to the peers that an order tells about it."""
+        """Serve a job's spec to the peers whose order refers to it."""
         record = self._jobs.records.get(job)
         if record is not None:  # else the job has ended within the same input
             self._files.lend(job, record.spec_json.encode())

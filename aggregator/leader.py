@@ -111,7 +111,7 @@ class LeaderService:
     async def _lock(self) -> IO[str]:
         """Return the lock of leading on this state folder.
 
-        Without it, two aggregators that are restarted whenever they end would depose each other for ever.
+        Without it, two aggregators that are restarted whenever they end would depose each other again and again.
         """
         loop, waits = asyncio.get_running_loop(), False
         limit_seconds, began = self._timeouts.stop, loop.time()

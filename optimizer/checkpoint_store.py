@@ -61,7 +61,9 @@ class CheckpointStore:
         self._root = root.absolute()
         self._fence = fence
         self._reading: dict[object, Path | None] = {}  # by reader: the checkpoint that must not be removed
-        self._lock = threading.Lock()  # guards `_reading`, and the removal of checkpoints that nobody reads
+        self._lock = (
+            threading.Lock()
+        )  # guards `_reading`, and the removal of checkpoints that are not being read
 
     def _folder(self, job: str) -> Path:
         if not re.fullmatch(r"[\w-]{1,100}", job):
@@ -169,7 +171,7 @@ class CheckpointStore:
             job: job id.
             written: step of the checkpoint that was just written.
             keep_last: number of newest checkpoints to keep.
-            keep_every: multiple of steps whose checkpoints are kept for good; 0 for none.
+            keep_every: multiple of steps whose checkpoints are never removed; 0 for none.
 
         Returns:
             One line for each checkpoint that could not be removed.

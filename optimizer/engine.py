@@ -327,7 +327,7 @@ class OptimizerEngine:
 
     async def _wait_for_space(self, job: str) -> None:
         """Wait until the job has the file of its generation, which later changes on a full disk too (Failed)."""
-        told = False
+        is_reported = False
         while self.core.is_loading(job):
             try:
                 await self._loop.run_in_executor(self._disk, self.checkpoint_store.prepare, job)
@@ -335,12 +335,12 @@ class OptimizerEngine:
             except Failed as failed:
                 if not is_out_of_space(failed):
                     raise
-                if not told:
-                    told = True
-                    self._tell_no_space(job, f"{failed}; the job begins once there is space")
+                if not is_reported:
+                    is_reported = True
+                    self._report_no_space(job, f"{failed}; the job begins once there is space")
             await asyncio.sleep(SPACE_RETRY_SECONDS)
 
-    def _tell_no_space(self, job: str, reason: str) -> None:
+    def _report_no_space(self, job: str, reason: str) -> None:
         log.warning("job %s: %s", job, reason)
         if self._callbacks is not None:
             self._callbacks.send(pb.CheckpointMissed(job=job, reason=reason))

@@ -1,7 +1,7 @@
 """A file with one number that survives power loss, and can be changed on a full disk.
 
 The file has two blocks. Each holds a number and its checksum. A write overwrites the block with the lower number, so it
-needs no space, and the other number is intact if it is cut short. The higher number counts.
+needs no space, and a write that is cut short leaves the other number intact. The higher number counts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
     REFUSED = 2
     """Wrong input. Starting a daemon again gives the same, so supervisors leave it down."""
     NOT_YET = 75
-    """Something is missing that may come by itself, such as a free port or room in the queue. Supervisors start a
+    """Something is missing for now, such as a free port or room in the queue. Supervisors start a
     daemon again, and people call again later. The number is `EX_TEMPFAIL` of sysexits.h."""
 
 
@@ -46,7 +46,7 @@ class Failed(TiermeshError):
 
 
 class NotYet(Failed):
-    """Lack of something that may come without a change of settings, such as a free port or room in the queue.
+    """Lack of something that may come later without a change of settings, such as a free port or room in the queue.
 
     Exit code 75.
     """

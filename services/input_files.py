@@ -1,7 +1,7 @@
 """Opening of files that a person, a job or a checkpoint names: regular files only, and of bounded size.
 
 Reading a FIFO or a terminal waits for its writer, reading a device may have effects, and `/dev/zero` has no end. So
-whatever names a file that is only read opens it here.
+every option and setting that names an input file opens it here.
 """
 
 from __future__ import annotations

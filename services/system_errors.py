@@ -1,4 +1,4 @@
-"""Errors of the operating system: which may pass by themselves, and which only a person can fix."""
+"""Errors of the operating system: those that may pass, and those that a person has to fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PASSING = frozenset(
 
 
 def system_error(error: OSError | ValueError, text: str) -> TiermeshError:
-    """Return an error about a system call that failed: NotYet if the cause may pass by itself, else Refused.
+    """Return an error about a system call that failed: NotYet if the cause may pass, else Refused.
 
     Every failure to resolve a name counts as passing, because a name server that is not configured yet answers as if
     the name did not exist.

@@ -107,7 +107,7 @@ def parse_yaml(text: str, source: str) -> Any:
         problem = one_line(error.problem or "not YAML", 120)
         raise Refused(f"{source}: {place}{problem}; correct that place") from None
     except Exception as error:
-        # PyYAML's constructors let others out: an impossible date, a number of 5,000 digits.
+        # PyYAML's constructors raise other errors, too, for an impossible date or a number of 5,000 digits.
         raise Refused(f"{source}: not YAML ({one_line(str(error), 120)}); correct it") from None
 
 

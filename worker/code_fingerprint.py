@@ -1,7 +1,7 @@
-"""The hash of the code that computes: workers with other code may compute other bits.
+"""Hash of the code that computes, since workers with other code may compute other bits.
 
 A file counts by its syntax tree, without docstrings: comments, formatting and line numbers don't change the hash. No
-version enters it. What is left out computes nothing, or is proven to give the bits of what is in.
+version enters it. Code that is left out computes nothing, or is proven to give the same bits as code that counts.
 """
 
 from __future__ import annotations

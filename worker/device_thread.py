@@ -145,7 +145,7 @@ class DeviceThread:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except Exception as error:  # nobody waits for a task
+            except Exception as error:  # no caller waits for a task
                 log.exception("%s", describe_internal_error(error))
 
     def _build(self, job_id: str, spec: bytes) -> None:

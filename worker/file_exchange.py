@@ -118,7 +118,7 @@ class FileExchange:
     # ---- the model's files ----
 
     def send(self, files: ModelFiles) -> None:
-        """Send the description of a model; the core learns when the aggregator has it, or why not."""
+        """Send the description of a model. The core gets an input when the aggregator has it, or when that fails."""
         if self._channel is not None:
             task = asyncio.get_running_loop().create_task(self._send(files, self._channel))
             self._sending[files.lease] = task

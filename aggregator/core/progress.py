@@ -1,4 +1,4 @@
-"""How far the running job is: the version of its newest weights, its phase, and the work that follows from both."""
+"""Progress of the running job: the version of its newest weights, its phase, and the work that follows from both."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Deposed(Failed):
 
 
 class EpochBehind(Failed):
-    """A peer of this cluster has obeyed a newer epoch, though nobody took over through this queue.
+    """A peer of this cluster has obeyed a newer epoch, though no aggregator took over through this queue.
 
     The queue was restored from a backup.
 

@@ -382,6 +382,6 @@ class QueueFile:
         if "full" in text:
             return DiskFull(f"{where}: the disk is full; free space, then try again")
         return Failed(
-            f"{where}: damaged or no queue at all ({text}); put a good copy there, or move it away to start "
+            f"{where}: damaged, or not a queue ({text}); put a good copy there, or move it away to start "
             "with an empty queue (checkpoints stay)"
         )

@@ -77,18 +77,6 @@ def list_checkpoints(root: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps)]
 
 
-def read_newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Read the newest intact checkpoint.
-
-    Returns:
-        The checkpoint, or None if there are none at all; and a line for people about each newer, damaged one.
-
-    Raises:
-        Refused: there are checkpoints, but none is intact. Only a person may decide to start from scratch.
-    """
-    return find_newest(read_checkpoint, root)
-
-
 def find_newest(read: Callable[[Path], Result], root: Path) -> tuple[Result | None, list[str]]:
     """Call `read` on checkpoints from the newest to the oldest, until it accepts one.
 

@@ -56,7 +56,7 @@ class JobConfig(ConfigRecord):
         evaluate_every: steps between evaluations; 0: only at the end, where there always is one.
         checkpoint_every: steps between checkpoints; 0: only at the end, where there always is one.
         checkpoint: schedule by time and retention of checkpoints.
-        model: the model to train; `model.model_type` tells which.
+        model: the model to train; `model.model_type` names its kind.
         pretrained: checkpoint that the weights start from; None: they follow from the seed.
         device: mesh of each worker.
         optimizer: update rule.

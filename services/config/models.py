@@ -270,4 +270,4 @@ ModelConfig = Annotated[
     | Annotated[CustomConfig, Tag("custom")],
     Discriminator(_model_tag),
 ]
-"""Config of a model that workers can build; `model_type` tells which."""
+"""Config of a model that workers can build; `model_type` names its kind."""

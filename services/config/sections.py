@@ -133,7 +133,7 @@ class DeviceSection(Section):
 
 
 class MultihostSection(Section):
-    """`multihost_config`. Tiermesh always speaks gRPC, whatever `socket_type` says."""
+    """`multihost_config`. Tiermesh always speaks gRPC; `socket_type` has no effect."""
 
     enabled: bool = False
     num_workers: Annotated[int, Field(ge=0, le=MOST_MICRO_BATCHES)] | None = None

@@ -1,4 +1,4 @@
-"""What can go wrong with a stored file."""
+"""Errors about stored files."""
 
 from __future__ import annotations
 

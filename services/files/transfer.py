@@ -153,7 +153,7 @@ async def download(
     Raises:
         FileMissing: the peer does not have the file.
         Refused: the reference is malformed or too large, or the peer refuses.
-        Failed: the file arrives damaged again and again.
+        Failed: the file arrived damaged too often.
     """
     refusal = check_ref(ref, max_bytes)
     if refusal is not None:

@@ -185,7 +185,7 @@ def fit(message: Message) -> None:
 
 
 def check_received(message: Message) -> None:
-    """Check the lists and maps of a received message, since a peer may be of another make.
+    """Check the lists and maps of a received message, since the peer may run other software.
 
     Raises:
         MessageTooLarge: one has more elements than its bound.

@@ -25,13 +25,13 @@ _LIMITS = {
 _UNTOUCHED_FIELDS = frozenset({"spec_json"})
 """Fields that are parsed strictly, and whose errors quote them printably."""
 _UNTOUCHED_MESSAGES = frozenset({"ChunkHeader", "Chunk"})
-"""Messages of the data plane, whose texts are only ever compared: they are too many to look at each."""
+"""Messages of the data plane, whose texts are only ever compared: they are too many to check each."""
 
 
 def make_printable(message: Message) -> None:
     """Make each text in a received message one printable line of bounded length, in place.
 
-    A text that is so already stays as it is.
+    Other texts are unchanged.
     """
     if not has_text(message.DESCRIPTOR):
         return

@@ -53,10 +53,10 @@ class JobSeries(Collector):
         registry.register(self)
 
     def add(self, metric: JobMetric, zeros: Iterable[tuple[str, ...]] = ()) -> None:
-        """Take charge of a metric with the labels `job` and `role` and perhaps others.
+        """Manage the series of a metric with the labels `job` and `role`, and perhaps others.
 
         Args:
-            metric: the metric, whose series nobody else makes.
+            metric: the metric; only this object makes its series.
             zeros: values of its other labels. For each of them a job's counter starts with 0, because Prometheus sees
                 no increase in a series that begins with 1.
         """

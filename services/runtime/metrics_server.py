@@ -1,6 +1,6 @@
 """The port of `/metrics`: Prometheus's ASGI app on uvicorn's HTTP/1.1, in a thread with an event loop of its own.
 
-A connection carries one request and ends soon, whatever its peer does. So none can block the others.
+A connection carries one request and has a short life, so no peer can block the others.
 """
 
 from __future__ import annotations

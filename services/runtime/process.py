@@ -72,7 +72,7 @@ def limit_blas_to_one_thread(environment: dict[str, str] | None = None) -> None:
 
 
 def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
-    """Write the file by which a daemon tells its launcher that it serves. It is complete or absent.
+    """Write the ready file, for which a daemon's launcher waits. It is complete or absent.
 
     Args:
         path: the file.
@@ -127,8 +127,8 @@ def run_daemon(
     """Run a daemon until it ends or is stopped, and log at most one line about why.
 
     SIGTERM and SIGINT cancel `serve()`, whose `finally` blocks are the graceful stop. A second signal ends the process
-    at once with exit code 1. So does a stop that takes longer than `stop_seconds`. A thread keeps watch
-    (`stop_watch.py`), so neither needs the event loop.
+    at once with exit code 1. So does a stop that takes longer than `stop_seconds`. A thread enforces both
+    (`stop_watch.py`), even if the event loop is stuck.
 
     Args:
         serve: coroutine that starts, serves until it is cancelled or finished, and cleans up.

@@ -1,7 +1,7 @@
 """Stop a daemon on SIGTERM or SIGINT, even if its event loop or a thread is stuck.
 
-Python runs signal handlers on the main thread, between two steps of whatever it does. A busy event loop would hold them
-up. So the C handler writes the signal's number into a socket that a thread reads, and this thread keeps the limits.
+Python runs signal handlers on the main thread, so a busy event loop would delay them. Here the C handler writes the
+signal's number into a socket. A thread reads it and enforces the limits.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StopWatch:
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal has returned
 
     def begin(self, cancel: Callable[[], None], describe_wait: Callable[[], str]) -> None:
-        """Take what stops the daemon, and call it at once if a stop was asked for already.
+        """Set the callback that stops the daemon, and call it at once if a stop was asked for already.
 
         Args:
             cancel: function that starts the graceful stop, called on the watching thread.

@@ -62,7 +62,7 @@ class TensorChunk:
         payload: the elements, little-endian. It is a view of the received message, of the array to be sent, or of
             shared memory.
         memory: shared memory that the payload is a view of, or None. Such a payload has no checksum, since no wire
-            or buffer could damage it. The mark of its place tells whether it has been overwritten.
+            or buffer could damage it. The mark of its place shows whether it has been overwritten.
         sequence: sequence number that its place in the memory is marked with.
         checked: whether the header came with a checksum, which was right.
     """

@@ -59,16 +59,3 @@ def path_to(root: Node, node: Node) -> list[tuple[Node, Node]]:
         path.append((above, sibling))
         above = down
     return path
-
-
-def is_node(root: Node, node: Node) -> bool:
-    """Return whether `node` is a node of the tree of `root`."""
-    above = root
-    while above.contains(node) and node.count > 0:
-        if above == node:
-            return True
-        if above.is_leaf:
-            return False
-        left, right = children(above)
-        above = left if left.contains(node) else right
-    return False

@@ -21,8 +21,9 @@ from services.checkpoints import (
     write as writing,
 )
 from services.checkpoints.read import (
+    find_newest,
     list_checkpoints,
-    read_newest_checkpoint,
+    read_checkpoint,
 )
 from services.config.load import load_job
 from services.files.store import FileStore
@@ -163,7 +164,7 @@ def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
     run(tmp_path, scenario)
     weights: list[NDArray[np.float32]] = []
     for _ in range(3):
-        found, notices = read_newest_checkpoint(tmp_path / "checkpoints" / "j")
+        found, notices = find_newest(read_checkpoint, tmp_path / "checkpoints" / "j")
         assert found is not None and not notices
         weights.append(found.weights)
         for file in found.path.iterdir():
@@ -229,7 +230,7 @@ def test_a_job_goes_on_without_a_checkpoint_and_keeps_the_last_good_one(
         assert missed.step == 2
         assert "step-00000002" in missed.reason
         assert f"the disk says no ({errno.errorcode[error]})" in missed.reason
-        found, notices = read_newest_checkpoint(dialogue.root)
+        found, notices = find_newest(read_checkpoint, dialogue.root)
         assert (found is not None and found.step, notices) == (good.step, [])
         disk.error = None
         await dialogue.step(2)

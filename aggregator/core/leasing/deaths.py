@@ -1,4 +1,4 @@
-"""Deaths of workers by a fault while they worked for a job: whether the job or one worker is at fault.
+"""Deaths of workers by a fault while they worked for a job, and the decision whether the job or a worker is at fault.
 
 A lost link says nothing: a network can fail, and a person can kill a worker. So a death counts only if the worker's
 next start reports a fault of the process, such as SIGSEGV. Both sides must agree that the process worked for the job.

@@ -14,7 +14,7 @@ MAX_NODES_PER_WORKER = 2
 LEAST_GAIN = 0.98
 """A finer split is taken only if it needs less than this fraction of the time: larger nodes mean fewer bytes."""
 MOST_SPLITS = 16
-"""Number of splits that are compared, about. Comparing all of them would take seconds for hundreds of workers."""
+"""Approximate number of splits that are compared. Comparing all of them would take seconds for hundreds of workers."""
 
 NOTHING_BUSY: Mapping[int, float] = MappingProxyType({})
 

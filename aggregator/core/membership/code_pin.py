@@ -1,7 +1,7 @@
 """The code that a job is pinned to, and its change when no worker of that code is left: a rolling upgrade.
 
 Workers of other code wait. After a change the job continues at its newest checkpoint, in a new generation: so each
-step's code follows from the record alone, whatever dies later.
+step's code follows from the record alone, whichever processes die later.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from services.protocol.versions import Version
 
 
 class JobMembers:
-    """Admits workers to a job and refuses those that do not fit.
+    """Admits workers to a job and refuses those that do not match it.
 
     Args:
         members: The connected workers, by session.

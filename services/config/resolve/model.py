@@ -155,7 +155,7 @@ def _setting_value(section: TransformerSection, key: str) -> Any:
 
 
 def _model_type_of(sections: Mapping[str, Any], training: TrainingSection, given: list[str]) -> str | None:
-    """Return the model's `model_type`, or None if nothing tells it.
+    """Return the model's `model_type`, or None if it is not known.
 
     It comes from `training_config`, from `transformer_config`, or from the only model section that is given.
     """

@@ -243,10 +243,10 @@ def check_permission(method: str, caller: Caller) -> None:
     """
     allowed = allowed_callers(method)
     if caller.kind is not None and caller.kind not in allowed:
-        expected = ", ".join(sorted(kind.value for kind in allowed)) or "nobody"
+        expected = ", ".join(sorted(kind.value for kind in allowed)) or "none"
         raise Denied(
             grpc.StatusCode.PERMISSION_DENIED,
-            f"{method[:80]}: not allowed for {caller}, but for: {expected}; use a certificate or token with that role",
+            f"{method[:80]}: not allowed for {caller}, only for {expected}; use a certificate or token with that role",
         )
 
 

@@ -23,7 +23,6 @@ from services.checkpoints.format import (
 from services.checkpoints.read import (
     find_newest,
     read_checkpoint,
-    read_newest_checkpoint,
     verify_checkpoint,
 )
 from services.checkpoints.write import (
@@ -96,7 +95,7 @@ def test_verification_finds_the_checkpoint_that_reading_finds(tmp_path: Path) ->
         write(tmp_path, step)
     damaged = tmp_path / "step-00000010" / "optimizer.safetensors"
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    read, notices = read_newest_checkpoint(tmp_path)
+    read, notices = find_newest(read_checkpoint, tmp_path)
     assert read is not None
     assert find_newest(verify_checkpoint, tmp_path) == (read.path, notices)
     assert read.step == 5
@@ -158,10 +157,10 @@ def test_state_that_contradicts_the_files_is_refused(
 
 
 def test_newest_checkpoint_is_read(tmp_path: Path) -> None:
-    assert read_newest_checkpoint(tmp_path / "nowhere") == (None, [])
+    assert find_newest(read_checkpoint, tmp_path / "nowhere") == (None, [])
     for step in (0, 10, 20):
         write(tmp_path, step, value=step)
-    checkpoint, notices = read_newest_checkpoint(tmp_path)
+    checkpoint, notices = find_newest(read_checkpoint, tmp_path)
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.weights[0], notices) == (20, 20.0, [])
 
@@ -171,7 +170,7 @@ def test_damaged_checkpoints_are_skipped_and_reported(tmp_path: Path) -> None:
         write(tmp_path, step)
     (tmp_path / "step-00000030" / "state.json").unlink()
     os.truncate(tmp_path / "step-00000020" / "model.safetensors", 100)
-    checkpoint, notices = read_newest_checkpoint(tmp_path)
+    checkpoint, notices = find_newest(read_checkpoint, tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 10
     assert len(notices) == 2
@@ -185,7 +184,7 @@ def test_job_without_intact_checkpoint_is_refused(tmp_path: Path) -> None:
         write(tmp_path, step)
         os.truncate(tmp_path / f"step-{step:08d}" / "model.safetensors", 100)
     with pytest.raises(Refused, match=r"2 checkpoints, none .*step-00000010"):
-        read_newest_checkpoint(tmp_path)
+        find_newest(read_checkpoint, tmp_path)
 
 
 def interrupted_writes(
@@ -229,7 +228,7 @@ def test_kill_at_any_call_leaves_the_old_or_the_new_checkpoint(
         try:
             write(tmp_path, 20, value=20)
         finally:
-            checkpoint, notices = read_newest_checkpoint(tmp_path)
+            checkpoint, notices = find_newest(read_checkpoint, tmp_path)
             assert checkpoint is not None
             assert notices == []
             assert checkpoint.weights[0] == checkpoint.step
@@ -252,7 +251,7 @@ def test_kill_while_replacing_a_damaged_checkpoint_leaves_an_intact_one(
         try:
             write(tmp_path, 20, value=20)
         finally:
-            checkpoint, _ = read_newest_checkpoint(tmp_path)
+            checkpoint, _ = find_newest(read_checkpoint, tmp_path)
             assert checkpoint is not None
             assert checkpoint.weights[0] == checkpoint.step
 

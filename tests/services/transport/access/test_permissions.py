@@ -286,7 +286,7 @@ def test_tls_without_an_authority_lets_in_tokens_only(files: Path) -> None:
 
 def test_a_method_without_a_row_is_refused_to_all() -> None:
     for kind in CallerKind:
-        with pytest.raises(Denied, match="but for: nobody"):
+        with pytest.raises(Denied, match="only for none"):
             check_permission("/tiermesh.Jobs/New", Caller(kind, "x"))
 
 
