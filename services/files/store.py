@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -34,14 +33,6 @@ A peer that hears that a file is here may refer to it soon after, so the end of 
 remove it in between.
 """
 _PARTIAL = ".partial"
-
-
-@dataclass
-class _Kept:
-    """Files that a job keeps."""
-
-    files: set[str] = field(default_factory=set)
-    texts: dict[str, bytes] = field(default_factory=dict)
 
 
 class FileStore:
@@ -66,36 +57,39 @@ class FileStore:
         self._max_file_bytes = max_file_bytes
         self._max_store_bytes = max_store_bytes
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}  # by job
-        self._lock = threading.Lock()  # guards `_kept`, and removal against use
+        self._kept: dict[str, set[str]] = {}  # files by job
+        self._texts: dict[str, dict[str, bytes]] = {}  # texts that are lent, by job
+        self._lock = threading.Lock()  # guards both, and removal against use
 
     # ---- what a job keeps ----
 
     def keep(self, job: str, refs: Iterable[FileRef]) -> None:
         """Keep files until the job releases them."""
         with self._lock:
-            self._kept.setdefault(job, _Kept()).files.update(ref.sha256 for ref in refs)
+            self._kept.setdefault(job, set()).update(ref.sha256 for ref in refs)
 
     def lend(self, job: str, text: bytes) -> FileRef:
         """Serve a text from memory until the job releases it; a full disk does not matter to it."""
         ref = make_ref(text)
         with self._lock:
-            self._kept.setdefault(job, _Kept()).texts[ref.sha256] = text
+            self._texts.setdefault(job, {})[ref.sha256] = text
         return ref
 
-    def release(self, *jobs: str) -> None:
-        """Keep no files for these jobs any longer, which have ended; remove files that are unused for long."""
+    def release(self, job: str) -> None:
+        """Keep no files for a job any longer, which has ended; remove files that are unused for long."""
         with self._lock:
-            for job in jobs:
-                self._kept.pop(job, None)
+            self._kept.pop(job, None)
+            self._texts.pop(job, None)
             self._remove_unused(self._clock() - UNUSED_SECONDS)
 
     def release_others(self, job: str) -> None:
-        """Keep files for no job but this one."""
-        self.release(*(set(self._kept) - {job}))
+        """Keep stored files for no job but this one. Texts stay: who lends them may have started a later job."""
+        with self._lock:
+            self._kept = {job: self._kept.get(job, set())}
+            self._remove_unused(self._clock() - UNUSED_SECONDS)
 
     def _kept_files(self) -> set[str]:
-        return set().union(*(each.files for each in self._kept.values()))
+        return set().union(*self._kept.values())
 
     def _remove_unused(self, before_seconds: float) -> None:
         """Remove files that no job keeps and that were last used before a time."""
@@ -190,7 +184,7 @@ class FileStore:
 
     def _text(self, sha256: str) -> bytes | None:
         with self._lock:
-            return next((each.texts[sha256] for each in self._kept.values() if sha256 in each.texts), None)
+            return next((texts[sha256] for texts in self._texts.values() if sha256 in texts), None)
 
     # ---- writing ----
 

@@ -82,6 +82,17 @@ def test_the_files_of_a_job_that_has_ended_are_removed_once_unused(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_late_start_of_a_cancelled_job_keeps_the_text_of_the_next(tmp_path: Path) -> None:
+    """In 2 tiers the optimizer reads a job on its disk thread while the aggregator has started the next one."""
+    store = FileStore(tmp_path)
+    store.lend("cancelled", b"spec")
+    spec = store.lend("next", b"another spec")
+    store.release("cancelled")
+    store.keep("cancelled", [make_ref(b"spec")])
+    store.release_others("cancelled")
+    assert store.read(spec, MOST) == b"another spec"
+
+
 def test_a_file_that_a_peer_has_just_heard_of_outlives_the_only_job_that_keeps_it(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put(b"content")
