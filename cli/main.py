@@ -19,7 +19,7 @@ from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
-from services.errors import ExitCode, TiermeshError, exit_code_of
+from services.errors import ExitCode, Refused, TiermeshError, exit_code_of
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.version import tiermesh_version
 
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
     # Read before click parses the arguments, so that parse errors are printed as JSON too.
     output = Output(as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
     try:
+        _check_text(sys.argv[1:] if arguments is None else arguments)
         group = copy.copy(tiermesh)
         group.commands = {**tiermesh.commands, "worker": worker_command}
         code = group.main(
@@ -102,11 +103,27 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
         return ExitCode.FAILED
     except TiermeshError as error:
         return _report(str(error), exit_code_of(error), output)
+    except OSError as error:
+        from services.system_errors import unexplained_system_error
+
+        explained = unexplained_system_error(error)
+        return _report(str(explained), exit_code_of(explained), output)
     except Exception as error:
         from services.errors import describe_internal_error
 
         return _report(describe_internal_error(error), ExitCode.FAILED, output)
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Check that the command line and the variables of options are text that can be sent to other hosts (Refused)."""
+    given = {f"argument {number}": text for number, text in enumerate(arguments, 1)}
+    given |= {name: value for name, value in os.environ.items() if name.startswith("TIERMESH_")}
+    for place, text in given.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Refused(f"{place}: {text[:100]!r} is not UTF-8; give text or a path that is") from None
 
 
 def _report(text: str, code: int, output: Output) -> int:

@@ -76,9 +76,12 @@ def read_input_file(name: str, path: Path, limit_bytes: int) -> bytes:
     with open_input_file(name, path, limit_bytes) as file:
         place = f"{name}: {printable_path(path)}" if name else printable_path(path)
         try:
-            content = file.read(limit_bytes + 1)  # the size of a file in /proc is 0, and others may grow
+            # The size of a file in /proc is 0, and others may grow. One that would have to be waited for gives None.
+            content: bytes | None = file.read(limit_bytes + 1)
         except OSError as error:
             raise Refused(f"{place}: can't be read ({error.strerror}); make it readable") from None
+    if content is None:
+        raise Refused(f"{place}: has no content yet, expected a regular file; correct the path")
     if len(content) > limit_bytes:
         raise _too_large(place, limit_bytes, "more")
     return content

@@ -6,6 +6,7 @@ import errno
 import socket
 
 from services.errors import NotYet, Refused, TiermeshError
+from services.printable import printable_path
 
 _PASSING = frozenset(
     {
@@ -30,3 +31,14 @@ def system_error(error: OSError | ValueError, text: str) -> TiermeshError:
     """
     passes = isinstance(error, OSError) and (isinstance(error, socket.gaierror) or error.errno in _PASSING)
     return NotYet(text) if passes else Refused(text)
+
+
+def unexplained_system_error(error: OSError) -> TiermeshError:
+    """Return the one line about an error of the system that its caller did not expect, such as a path that is too long.
+
+    Args:
+        error: the system's error.
+    """
+    place = "standard output or a file" if error.filename is None else printable_path(error.filename)
+    reason = error.strerror or str(error)
+    return system_error(error, f"{place}: {reason}; correct the path, or its permissions, or free space")

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from cli.certs import authority
 from cli.certs.authority import KeyPair
-from services.errors import Failed, Refused
+from services.errors import Refused
+from services.printable import printable_path
+from services.system_errors import system_error
 from services.transport.access.identity import check_name
 from services.transport.access.permissions import CallerKind
 from services.transport.access.revocations import read_revoked
@@ -62,9 +64,9 @@ class CertificateFolder:
 
         Raises:
             Refused: there is an authority already.
-            Failed: the folder can't be written.
+            TiermeshError: the folder can't be written.
         """
-        with _explain_errors(self.path):
+        with explain_write_errors(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._refuse_overwriting(AUTHORITY)
         self._write_pair(AUTHORITY, authority.make_authority(name, days))
@@ -75,7 +77,7 @@ class CertificateFolder:
 
         Raises:
             Refused: there is one already, there is no authority, or a value is wrong.
-            Failed: a file can't be written.
+            TiermeshError: a file can't be written.
         """
         check_name("name", name)
         signer = self._load(AUTHORITY, "make an authority with `tiermesh certs init`")
@@ -87,7 +89,7 @@ class CertificateFolder:
 
         Raises:
             Refused: there is none, there is no authority, or a value is wrong.
-            Failed: a file can't be written.
+            TiermeshError: a file can't be written.
         """
         signer = self._load(AUTHORITY, "make an authority with `tiermesh certs init`")
         old = self._load(_stem(kind, check_name("name", name)), "issue one with `tiermesh certs issue`")
@@ -98,7 +100,7 @@ class CertificateFolder:
 
         Raises:
             Refused: none was issued that is still valid and not revoked.
-            Failed: a file can't be written.
+            TiermeshError: a file can't be written.
         """
         revoked = self.revoked()
         now = datetime.now(timezone.utc)
@@ -124,8 +126,12 @@ class CertificateFolder:
         """Return all certificates of the record, oldest first.
 
         Raises:
-            Refused: the record can't be read.
+            Refused: the folder has no authority, or the record can't be read.
         """
+        if not (self.path / f"{AUTHORITY}.pem").exists():
+            raise Refused(
+                f"--dir {self.path}: no authority is there; give its folder, or make one with `tiermesh certs init`"
+            )
         path = self.path / RECORD
         if not path.exists():
             return []
@@ -173,10 +179,10 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read, completely or not at all.
 
     Raises:
-        Failed: it can't be written.
+        TiermeshError: it can't be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with _explain_errors(path):
+    with explain_write_errors(path):
         try:
             with os.fdopen(
                 os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE), "wb"
@@ -191,13 +197,13 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _explain_errors(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the system into one line about the path that can't be written."""
     try:
         yield
     except OSError as error:
-        raise Failed(
-            f"{path}: can't be written ({error.strerror}); free space, or choose another folder"
-        ) from None
+        text = f"{printable_path(path)}: can't be written ({error.strerror}); free space, or choose another folder"
+        raise system_error(error, text) from None
 
 
 def _stem(kind: CallerKind, name: str) -> str:

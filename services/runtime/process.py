@@ -18,6 +18,7 @@ from typing import Any
 from services.errors import (
     ExitCode,
     NotYet,
+    Refused,
     TiermeshError,
     describe_internal_error,
     exit_code_of,
@@ -101,6 +102,12 @@ def make_state_dir(path: Path) -> None:
         Refused: it can't be created or written to.
         NotYet: its parent does not exist, or the disk does not answer.
     """
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise Refused(
+            f"--state-dir {path}: its absolute path is not UTF-8, so peers can't be told of files in it; give another"
+        ) from None
     try:
         if not path.is_dir():
             path.mkdir(parents=not path.is_absolute())
