@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+
+# Ctrl-C ends the process at once while the modules below are imported, without a traceback.
+_on_interrupt = signal.getsignal(signal.SIGINT)
+with suppress(ValueError):  # not in the main thread, so this is no command
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # gRPC reads this when it is imported; without it, its own log lines would mix with ours on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -22,6 +29,9 @@ from cli.output import Output
 from services.errors import ExitCode, Refused, TiermeshError, exit_code_of
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.version import tiermesh_version
+
+with suppress(ValueError):
+    signal.signal(signal.SIGINT, _on_interrupt)
 
 
 class _InOrder(click.Group):
@@ -74,6 +84,7 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
     Returns:
         The exit code of the process.
     """
+    _open_closed_streams()
     # Read before click parses the arguments, so that parse errors are printed as JSON too.
     output = Output(as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
     try:
@@ -113,6 +124,17 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
 
         return _report(describe_internal_error(error), ExitCode.FAILED, output)
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _open_closed_streams() -> None:
+    """Open standard streams that the caller has closed, on /dev/null; else a file or socket would get their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
 
 
 def _check_text(arguments: Sequence[str]) -> None:

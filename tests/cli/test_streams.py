@@ -1,0 +1,57 @@
+"""Standard streams that are closed, full or not read, and Ctrl-C while the command is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from services.config.paths import REPOSITORY_ROOT
+
+JOB = "configs/training_configs/linear_regression.yaml"
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "cli.options":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+import cli.main
+"""
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY_ROOT)}
+    return subprocess.run(
+        words, capture_output=True, text=True, env=environment, cwd=REPOSITORY_ROOT, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("streams", "code"),
+    [("<&-", 0), (">&-", 0), ("<&- >&- 2>&-", 0), (">/dev/full", 1), (">/dev/full 2>/dev/full", 1)],
+)
+@pytest.mark.parametrize("command", [("validate", JOB), ("--help",)])
+def test_a_stream_that_is_closed_or_full_costs_no_traceback(
+    command: tuple[str, ...], streams: str, code: int
+) -> None:
+    done = run("bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "cli.main", *command)
+    assert done.returncode == code, done.stderr
+    assert "internal error" not in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= code
+
+
+def test_a_file_that_is_opened_never_gets_the_number_of_a_closed_stream() -> None:
+    opens = "import sys, cli.main; cli.main._open_closed_streams(); print(open('/dev/null').fileno(), file=sys.stderr)"
+    done = run("bash", "-c", 'exec "$@" <&- >&-', "bash", sys.executable, "-c", opens)
+    assert int(done.stderr) > 2
+
+
+def test_an_interrupted_import_costs_no_traceback() -> None:
+    done = run(sys.executable, "-c", INTERRUPTED_IMPORT)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
