@@ -68,8 +68,16 @@ def name_internal_error(error: BaseException) -> str:
     """Return one line about an unexpected error, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    text = one_line(str(error), 150)
+    text = one_line(text_of(error), 150)
     return f"internal error, {type(error).__name__}{place}: {text}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception of any code; one that can't make its text has none."""
+    try:
+        return str(error)
+    except Exception:
+        return "(an exception without a text)"
 
 
 def is_out_of_space(error: BaseException | None) -> bool:

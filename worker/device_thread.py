@@ -145,7 +145,7 @@ class DeviceThread:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except Exception as error:  # no caller waits for a task
+            except BaseException as error:  # no caller waits for a task; SystemExit would end the thread
                 log.exception("%s", describe_internal_error(error))
 
     def _build(self, job_id: str, spec: bytes) -> None:
@@ -175,7 +175,7 @@ class DeviceThread:
                 on_new_version=self._leases.memory.reuse_retired,
                 on_non_finite=self._leases.note_non_finite,
             )
-        except Exception as error:
+        except BaseException as error:  # a model's SystemExit too
             self._feed(ev.BuildFailed(job_id, describe_failure(error)))
             return
         self._job = job
@@ -187,7 +187,7 @@ class DeviceThread:
         if job is not None:
             try:
                 job.close()
-            except Exception as error:  # the next job may still be able to open the mesh
+            except BaseException as error:  # the next job may still be able to open the mesh
                 log.error("job %s: the mesh did not close: %s", job.job, describe_failure(error))
 
     def _load(self) -> None:

@@ -128,7 +128,9 @@ class LeaseRunner:
                     self._make_initial_weights(run)
         except LeaseDropped:
             return  # the core dropped it
-        except Exception as error:
+        except (
+            BaseException
+        ) as error:  # SystemExit of a model too, which would end this thread without a word
             reason = describe_failure(error)
             log.error("lease %d: %s", lease.lease, reason)
             self._feed(ev.LeaseFailed(lease.lease, reason))
@@ -281,7 +283,7 @@ def _compute_with_checksum(
     return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
 
 
-def describe_failure(error: Exception) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return what went wrong on the device thread, in one line for people."""
     if isinstance(error, TiermeshError):
         return str(error)

@@ -13,6 +13,7 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import gpt_config, spec_of
+from tests.support.cluster.deadly_model import RAISED
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
 
 MODULE = "tests.support.cluster.deadly_model"
@@ -72,6 +73,22 @@ def test_a_job_that_kills_its_workers_fails_with_the_fault(
         for worker in cluster.workers:
             if worker.process.poll() is not None:
                 worker.start()
+        cluster.finish(cluster.submit(short_spec))
+
+
+@pytest.mark.parametrize("dies", ["build", "parameters", "forward", "config"])
+def test_whatever_a_model_raises_fails_its_job_alone(
+    tmp_path: Path, corpus: Path, short_spec: str, dies: str
+) -> None:
+    """SystemExit, which ends a thread without a word, and exceptions that can't be printed among them."""
+    with Cluster(tmp_path, workers=0, heartbeat_seconds=0.5) as cluster:
+        worker = cluster.start_worker(*ALLOW)
+        for how in RAISED:
+            job = cluster.submit(deadly_spec(corpus, dies, how))
+            eventually(lambda: cluster.job(job).state == jobs.FAILED, f"the end of the job that raises {how}")  # noqa: B023
+            detail = cluster.job(job).detail
+            assert how in detail or how == "NoText", detail
+            assert worker.process.poll() is None
         cluster.finish(cluster.submit(short_spec))
 
 

@@ -12,9 +12,12 @@ from typing import Any, cast
 
 from mesh.device import Mesh
 from services.config.models import CustomConfig, ModelConfig
-from services.errors import Failed, Refused, TiermeshError
+from services.errors import Failed, Refused, TiermeshError, text_of
 from training.autograd.variable import Parameter
 from training.models.model import Model
+
+_FAILURES = (Exception, SystemExit)
+"""What a model may raise, `sys.exit()` among it. Ctrl-C of `tiermesh validate` is not."""
 
 Factory = Callable[[dict[str, Any], int, Mesh], Model]
 """Returns a model, given the keys of `transformer_config` without `model_type`, the vocabulary's size and the mesh."""
@@ -44,7 +47,7 @@ def build_custom_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowe
         )
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except _FAILURES as error:
         raise Refused(
             f"{field}: {module_name} can't be imported on this worker ({_describe(error, module_name)}); "
             "install it there, or fix it"
@@ -59,13 +62,13 @@ def build_custom_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowe
     }
     try:
         model = cast(Factory, factory)(options, vocabulary, mesh)
+        _check_model(model, field, factory_name)
     except TiermeshError:
         raise
-    except Exception as error:
+    except _FAILURES as error:
         raise Refused(
             f"{field}: {factory_name} failed ({_describe(error, module_name)}); fix it or its options"
         ) from error
-    _check_model(model, field, factory_name)
     return model
 
 
@@ -80,16 +83,17 @@ def name_own_model_in_errors(config: ModelConfig) -> Iterator[None]:
         yield
     except TiermeshError:
         raise
-    except Exception as error:
+    except _FAILURES as error:
         if not isinstance(config, CustomConfig):
             raise
         described = _describe(error, config.model_type.partition(":")[0])
         raise Failed(f"model {config.model_type}: {described}") from error
 
 
-def _describe(error: Exception, module_name: str) -> str:
+def _describe(error: BaseException, module_name: str) -> str:
     """Return an exception in one line, with the line of the user's code that it passed through."""
-    text = f"{type(error).__name__}: {' | '.join(str(error).splitlines())}"
+    lines = " | ".join(text_of(error).splitlines())
+    text = f"{type(error).__name__}: {lines}" if lines else type(error).__name__
     folder = _find_folder(module_name)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if folder is not None and Path(frame.filename).parent == folder:

@@ -5,16 +5,33 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from asyncio import CancelledError
 from typing import Any
 
 from training.api import Mesh, Tape, Tokens
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Base(BaseException):
+    """An exception that `except Exception` misses."""
+
+
+RAISED: dict[str, BaseException] = {
+    each.__name__: each()
+    for each in (RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, CancelledError, StopIteration)
+} | {"NoText": NoText(), "Base": Base()}
 
 
 class Deadly:
     """Token embeddings and their projection.
 
     Args:
-        options: `dies` ("forward" or "build"), `how` ("null", "abort", "hang" or a signal's name) and `width`.
+        options: `dies` ("build", "parameters", "forward" or "config"), `width`, and `how`: "null", "abort", "hang", a
+            key of `RAISED` or a signal's name.
         vocabulary: number of tokens.
         mesh: mesh to run on.
     """
@@ -29,6 +46,8 @@ class Deadly:
 
     def die(self) -> None:
         how = self.options["how"]
+        if how in RAISED:
+            raise RAISED[how]
         if how == "null":
             ctypes.string_at(0)
         elif how == "abort":
@@ -42,6 +61,8 @@ class Deadly:
                 pass
 
     def parameters(self) -> Any:
+        if self.options["dies"] == "parameters":
+            self.die()
         yield self.ends.embedding
         yield from self.ends.last_parameters()
 
@@ -51,6 +72,8 @@ class Deadly:
         return self.ends.loss(tape, self.ends.embed(tape, inputs), targets)
 
     def hugging_face_config(self) -> dict[str, Any]:
+        if self.options["dies"] == "config":
+            self.die()
         return {"model_type": "deadly", **self.options}
 
     def constant_exports(self) -> dict[str, Any]:
