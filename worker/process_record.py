@@ -2,7 +2,8 @@
 
 Two small files in the state dir: the process's unfinished work, and the report of `faulthandler` if a fault kills it.
 Both outlive the process, since the kernel has their bytes as soon as they are written. They need not outlive a power
-loss, which is no fault of a job. SIGKILL leaves no report, so it never counts as a fault.
+loss, which is no fault of a job. `os._exit()` in a model counts as SIGABRT. SIGKILL, and `exit()` of native code, leave
+no report, so they never count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import fcntl
 import json
 import logging
 import os
+from os import _exit
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import quote
 
 from protos.cluster_pb2 import Predecessor
@@ -74,6 +77,7 @@ class ProcessRecord:
                 log.error("the process before this one was killed: %s; stack: %s", predecessor.text, kept)
             os.ftruncate(faults, 0)
             faulthandler.enable(file=faults)
+            _make_exit_a_fault()
             return cls(record, faults, incarnation, predecessor)
         except OSError as error:
             for each in descriptors:
@@ -104,9 +108,25 @@ class ProcessRecord:
     def close(self) -> None:
         """Close the record of a process that ends without a fault."""
         self.note_duty(None)
+        os._exit = _exit
         faulthandler.enable()  # back to standard error, for what happens while the interpreter ends
         os.close(self._faults)
         os.close(self._record)
+
+
+def _make_exit_a_fault() -> None:
+    """Let this process die of SIGABRT, and so leave a report, where a model calls `os._exit`.
+
+    Its parent alone would see that exit. To the next start it would look like a `kill -9`.
+    """
+    process = os.getpid()
+
+    def exit_at_work(status: int) -> NoReturn:
+        if os.getpid() == process:
+            os.abort()
+        _exit(status)  # a child, such as one of multiprocessing, ends in order
+
+    os._exit = exit_at_work
 
 
 def _read_predecessor(record: bytes, report: str) -> Predecessor | None:

@@ -7,7 +7,6 @@ signal's number into a socket. A thread reads it and enforces the limits.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -16,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from os import _exit
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
@@ -169,4 +169,4 @@ def _log_briefly(level: int, text: str) -> None:
 
 def _exit_process(message: str, code: int) -> None:
     _log_briefly(logging.ERROR, message)
-    os._exit(code)
+    _exit(code)

@@ -53,6 +53,7 @@ def restart_until(cluster: Cluster, ended: Callable[[], bool], limit: int) -> in
     [
         ("forward", "null", "SIGSEGV in string_at at __init__.py:", 2),
         ("forward", "abort", "SIGABRT in die at deadly_model.py:", 1),
+        ("forward", "exit", "SIGABRT in exit_at_work at process_record.py:", 1),
         ("build", "SIGBUS", "SIGBUS while the device thread was in die at deadly_model.py:", 1),
     ],
 )

@@ -62,6 +62,8 @@ def predecessor(folder: Path) -> Predecessor | None:
         ("os.kill(os.getpid(), signal.SIGFPE)", signal.SIGFPE, "SIGFPE"),
         ("os.kill(os.getpid(), signal.SIGILL)", signal.SIGILL, "SIGILL"),
         ("os.abort()", signal.SIGABRT, "SIGABRT"),
+        ("os._exit(0)", signal.SIGABRT, "SIGABRT in exit_at_work at process_record.py:"),
+        ("in_thread(lambda: os._exit(1))", signal.SIGABRT, "called by <lambda> at <string>:"),
     ],
 )
 def test_a_fault_is_known_with_its_place_and_the_work_under_way(
@@ -81,7 +83,8 @@ def test_a_fault_is_known_with_its_place_and_the_work_under_way(
     [
         "os.kill(os.getpid(), signal.SIGKILL)",
         "os.kill(os.getpid(), signal.SIGTERM)",
-        "os._exit(1)",
+        "os.waitpid(os.fork() or os._exit(1), 0)",
+        "os.waitpid(os.fork() or os._exit(1), 0); record.close(); os._exit(1)",
         "raise SystemExit(1)",
         "record.close()",
     ],

@@ -30,8 +30,8 @@ class Deadly:
     """Token embeddings and their projection.
 
     Args:
-        options: `dies` ("build", "parameters", "forward" or "config"), `width`, and `how`: "null", "abort", "hang", a
-            key of `RAISED` or a signal's name.
+        options: `dies` ("build", "parameters", "forward" or "config"), `width`, and `how`: "null", "abort", "exit",
+            "hang", a key of `RAISED` or a signal's name.
         vocabulary: number of tokens.
         mesh: mesh to run on.
     """
@@ -52,6 +52,8 @@ class Deadly:
             ctypes.string_at(0)
         elif how == "abort":
             os.abort()
+        elif how == "exit":
+            os._exit(0)
         elif how == "hang":
             reader, _ = os.pipe()
             os.read(reader, 1)
