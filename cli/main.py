@@ -150,9 +150,11 @@ def _check_text(arguments: Sequence[str]) -> None:
 
 def _report(text: str, code: int, output: Output) -> int:
     limit = FAILURE_CHARACTERS if code == ExitCode.FAILED else LINE_CHARACTERS
-    print(printable(f"tiermesh: {text}", limit), file=sys.stderr, flush=True)
-    if not output.has_result:
-        output.result({"error": text, "exit_code": code})
+    with suppress(OSError):  # the exit code is told even if a stream is full
+        print(printable(f"tiermesh: {text}", limit), file=sys.stderr, flush=True)
+    with suppress(OSError):
+        if not output.has_result:
+            output.result({"error": text, "exit_code": code})
     return code
 
 

@@ -46,6 +46,12 @@ def test_a_stream_that_is_closed_or_full_costs_no_traceback(
     assert len(done.stderr.splitlines()) <= (code != 0)
 
 
+@pytest.mark.parametrize("streams", ["2>/dev/full", ">/dev/full 2>/dev/full"])
+def test_a_refusal_has_its_exit_code_though_a_stream_is_full(streams: str) -> None:
+    words = (sys.executable, "-m", "cli.main", "validate", "no-such-file.yaml", "--json")
+    assert run("bash", "-c", f'exec "$@" {streams}', "bash", *words).returncode == 2
+
+
 def test_a_file_that_is_opened_never_gets_the_number_of_a_closed_stream() -> None:
     opens = "import sys, cli.main; cli.main._open_closed_streams(); print(open('/dev/null').fileno(), file=sys.stderr)"
     done = run("bash", "-c", 'exec "$@" <&- >&-', "bash", sys.executable, "-c", opens)
