@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import google_crc32c
 import grpc
 
+from aggregator.downloads import Downloads
 from aggregator.job_register import JobRegister
 from aggregator.storage.journal import Journal
 from aggregator.storage.queue_file import DiskFull
@@ -19,6 +20,7 @@ from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.caps import Cap, CapReached
 from services.config.job import JobConfig, SpecTooLarge
 from services.errors import Failed, Refused
+from services.files.service import IDLE_SECONDS
 from services.transport.access.enforcement import Denied, check_permission, current_caller
 from services.transport.access.permissions import CANCEL_OTHERS_JOB
 from services.transport.request_handlers import service_handler
@@ -52,11 +54,15 @@ class JobsServicer:
 
     Args:
         backend: The aggregator that runs the jobs.
-        count_cap_reached: Counts requests that a cap refuses.
+        downloads: Downloads that are under way.
+        count_cap_reached: Counts submissions that a cap refuses.
     """
 
-    def __init__(self, backend: JobsBackend, count_cap_reached: Callable[[Cap], None]) -> None:
+    def __init__(
+        self, backend: JobsBackend, downloads: Downloads, count_cap_reached: Callable[[Cap], None]
+    ) -> None:
         self._backend = backend
+        self._downloads = downloads
         self._count_cap_reached = count_cap_reached
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -146,16 +152,30 @@ class JobsServicer:
         job = await self._job(request.job, context)
         ask = ReadCheckpointRequest(job=job.id, step=request.step, newest=request.newest)
         try:
-            async for part in self._backend.read_checkpoint(ask):
-                if part is None:  # gRPC could not decode the message
-                    raise Failed("the optimizer's answer to ReadCheckpoint was damaged; try again")
-                yield part
+            await self._send_checkpoint(ask, context)
         except Refused as refused:
             await _abort(context, grpc.StatusCode.NOT_FOUND, str(refused))
         except Failed as failed:
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(failed))
+            await _abort_failed(context, failed)
         except grpc.aio.AioRpcError as error:
             await _abort(context, error.code(), error.details() or "")
+        nothing: tuple[FilePart, ...] = ()
+        for part in nothing:  # all parts are written above, each with a time limit
+            yield part
+
+    async def _send_checkpoint(self, ask: ReadCheckpointRequest, context: Context) -> None:
+        """Send the files of a checkpoint, at the pace of their reader and of the download's share of the bandwidth."""
+        with self._downloads.begin() as download:
+            async for part in self._backend.read_checkpoint(ask):
+                if part is None:  # gRPC could not decode the message
+                    raise Failed("the optimizer's answer to ReadCheckpoint was damaged; try again")
+                await download.take(len(part.data))
+                try:
+                    await asyncio.wait_for(context.write(part), IDLE_SECONDS)
+                except asyncio.TimeoutError:
+                    raise Failed(
+                        f"download of job {ask.job}: no part was taken for {IDLE_SECONDS:g} s; download it again"
+                    ) from None
 
     async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
         """Return the cluster's current status."""

@@ -21,6 +21,7 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
 from aggregator.core.succession import EpochBehind
+from aggregator.downloads import Downloads
 from aggregator.effects import EffectRunner
 from aggregator.job_register import JobRegister
 from aggregator.jobs_service import JobsServicer
@@ -128,6 +129,7 @@ class AggregatorService:
             tiers=3 if optimizer else 2,
             shards=max(1, len(shards)),
         )
+        self._downloads = Downloads(caps.download_mb_per_second, metrics.count_cap_reached)
         self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps)
         self._sessions = WorkerSessions(epoch)
         self._wiring = Wiring(
@@ -364,7 +366,7 @@ class AggregatorService:
         )
         return [
             cluster,
-            JobsServicer(self, self._metrics.count_cap_reached).handlers(),
+            JobsServicer(self, self._downloads, self._metrics.count_cap_reached).handlers(),
             FilesServicer(self.files, FILES_OF_AGGREGATOR).handlers(),
         ]
 

@@ -20,7 +20,7 @@ from cli.options import (
     option,
     path_option,
 )
-from services.caps import MOST_JOBS, MOST_LOG_MB, Caps
+from services.caps import MOST_DOWNLOAD_MB_PER_SECOND, MOST_JOBS, MOST_LOG_MB, Caps
 from services.errors import Refused
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 
@@ -116,11 +116,21 @@ def _caps_options(command: Command) -> Command:
         default=Caps.log_mb,
         help="Largest size of a job's log in MB; what doesn't fit is removed from its middle.",
     )
+    @option(
+        "--max-download-mb-per-second",
+        type=click.IntRange(1, MOST_DOWNLOAD_MB_PER_SECOND),
+        help="Largest bandwidth of all downloads together, in MB a second.  [default: no cap]",
+    )
     @functools.wraps(command)
     def with_caps(
-        *arguments: Any, max_queued_jobs: int, max_jobs_per_person: int, max_log_mb: int, **rest: Any
+        *arguments: Any,
+        max_queued_jobs: int,
+        max_jobs_per_person: int,
+        max_log_mb: int,
+        max_download_mb_per_second: int | None,
+        **rest: Any,
     ) -> Any:
-        caps = Caps(max_queued_jobs, max_jobs_per_person, max_log_mb)
+        caps = Caps(max_queued_jobs, max_jobs_per_person, max_log_mb, max_download_mb_per_second)
         return command(*arguments, caps=caps, **rest)
 
     return with_caps

@@ -28,6 +28,8 @@ class Cap(Enum):
     JOBS_PER_PERSON = "jobs_per_person"
     SPEC_BYTES = "spec_bytes"
     LOG_BYTES = "log_bytes"
+    DOWNLOADS = "downloads"
+    DOWNLOAD_BANDWIDTH = "download_bandwidth"
 
 
 class CapReached(NotYet):
@@ -54,8 +56,10 @@ class Caps:
         jobs_per_person: largest number of them that one person has. It does not apply without security, where
             callers have no names.
         log_mb: largest size of a job's log, in MB.
+        download_mb_per_second: largest bandwidth of all downloads together, in MB a second; None for no cap.
     """
 
     queued_jobs: int = 10_000
     jobs_per_person: int = 5_000
     log_mb: int = 100
+    download_mb_per_second: int | None = None

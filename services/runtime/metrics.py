@@ -243,7 +243,8 @@ class AggregatorMetrics(_RoleMetrics):
         ).labels(self.role)
         caps_reached = Counter(
             "tiermesh_caps_reached",
-            "Times a cap was reached, by cap: queued_jobs, jobs_per_person, spec_bytes or log_bytes",
+            "Times a cap was reached, by cap: queued_jobs, jobs_per_person, spec_bytes, log_bytes, downloads or "
+            "download_bandwidth",
             ("role", "cap"),
             registry=self.registry,
         )

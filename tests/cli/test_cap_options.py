@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from services.caps import MOST_JOBS, MOST_LOG_MB
+from services.caps import MOST_DOWNLOAD_MB_PER_SECOND, MOST_JOBS, MOST_LOG_MB
 from services.printable import LINE_CHARACTERS
 
 BOUNDS = {
     "--max-queued-jobs": MOST_JOBS,
     "--max-jobs-per-person": MOST_JOBS,
     "--max-log-mb": MOST_LOG_MB,
+    "--max-download-mb-per-second": MOST_DOWNLOAD_MB_PER_SECOND,
 }
 
 

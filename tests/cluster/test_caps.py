@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,13 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
+from aggregator.downloads import PIECE_BYTES
 from aggregator.storage.capped_log import CappedLog
 from protos import jobs_pb2 as jobs
 from services.caps import MB
 from services.config.job import MOST_SPEC_BYTES
 from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
-from tests.support.cluster.bits import gpt_config, write_config
+from tests.support.cluster.bits import gpt_config, regression_config, spec_of, write_config
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh, tls_flags
 
 Run = Callable[..., tuple[int, dict[str, Any], str]]
@@ -137,3 +140,39 @@ def test_a_log_keeps_its_first_and_last_lines_and_the_count_over_a_restart(
         assert "queued" in printed.splitlines()[0]
         assert printed.splitlines()[-1].endswith("cancelled: cancelled by request")
         cluster.aggregator.wait_log(f"job {job}: its log has reached its cap of 1 MB (--max-log-mb)")
+
+
+@pytest.mark.parametrize("tiers", [3, pytest.param(2, marks=pytest.mark.long)])
+def test_downloads_share_a_bandwidth_and_one_too_many_is_refused(
+    tmp_path: Path, corpus: Path, tiers: int
+) -> None:
+    config = regression_config(max_steps=1, batch_size=2, gradient_accumulation_steps=1)
+    config["linear_regression_config"] = {"num_features": 1024, "num_targets": 1024, "training_samples": 40}
+    caps = ("--max-download-mb-per-second", 1)
+    with Cluster(tmp_path, tiers=tiers, workers=1, aggregator_options=caps) as cluster:
+        job = cluster.submit(spec_of(corpus.parent, config))
+        cluster.finish(job)
+
+        def download(number: int) -> subprocess.CompletedProcess[str]:
+            return tiermesh(
+                "download", job, tmp_path / f"copy-{number}", "--aggregator", cluster.aggregator.address
+            )
+
+        request = jobs.DownloadRequest(job=job, newest=True)
+        streams = [cluster.stub.Download(request, timeout=4 * LIMIT_SECONDS) for _ in range(9)]
+        for stream in streams:
+            next(stream)  # it has begun, and takes some 4 s more if it has all of the bandwidth
+        refused = download(0)
+        assert refused.returncode == 75
+        assert refused.stderr.splitlines() == [
+            f"tiermesh: aggregator {cluster.aggregator.address}: downloads: 9 are under way, expected at most 9 with "
+            "--max-download-mb-per-second 1 of the aggregator; try again when one has ended"
+        ]
+        for stream in streams[1:]:
+            stream.cancel()  # one stays that reads nothing
+        began = time.monotonic()
+        eventually(lambda: download(1).returncode == 0, "a download")
+        size = sum(path.stat().st_size for path in (tmp_path / "copy-1").rglob("*") if path.is_file())
+        assert size > 4 * MB
+        assert time.monotonic() - began >= (size - PIECE_BYTES) / MB, "the burst is one piece"
+        assert reached(cluster).keys() == {"downloads", "download_bandwidth"}

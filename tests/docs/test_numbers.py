@@ -8,13 +8,17 @@ import pytest
 
 from aggregator.core.setting_aside import MOST_CRASHES, MOST_STARTS, PROBATION_SECONDS
 from aggregator.daemon import OWN_TIMEOUTS
+from aggregator.downloads import LONGEST_SHARE_SECONDS, MOST_DOWNLOADS, PIECE_BYTES
 from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
+from aggregator.storage.capped_log import END_BYTES
 from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_store import FILE_PART_BYTES
+from services.caps import MB, Caps
 from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, MOST_TOKENS
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
+from services.files.service import IDLE_SECONDS as IDLE_TRANSFER_SECONDS
 from services.instrumentation.timeline import MAX_EVENTS
 from services.protocol.plan import (
     MIN_WINDOW_CHUNKS,
@@ -96,6 +100,17 @@ FACTS = {
         f"| {UNKNOWN_PEER.at_once}, then {UNKNOWN_PEER.per_second} a second |",
         f"| {KNOWN_PEER.at_once:,}, then {KNOWN_PEER.per_second:,} a second |",
         f"left behind after {LEAVE_SECONDS:g} s",
+    ),
+    "docs/caps.md": (
+        f"| {Caps.queued_jobs:,} |",
+        f"| {Caps.jobs_per_person:,} |",
+        f"| {MOST_SPEC_BYTES // KI} KiB |",
+        f"| {Caps.log_mb} MB |",
+        f"at most {END_BYTES // MI} MiB and at most a quarter",
+        f"pieces of up to {PIECE_BYTES // MI} MiB",
+        f"every {LONGEST_SHARE_SECONDS:g} s, and at most {MOST_DOWNLOADS}",
+        f"these are {int(LONGEST_SHARE_SECONDS * MB / PIECE_BYTES)}",
+        f"not taken for {IDLE_TRANSFER_SECONDS:g} s",
     ),
     "docs/devices.md": (f"after {FIRST_RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
     "docs/timeouts.md": (f"sets {', '.join(others)} or {last} by hand",),

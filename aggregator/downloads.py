@@ -1,0 +1,101 @@
+"""Downloads that are under way, their largest number, and the bandwidth that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from aggregator.core.token_bucket import TokenBucket
+from services.caps import MB, Cap, CapReached
+from services.protocol.bounds import BOUNDS
+
+PIECE_BYTES = BOUNDS["FilePart.data"].bytes
+"""Largest size of a piece."""
+MOST_DOWNLOADS = 32
+"""Largest number of downloads at the same time. Each has a piece in memory."""
+LONGEST_SHARE_SECONDS = 10.0
+"""Longest time in which each download gets a piece; half of the time that `tiermesh download` waits for one."""
+
+
+class Downloads:
+    """All downloads from an aggregator.
+
+    Args:
+        mb_per_second: The largest bandwidth of all of them, in MB a second; None for no cap.
+        count_cap_reached: Counts downloads that are refused, and those that wait for their share of the bandwidth.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        mb_per_second: int | None,
+        count_cap_reached: Callable[[Cap], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._count_cap_reached = count_cap_reached
+        self._clock = clock
+        self._under_way = 0
+        self._most = MOST_DOWNLOADS
+        self._why = ""
+        self._bucket: TokenBucket | None = None
+        self._turn = asyncio.Lock()  # first come, first served, so each download gets a piece in turn
+        if mb_per_second is not None:
+            rate = mb_per_second * MB
+            self._bucket = TokenBucket(rate, max(rate, PIECE_BYTES))
+            self._most = min(MOST_DOWNLOADS, int(rate * LONGEST_SHARE_SECONDS / PIECE_BYTES))
+            self._why = f" with --max-download-mb-per-second {mb_per_second} of the aggregator"
+
+    @contextmanager
+    def begin(self) -> Iterator[Download]:
+        """Count a download while the block runs.
+
+        Raises:
+            CapReached: There are too many.
+        """
+        if self._under_way >= self._most:
+            self._count_cap_reached(Cap.DOWNLOADS)
+            raise CapReached(
+                Cap.DOWNLOADS,
+                f"downloads: {self._under_way} are under way, expected at most {self._most}{self._why}; try again when "
+                "one has ended",
+            )
+        self._under_way += 1
+        try:
+            yield Download(self)
+        finally:
+            self._under_way -= 1
+
+    async def take(self, size: int) -> bool:
+        """Wait until so many bytes may be sent; return whether there was a wait. To be cancelled takes nothing."""
+        if self._bucket is None:
+            return False
+        async with self._turn:
+            seconds = self._bucket.seconds_until(size, self._clock())
+            if seconds:
+                await asyncio.sleep(seconds)
+            self._bucket.take(size, self._clock())
+            return seconds > 0
+
+    def count_slowed(self) -> None:
+        """Count a download that waits for its share of the bandwidth."""
+        self._count_cap_reached(Cap.DOWNLOAD_BANDWIDTH)
+
+
+class Download:
+    """A download that is under way.
+
+    Args:
+        downloads: All of them.
+    """
+
+    def __init__(self, downloads: Downloads) -> None:
+        self._downloads = downloads
+        self._slowed = False
+
+    async def take(self, size: int) -> None:
+        """Wait until so many bytes may be sent."""
+        if await self._downloads.take(size) and not self._slowed:
+            self._slowed = True
+            self._downloads.count_slowed()
