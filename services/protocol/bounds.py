@@ -1,6 +1,7 @@
 """The bound of every field of every message, checked where a message is made; so none outgrows what a peer receives.
 
-Of a received message, the lists are checked (`check_received`); its texts are cut by `plain_text.py`.
+A received message is checked too (`check_received`), since what a peer says is copied into other messages: its texts
+for people are cut by `plain_text.py`, everything else that is too long is refused.
 
 A text for people that is too long is cut. Anything else that is too long raises MessageTooLarge, which names the
 message, the field and the job, and the job fails with it: sending it again would fail again.
@@ -42,6 +43,7 @@ LOG_LINE_CHARACTERS = 1000
 """Longest line of a job's log, in characters."""
 
 _MAX_UTF8_BYTES = 4  # of one character
+_SENDER_CHARACTERS = 60  # of a sender's name in an error
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class MessageTooLarge(Failed):
     def __init__(self, reason: str, message: Any) -> None:
         fields = message.DESCRIPTOR.fields_by_name
         self.job = str(message.job) if "job" in fields and fields["job"].message_type is None else ""
-        self.lease = int(message.lease) if "lease" in fields else 0
+        self.lease = int(message.lease) if "lease" in fields and fields["lease"].message_type is None else 0
         self.fault = f"{message.DESCRIPTOR.name}: {reason}"
         about = f" of job {self.job}" if self.job else ""
         super().__init__(
@@ -185,13 +187,13 @@ def fit(message: Message) -> None:
 
 
 def check_received(message: Message) -> None:
-    """Check the lists and maps of a received message, since the peer may run other software.
+    """Check the bounds of a received message, since the peer may run other software; not those of texts for people.
 
     Raises:
-        MessageTooLarge: one has more elements than its bound.
+        MessageTooLarge: a field is larger than its bound. The text names the sender, if the message does.
     """
     try:
-        _fit(message, texts=False)
+        _fit(message, received=True)
     except _TooLarge as found:
         raise MessageTooLarge(str(found), message) from None
 
@@ -208,6 +210,7 @@ class _Rule:
     bound: Bound
     repeated: bool
     is_map: bool
+    is_text: bool
     inner: bool
 
 
@@ -219,40 +222,49 @@ def _rules(kind: Descriptor) -> tuple[_Rule, ...]:
         inner = field.message_type is not None and not is_map and bool(_rules(field.message_type))
         is_text = field.cpp_type == FieldDescriptor.CPPTYPE_STRING
         if field.is_repeated or is_text or inner:
-            rules.append(_Rule(field.name, find_bound(field) or Bound(), field.is_repeated, is_map, inner))
+            bound = find_bound(field) or Bound()
+            rules.append(_Rule(field.name, bound, field.is_repeated, is_map, is_text, inner))
     return tuple(rules)
 
 
-def _fit(message: Any, texts: bool = True) -> None:
+def _fit(message: Any, received: bool = False) -> None:
     for rule in _rules(message.DESCRIPTOR):
-        bound = rule.bound
+        bound, name = rule.bound, rule.name
         if rule.repeated:
-            values = getattr(message, rule.name)
+            values = getattr(message, name)
             if bound.count and len(values) > bound.count:
-                raise _TooLarge(f"{rule.name}: {len(values)} elements, expected at most {bound.count}")
-            if rule.is_map and bound.bytes and texts:
+                raise _TooLarge(f"{name}: {len(values)} elements, expected at most {bound.count}")
+            if rule.is_map:
                 for key, value in values.items():
-                    for each in (key, value):
-                        if isinstance(each, str) and len(each.encode()) > bound.bytes:
-                            raise _TooLarge(
-                                f"{rule.name}: {len(each)} characters, expected at most {bound.bytes}"
-                            )
+                    _check_text(name, key, bound)
+                    _check_text(name, value, bound)
             elif rule.inner:
                 for each in values:
-                    _fit(each, texts)
+                    _fit_inner(name, each, received)
+            elif rule.is_text:
+                for each in values:
+                    _check_text(name, each, bound)
         elif rule.inner:
-            if message.HasField(rule.name):
-                _fit(getattr(message, rule.name), texts)
-        elif texts:
-            _fit_text(message, rule)
+            if message.HasField(name):
+                _fit_inner(name, getattr(message, name), received)
+        elif not bound.cut_characters:
+            _check_text(name, getattr(message, name), bound)
+        elif not received and len(getattr(message, name)) > bound.cut_characters:
+            setattr(message, name, printable(getattr(message, name), bound.cut_characters))
 
 
-def _fit_text(message: Any, rule: _Rule) -> None:
-    value, bound = getattr(message, rule.name), rule.bound
-    if bound.cut_characters:
-        if len(value) > bound.cut_characters:
-            setattr(message, rule.name, printable(value, bound.cut_characters))
-    elif bound.bytes and len(value) * _MAX_UTF8_BYTES > bound.bytes:
-        size = len(value.encode()) if isinstance(value, str) else len(value)
-        if size > bound.bytes:
-            raise _TooLarge(f"{rule.name}: {size} bytes, expected at most {bound.bytes}")
+def _fit_inner(name: str, message: Any, received: bool) -> None:
+    try:
+        _fit(message, received)
+    except _TooLarge as found:
+        sender = getattr(message, "name", "") if received else ""
+        whose = f" of {printable(sender, _SENDER_CHARACTERS)}" if sender else ""
+        raise _TooLarge(f"{name}{whose}: {found}") from None
+
+
+def _check_text(name: str, value: Any, bound: Bound) -> None:
+    if not isinstance(value, str | bytes) or not bound.bytes or len(value) * _MAX_UTF8_BYTES <= bound.bytes:
+        return
+    size = len(value.encode()) if isinstance(value, str) else len(value)
+    if size > bound.bytes:
+        raise _TooLarge(f"{name}: {size} bytes, expected at most {bound.bytes}")

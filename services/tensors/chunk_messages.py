@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.errors import Refusal, Refused
+from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.checksums import ChecksumMismatch, encode_with_checksum, verify_checksum
 from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import (
@@ -213,6 +214,12 @@ def check_chunk(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
         ChunkRefused: index, offset, elements, dtype, payload length or checksum is wrong.
         ChunkOverwritten: the chunk was right, but its place in shared memory was overwritten.
     """
+    try:
+        check_received(chunk.header)  # its texts and losses may be passed on
+    except MessageTooLarge as error:
+        raise ChunkRefused(
+            f"chunk {chunk.header.index}: {error.fault}{_describe_origin(chunk.header)}"
+        ) from None
     mismatch = _find_mismatch(chunk, elements_total, dtype)
     if mismatch:
         raise ChunkRefused(f"chunk {chunk.header.index}: {mismatch}{_describe_origin(chunk.header)}")

@@ -11,7 +11,8 @@ from aggregator.core.leasing.planning import NOTHING_BUSY, plan
 from aggregator.core.sums.coverage import Arrival, Coverage
 from aggregator.core.verification.step_checks import StepChecks
 from protos.tensors_pb2 import NonFinite
-from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
+from services.printable import printable
+from services.protocol.non_finite import MAX_PARAMETER_NAME_CHARACTERS, MAX_REPORTED_MICRO_BATCHES
 from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
@@ -198,7 +199,8 @@ class StepSum:
         node = assignment.node
         for each in found:
             if node.first <= each.micro_batch < node.stop:
-                named = NonFinite(micro_batch=each.micro_batch, parameter=each.parameter, worker=worker)
+                parameter = printable(each.parameter, MAX_PARAMETER_NAME_CHARACTERS)
+                named = NonFinite(micro_batch=each.micro_batch, parameter=parameter, worker=worker)
                 self._non_finite[each.micro_batch] = named
 
     @property

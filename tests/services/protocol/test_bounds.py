@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import protos
 from aggregator.core.leasing.evaluation import MOST_BATCHES_PER_LEASE
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
+from protos import shards_pb2 as shards
 from protos.tensors_pb2 import ChunkHeader
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
@@ -23,10 +26,12 @@ from services.protocol.bounds import (
     MAX_MICRO_BATCHES,
     MESSAGE_LIMIT_BYTES,
     MessageTooLarge,
+    check_received,
     find_bound,
     fit,
 )
 from services.protocol.envelope import wrap
+from services.protocol.plain_text import make_printable
 from services.tensors.layout import MAX_ELEMENTS, chunk_count
 from services.transport.data.shared_memory_link import MAX_PLACES
 
@@ -160,7 +165,7 @@ def test_the_largest_header_is_within_the_computed_size() -> None:
     ("message", "reason"),
     [
         (pb.Hello(fingerprint={str(key): "x" for key in range(65)}), "Hello: fingerprint: 65 elements"),
-        (pb.Hello(fingerprint={"key": "x" * 2000}), "Hello: fingerprint: 2000 characters"),
+        (pb.Hello(fingerprint={"key": "x" * 2000}), "Hello: fingerprint: 2000 bytes"),
         (pb.Hello(name="x" * 2000), "Hello: name: 2000 bytes, expected at most 1024"),
         (
             pb.Computed(job="a", lease=7, checksums=[pb.Checksum()] * (1 << 17)),
@@ -187,3 +192,61 @@ def test_texts_for_people_are_cut() -> None:
     event = jobs.JobEvent(job=jobs.Job(id="a", detail="x" * 4000), text="y" * 2000)
     fit(event)
     assert (len(event.job.detail), len(event.text)) == (1000, 1000)
+
+
+TEXTS = {
+    (kind.full_name, field.name): field
+    for kind in (pb.Hello.DESCRIPTOR, pb.Predecessor.DESCRIPTOR, pb.Ready.DESCRIPTOR)
+    for field in kind.fields
+    if field.cpp_type == F.CPPTYPE_STRING or is_map(field)
+}
+"""Every text of a worker's Hello and Ready, which other messages repeat."""
+
+
+def message_with(field: FieldDescriptor, text: str) -> pb.WorkerMessage:
+    """Return a worker's message that has this text in a field."""
+    owner = field.containing_type
+    assert owner is not None
+    body = getattr(pb, owner.name)()
+    if is_map(field):
+        getattr(body, field.name)["key"] = text
+    else:
+        setattr(body, field.name, text)
+    if isinstance(body, pb.Predecessor):
+        body = pb.Hello(predecessor=body)
+    body_field = "hello" if isinstance(body, pb.Hello) else "ready"
+    return pb.WorkerMessage(**{body_field: body})
+
+
+@pytest.mark.parametrize("name", TEXTS, ids="-".join)
+@settings(max_examples=25, deadline=None)
+@given(
+    length=st.one_of(st.integers(-2, 2), st.integers(3, 20_000)),
+    letter=st.sampled_from(["x", "\u00e9", "\U0001f600", "\n"]),
+)
+def test_a_text_that_is_received_can_be_repeated(name: tuple[str, str], length: int, letter: str) -> None:
+    """Check that whatever passes the checks on receipt can be sent on, at, below and above every bound."""
+    field = TEXTS[name]
+    bound = find_bound(field)
+    assert bound is not None
+    message = message_with(field, letter * max(0, bound.bytes // len(letter.encode()) + length))
+    make_printable(message)
+    try:
+        check_received(message)
+    except MessageTooLarge as error:
+        assert field.name in error.fault and f"expected at most {bound.bytes}" in error.fault
+        assert len(error.fault) <= 300 and error.fault.isprintable()
+        return
+    fit(message)
+    for repeated in (pb.Hello, shards.WorkerAttends, jobs.Member, pb.Ready, pb.Predecessor):
+        other = repeated.DESCRIPTOR.fields_by_name.get(field.name)
+        body = getattr(message, message.WhichOneof("body") or "")
+        if other is not None and field.containing_type is body.DESCRIPTOR and not is_map(field):
+            fit(repeated(**{field.name: getattr(body, field.name)}))
+
+
+def test_a_message_that_is_too_large_names_its_sender() -> None:
+    message = pb.WorkerMessage(hello=pb.Hello(name="box-3", incarnation="x" * 129))
+    with pytest.raises(MessageTooLarge) as caught:
+        check_received(message)
+    assert caught.value.fault == "WorkerMessage: hello of box-3: incarnation: 129 bytes, expected at most 128"
