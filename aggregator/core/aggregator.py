@@ -361,7 +361,7 @@ class AggregatorCore:
             case pb.CheckpointWritten():
                 self.run.progress.checkpoint_written(body)
             case pb.CheckpointMissed():
-                self.run.report.record_missed_checkpoint(body)
+                self.run.checkpoint_missed(body)
             case pb.Failure():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 

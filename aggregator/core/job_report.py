@@ -147,10 +147,9 @@ class JobReport:
         self.note("checkpoint", describe_checkpoint(written))
 
     def record_missed_checkpoint(self, missed: CheckpointMissed) -> None:
-        """Record that a due checkpoint could not be written."""
-        self.job.detail = printable(
-            f"no checkpoint of step {missed.step}: {missed.reason}", FAILURE_CHARACTERS
-        )
+        """Record that a due checkpoint could not be written, or that the optimizer can't begin yet."""
+        what = f"no checkpoint of step {missed.step}" if missed.generation else "optimizer"
+        self.job.detail = printable(f"{what}: {missed.reason}", FAILURE_CHARACTERS)
         self.save()
         self.note("checkpoint", self.job.detail)
 

@@ -63,6 +63,7 @@ class RunningJob:
         router: Its chunks on their way.
         progress: Its version, its phase and its layout's size.
         optimizer_state: What the optimizer said last; STATE_UNSPECIFIED until it answers Open.
+        lacks_space: Whether the optimizer waits for disk space before it can go on with the job.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class RunningJob:
         self._lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
+        self.lacks_space = False
         self._timeouts = timeouts
         self._out = out
         job.state, job.steps = RUNNING, plan.steps
@@ -145,6 +147,8 @@ class RunningJob:
 
     def optimizer_status(self, status: pb.OptimizerStatus, now: float) -> None:
         """Continue at the version that the optimizer reports."""
+        if self.lacks_space:
+            self.lacks_space, self.job.detail = False, ""
         self.optimizer_state = status.state
         if status.state == pb.OptimizerStatus.EMPTY:
             self.progress.forget_weights()
@@ -179,6 +183,8 @@ class RunningJob:
             self.progress.forget_weights()
             current = self.lease_book.initialisation
             if current is not None and current.described:
+                current.missing = set(from_ranges(status.missing, self.progress.chunks))
+                current.since_seconds = now
                 self._orders.resend(current.session, current.lease, status.missing)
         else:
             missing = set(from_ranges(status.missing, self.progress.chunks))
@@ -191,6 +197,11 @@ class RunningJob:
                 self.progress.continue_at(version, missing, now)
         if not self.ended:
             self.dispatch(now)
+
+    def checkpoint_missed(self, missed: pb.CheckpointMissed) -> None:
+        """Record that a checkpoint is not on disk, or that the optimizer has no space for the job's files."""
+        self.lacks_space = not missed.generation
+        self.report.record_missed_checkpoint(missed)
 
     def commit(self, commit: pb.Commit, now: float) -> None:
         """Go on to the next step, since the optimizer has committed this one."""
@@ -209,6 +220,9 @@ class RunningJob:
             return
         if header.kind == INITIAL_WEIGHTS:
             self.router.route_initial_weights(header)
+            current = self.lease_book.initialisation
+            if current is not None and current.missing is not None:
+                current.missing.discard(header.index)
             return
         step_sum, assignment = self.lease_book.accept_gradient(member, header, in_place=in_place)
         self.router.route_gradient(step_sum, assignment, header, self.progress.elements)

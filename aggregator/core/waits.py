@@ -7,6 +7,9 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.protocol.phases import JobPhase
 
+DISK_SPACE = "disk space for the job's spec and layout"
+"""What an optimizer on a full disk waits for before it can go on with a job."""
+
 
 class OptimizerWait:
     """The time for which the optimizer has owed the running job the same thing."""
@@ -32,6 +35,8 @@ class OptimizerWait:
 def describe_wait(run: RunningJob, now: float) -> str:
     """Return one line on what a job waits for, while the optimizer is connected."""
     detail = f"; {run.job.detail}" if run.job.detail else ""
+    if run.lacks_space:
+        return f"waits for the optimizer to have {DISK_SPACE}{detail}"
     if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
         return f"waits for the optimizer's status{detail}"
     if run.progress.phase is JobPhase.CHECKPOINT:
@@ -54,10 +59,15 @@ def describe_wait(run: RunningJob, now: float) -> str:
 
 def describe_optimizer_debt(run: RunningJob) -> str | None:
     """Return what a job waits for the connected optimizer to do; None for nothing."""
+    if run.lacks_space:
+        return DISK_SPACE
     if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
         return "its status"
     if run.progress.phase is JobPhase.CHECKPOINT:
         return "the last checkpoint"
+    initialisation = run.lease_book.initialisation
+    if initialisation is not None and not initialisation.awaits_worker:
+        return "the allocation of the job" if initialisation.missing is None else "the first checkpoint"
     step_sum = run.lease_book.step_sum
     if run.progress.phase is JobPhase.TRAIN and step_sum is None:
         return "to restart the step"

@@ -31,12 +31,19 @@ class Initialisation:
         session: The worker's session.
         since_seconds: When it was granted, on the monotonic clock.
         described: Whether the worker has sent the layout of its chunks.
+        missing: The chunks that have not come; None until the optimizer has the layout and asks for them.
     """
 
     lease: int
     session: int
     since_seconds: float
     described: bool = False
+    missing: set[int] | None = None
+
+    @property
+    def awaits_worker(self) -> bool:
+        """Whether the worker owes the layout or a chunk; otherwise the optimizer has to go on."""
+        return not self.described or bool(self.missing)
 
 
 class LeaseBook:
@@ -126,7 +133,7 @@ class LeaseBook:
                 )
             )
 
-        if self.initialisation is not None:
+        if self.initialisation is not None and self.initialisation.awaits_worker:
             add("initial weights", self.initialisation.session, self.initialisation.since_seconds)
         step_sum = self.step_sum
         if step_sum is not None and (chunk := step_sum.next_chunk) is not None:
@@ -303,8 +310,10 @@ class LeaseBook:
         if all(self.is_computing(member) for member in holders):
             return
         current = self.initialisation
-        if current is not None and self._stalls.mark_if_stalled(
-            current.session, current.since_seconds, 0, now
+        if (
+            current is not None
+            and current.awaits_worker
+            and self._stalls.mark_if_stalled(current.session, current.since_seconds, 0, now)
         ):
             self.end_initialisation()
         if self.step_sum is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
+from services.protocol.file_refs import make_ref
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
+from tests.support.facts import has_facts
 
 
 def owed(dialogue: Dialogue) -> list[Wait]:
@@ -44,6 +48,51 @@ def test_the_worker_that_makes_initial_weights_is_named() -> None:
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     dialogue.later(2.0, 1)
     assert owed(dialogue) == [Wait(role="worker", peer="w1", job="a", what="initial weights", seconds=2.0)]
+
+
+def test_what_the_optimizer_owes_the_initial_weights_is_not_asked_of_the_worker() -> None:
+    dialogue = Dialogue(chunks=2)
+    dialogue.submit()
+    dialogue.optimizer()
+    dialogue.joins(1)
+    dialogue.joins(2)
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    described = pb.Description(job="a", lease=dialogue.leases[1], layout=make_ref(b"layout"))
+    assert dialogue.says(1, described) == ["optimizer <- Initialise"]
+
+    def waits_long(what: str) -> None:
+        for _ in range(2):  # far longer than a worker may take
+            assert dialogue.later(STANDARD_TIMEOUTS.stall, 1, 2) == []
+        (wait,) = owed(dialogue)
+        assert (wait.role, wait.peer, wait.what) == ("optimizer", "opt", what)
+
+    waits_long("the allocation of the job")
+    dialogue.give(ev.FromOptimizer(pb.CheckpointMissed(job="a", reason="no room for 9 bytes")))
+    waits_long("disk space for the job's spec and layout")
+    assert has_facts(
+        dialogue.core.describe_wait(dialogue.now), "optimizer ... disk space ... no room for 9 bytes"
+    )
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.RECEIVING)
+    assert dialogue.job().detail == ""
+    assert [(each.peer, each.what) for each in owed(dialogue)] == [("w1", "initial weights")]
+    dialogue.initial(1, 0)
+    assert [(each.peer, each.what) for each in owed(dialogue)] == [("w1", "initial weights")]
+    dialogue.initial(1, 1)
+    waits_long("the first checkpoint")
+
+
+def test_a_resumed_job_without_space_names_no_step() -> None:
+    dialogue = training(1, step=2)
+    dialogue.give(ev.OptimizerLost("gone"))
+    dialogue.optimizer()
+    dialogue.give(ev.FromOptimizer(pb.CheckpointMissed(job="a", reason="disk full; the job begins later")))
+    assert dialogue.job().detail == "optimizer: disk full; the job begins later"
+    dialogue.later(0.0, 1)
+    assert ("optimizer", "disk space for the job's spec and layout") in [
+        (each.role, each.what) for each in owed(dialogue)
+    ]
+    dialogue.give(ev.FromOptimizer(pb.CheckpointMissed(job="a", generation=1, step=2, reason="disk full")))
+    assert dialogue.job().detail == "no checkpoint of step 2: disk full"
 
 
 def test_the_worker_that_evaluates_is_named() -> None:
