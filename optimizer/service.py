@@ -31,6 +31,7 @@ from services.runtime.file_locks import try_lock
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import TensorChunk, check_chunk
 from services.timeouts import Timeouts
+from services.transport.access.enforcement import check_daemon
 from services.transport.access.permissions import FILES_OF_DAEMON
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
@@ -260,6 +261,7 @@ class OptimizerService:
             text = f"no Attend stream of aggregator incarnation {incarnation!r}; open Attend before Exchange"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
+        check_daemon("aggregator", session.name)
         server = ExchangeServer(
             self.engine.newest, wait_for_room=self.engine.wait_for_room, shared_memory=self._shared_memory
         )

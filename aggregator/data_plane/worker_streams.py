@@ -16,6 +16,7 @@ from services.errors import Refusal
 from services.instrumentation import timeline
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import TensorChunk, bytes_per_element, check_chunk
+from services.transport.access.enforcement import check_daemon
 from services.transport.data.data_streams import write_message
 from services.transport.data.exchange_server import ExchangeServer, read_incarnation
 from services.transport.data.newest_weights import NewestWeights
@@ -87,6 +88,7 @@ class WorkerDataStreams:
             text = f"worker incarnation {incarnation!r} has no control stream; open Attend first"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
+        check_daemon("worker", session.name)
         await self._server.serve(
             context,
             f"worker {session.name}",

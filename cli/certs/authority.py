@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from services.errors import Refused
-from services.transport.access.identity import role_uri
+from services.transport.access.identity import MAX_BOUND_NAMES, bound_name_uri, identify, role_uri
 from services.transport.access.permissions import CallerKind
 
 MAX_HOSTS = 100
@@ -63,7 +63,12 @@ def make_authority(name: str, days: float) -> KeyPair:
 
 
 def issue(
-    authority: KeyPair, kind: CallerKind | None, name: str, hosts: Sequence[str], days: float
+    authority: KeyPair,
+    kind: CallerKind | None,
+    name: str,
+    hosts: Sequence[str],
+    days: float,
+    bound_names: Sequence[str] = (),
 ) -> KeyPair:
     """Return a new certificate with a role, signed by the authority.
 
@@ -73,15 +78,21 @@ def issue(
         name: name of the daemon or person.
         hosts: DNS names and IP addresses that others dial it by; none for people, who only call.
         days: how long it is valid; never longer than the authority.
+        bound_names: names that the daemon that shows it may have; none for any.
 
     Raises:
-        Refused: a host is neither a DNS name nor an IP address, or the authority expires first.
+        Refused: a host is neither a DNS name nor an IP address, a name is wrong, or the authority expires first.
     """
+    if len(bound_names) > MAX_BOUND_NAMES:
+        raise Refused(
+            f"--name: {len(bound_names)} given, expected at most {MAX_BOUND_NAMES}; issue several certificates"
+        )
     if len(hosts) > MAX_HOSTS:
         raise Refused(f"--host: {len(hosts)} given, expected at most {MAX_HOSTS}; issue several certificates")
     names: list[x509.GeneralName] = [_host_name(host) for host in hosts]
     if kind is not None:
         names.append(x509.UniformResourceIdentifier(role_uri(kind, name)))
+    names += [x509.UniformResourceIdentifier(bound_name_uri(each)) for each in bound_names]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
     key = _new_key()
     issuer = authority.certificate
@@ -104,35 +115,26 @@ def issue(
 
 
 def renew(authority: KeyPair, old: x509.Certificate, days: float) -> KeyPair:
-    """Return a new certificate with a new key, and with name, role and hosts of an old one.
+    """Return a new certificate with a new key, and with name, role, hosts and bound names of an old one.
 
     Raises:
-        Refused: the authority expires first.
+        Refused: the authority expires first, or the role of the old one is wrong.
     """
-    kind, name, hosts = describe(old)
-    return issue(authority, kind, name, hosts, days)
+    found = identify(old.public_bytes(serialization.Encoding.DER))
+    return issue(authority, found.kind, found.name or _common_name(old), _hosts(old), days, found.bound_names)
 
 
-def describe(certificate: x509.Certificate) -> tuple[CallerKind | None, str, list[str]]:
-    """Return kind, name and hosts of a certificate.
+def _common_name(certificate: x509.Certificate) -> str:
+    found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else ""
 
-    Raises:
-        Refused: its role is wrong.
-    """
-    from services.transport.access.identity import identify
 
-    found = identify(certificate.public_bytes(serialization.Encoding.DER))
-    common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+def _hosts(certificate: x509.Certificate) -> list[str]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        hosts = []
-    else:
-        hosts = [
-            *names.get_values_for_type(x509.DNSName),
-            *map(str, names.get_values_for_type(x509.IPAddress)),
-        ]
-    return found.kind, found.name or (str(common[0].value) if common else ""), hosts
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def load_pair(certificate: bytes, key: bytes) -> KeyPair:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import click
 
 from cli.options import Command, FiniteRange, output_options, path_option
 from cli.output import Output
+from services.errors import Refused
 
 if TYPE_CHECKING:
     from services.transport.access.permissions import CallerKind
@@ -59,32 +60,82 @@ def init(*, name: str, days: float, folder: Path, output: Output) -> None:
     multiple=True,
     help="DNS name or IP address that others dial; repeatable.  [default: NAME]",
 )
+@click.option(
+    "--name",
+    "bound_names",
+    multiple=True,
+    help="Name (--name) that the daemon must have; repeatable.  [default: any]",
+)
 @click.option("--days", type=VALID_DAYS, help="Days until it expires.  [default: 365; 90 for people]")
 @_folder_option
 @output_options
 def issue(
-    *, kind: str, name: str, hosts: tuple[str, ...], days: float | None, folder: Path, output: Output
+    *,
+    kind: str,
+    name: str,
+    hosts: tuple[str, ...],
+    bound_names: tuple[str, ...],
+    days: float | None,
+    folder: Path,
+    output: Output,
 ) -> None:
     """Issue a certificate for a daemon (worker, aggregator, optimizer, shard), a person, an admin, or metrics."""
     from cli.certs.folder import CertificateFolder
 
+    if bound_names and kind not in DIALED_KINDS:
+        raise Refused(
+            f"--name {bound_names[0][:80]!r}: given for {kind} {name[:64]!r}, which is no daemon; remove it"
+        )
     dialed = [*hosts] or ([name] if kind in DIALED_KINDS else [])
-    paths = CertificateFolder(folder).issue(_kind(kind), name, dialed, days or _default_days(kind))
+    caller = _kind(kind)
+    paths = CertificateFolder(folder).issue(caller, name, dialed, days or _default_days(caller), bound_names)
     _report("issued", paths, output)
 
 
 @certs.command()
-@_subject
-@click.option("--days", type=VALID_DAYS, help="Days until it expires.  [default: 365; 90 for people]")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--all", "renew_all", is_flag=True, help="Renew all certificates, or all of KIND.")
+@click.option("--within", type=VALID_DAYS, help="Renew those that have expired, or expire within so many days.")
+@click.option("--days", type=VALID_DAYS, help="Days until they expire.  [default: 365; 90 for people]")
 @_folder_option
 @output_options
-def renew(*, kind: str, name: str, days: float | None, folder: Path, output: Output) -> None:
-    """Replace a certificate and its key by new ones with the same name, role and hosts."""
+def renew(
+    *,
+    kind: str | None,
+    names: tuple[str, ...],
+    renew_all: bool,
+    within: float | None,
+    days: float | None,
+    folder: Path,
+    output: Output,
+) -> None:
+    """Replace certificates and their keys by new ones with the same names, roles and hosts."""
     from cli.certs.folder import CertificateFolder
 
-    _report(
-        "renewed", CertificateFolder(folder).renew(_kind(kind), name, days or _default_days(kind)), output
-    )
+    ways = {"NAME": bool(names), "--all": renew_all, "--within": within is not None}
+    given = [way for way, is_used in ways.items() if is_used]
+    if len(given) != 1:
+        raise Refused(
+            f"renew: {' and '.join(given) or 'nothing'} given, expected one of KIND NAME..., --all and --within DAYS"
+        )
+    files = CertificateFolder(folder)
+    if kind is not None and names:
+        subjects = [(_kind(kind), name) for name in dict.fromkeys(names)]
+    else:
+        end = datetime.max.replace(tzinfo=timezone.utc)
+        if within is not None:
+            end = datetime.now(timezone.utc) + timedelta(days=within)
+        subjects = [each for each in files.list_renewable(end) if kind in (None, each[0].value)]
+    renewed = files.renew(subjects, lambda each: days or _default_days(each))
+    if len(names) == 1:
+        _report("renewed", renewed[0], output)
+        return
+    for certificate, key in renewed:
+        output.say(f"renewed --tls-cert {certificate} --tls-key {key}")
+    if not renewed:
+        output.say("nothing to renew")
+    output.result({"renewed": [{"certificate": str(cert), "key": str(key)} for cert, key in renewed]})
 
 
 @certs.command()
@@ -135,8 +186,8 @@ def _kind(name: str) -> CallerKind:
     return CallerKind(name)
 
 
-def _default_days(kind: str) -> float:
-    return PERSON_DAYS if kind in ("person", "admin") else DAEMON_DAYS
+def _default_days(kind: CallerKind) -> float:
+    return PERSON_DAYS if kind.value in ("person", "admin") else DAEMON_DAYS
 
 
 def _report(done: str, paths: tuple[Path, Path], output: Output) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -72,8 +72,17 @@ class CertificateFolder:
         self._write_pair(AUTHORITY, authority.make_authority(name, days))
         return self.path / f"{AUTHORITY}.pem"
 
-    def issue(self, kind: CallerKind, name: str, hosts: list[str], days: float) -> tuple[Path, Path]:
+    def issue(
+        self, kind: CallerKind, name: str, hosts: list[str], days: float, bound_names: Sequence[str] = ()
+    ) -> tuple[Path, Path]:
         """Issue a certificate; return the paths of it and of its key.
+
+        Args:
+            kind: kind of caller.
+            name: name of the daemon or person.
+            hosts: DNS names and IP addresses that others dial it by.
+            days: how long it is valid.
+            bound_names: names that the daemon that shows it may have; none for any.
 
         Raises:
             Refused: there is one already, there is no authority, or a value is wrong.
@@ -82,18 +91,46 @@ class CertificateFolder:
         check_name("name", name)
         signer = self._load(AUTHORITY, "make an authority with `tiermesh certs init`")
         self._refuse_overwriting(_stem(kind, name))
-        return self._record(kind, name, authority.issue(signer, kind, name, hosts, days))
+        return self._record(kind, name, authority.issue(signer, kind, name, hosts, days, bound_names))
 
-    def renew(self, kind: CallerKind, name: str, days: float) -> tuple[Path, Path]:
-        """Replace a certificate and its key, with the same name, role and hosts; return their paths.
+    def renew(
+        self, subjects: Sequence[tuple[CallerKind, str]], days_of: Callable[[CallerKind], float]
+    ) -> list[tuple[Path, Path]]:
+        """Replace certificates and their keys, with the same names, roles and hosts; return their paths.
+
+        Args:
+            subjects: kind and name of each.
+            days_of: returns how long a certificate of a kind is valid.
 
         Raises:
-            Refused: there is none, there is no authority, or a value is wrong.
-            TiermeshError: a file can't be written.
+            Refused: one is missing, there is no authority, or a value is wrong; then none is replaced.
+            TiermeshError: a file can't be written; those before it are replaced.
         """
         signer = self._load(AUTHORITY, "make an authority with `tiermesh certs init`")
-        old = self._load(_stem(kind, check_name("name", name)), "issue one with `tiermesh certs issue`")
-        return self._record(kind, name, authority.renew(signer, old.certificate, days))
+        renewed = []
+        for kind, name in subjects:
+            old = self._load(_stem(kind, check_name("name", name)), "issue one with `tiermesh certs issue`")
+            renewed.append((kind, name, authority.renew(signer, old.certificate, days_of(kind))))
+        return [self._record(*each) for each in renewed]
+
+    def list_renewable(self, expire_before: datetime) -> list[tuple[CallerKind, str]]:
+        """Return kind and name of what can be renewed: the newest certificate is not revoked, and its file is here.
+
+        Args:
+            expire_before: only those that expire before this time, or have expired.
+
+        Raises:
+            Refused: the record or the list of revoked certificates can't be read.
+        """
+        newest = {(each.kind, each.name): each for each in self.issued()}
+        revoked = self.revoked()
+        return [
+            subject
+            for subject, each in newest.items()
+            if each.expires < expire_before
+            and each.serial not in revoked
+            and (self.path / f"{_stem(*subject)}.pem").exists()
+        ]
 
     def revoke(self, kind: CallerKind, name: str) -> tuple[Path, list[Issued]]:
         """Add all valid certificates of a daemon or person to the list; return its path, and those added.

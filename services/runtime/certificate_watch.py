@@ -1,4 +1,4 @@
-"""A daemon's own certificate: whether its role fits, a metric of its end, and a warning before it."""
+"""A daemon's own certificate: whether its role and name fit, a metric of its end, and a warning before it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 from prometheus_client import CollectorRegistry, Gauge
 
 from services.errors import Refused
+from services.printable import printable
+from services.transport.access.identity import show_names
 from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 
@@ -30,21 +32,27 @@ _KINDS = {
 }
 
 
-def check_own_certificate(role: str, security: Security) -> None:
-    """Check that a daemon has the certificate of its role, if it has one with a role.
+def check_own_certificate(role: str, name: str, security: Security) -> None:
+    """Check that a daemon has a certificate of its role and for its name, if it has one with a role.
 
     Args:
         role: role of the daemon; a shard is an aggregator too.
+        name: name of the daemon.
         security: certificate of the daemon.
 
     Raises:
-        Refused: it is the certificate of another role, with which its peers would refuse it.
+        Refused: it is the certificate of another role or name, with which its peers would refuse it.
     """
     own = security.own_identity()
     if own is not None and own.kind is not None and own.kind not in _KINDS.get(role, {own.kind}):
         raise Refused(
             f"--tls-cert {security.cert}: is for {own.kind.value} {own.name}, but this is the daemon of role {role}; "
             f"issue one by `tiermesh certs issue {role} NAME`"
+        )
+    if own is not None and not own.allows_name(name):
+        raise Refused(
+            f"--tls-cert {security.cert}: is bound to {show_names(own.bound_names)}, but this daemon's --name is "
+            f"{printable(name, 40)}; give it such a name, or issue a certificate for its own"
         )
 
 

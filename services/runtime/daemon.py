@@ -116,7 +116,7 @@ def run_role(
 
     async def serve() -> None:
         failpoints.arm(os.environ)
-        check_own_certificate(role, options.security)
+        check_own_certificate(role, options.name, options.security)
         service, registry = build()
         certificate = CertificateWatch(options.security, registry, role)
         limits = limit_ports(raise_descriptor_limit())

@@ -10,8 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from protos import cluster_pb2 as pb
+from services.protocol.checksums import encode_with_checksum
+from services.protocol.envelope import wrap
+from services.protocol.hello import Role, make_hello
 from services.transport.access.permissions import CallerKind
 from services.transport.http2.client import open_stream
+from services.transport.links import INCARNATION_KEY
 from services.transport.security import Security
 from services.transport.server import open_channel
 from tests.support.certificates import make_authority, make_certificate, make_certificates
@@ -19,6 +24,8 @@ from tests.support.cluster.bits import STEPS, Bits, gpt_config, write_config
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh, tls_flags
 from tests.support.ports import free_port
 from tests.support.services import OWN_METHODS
+
+ATTEND, EXCHANGE = "/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,7 @@ def test_a_stolen_certificate_of_a_worker_or_a_person_does_only_what_its_role_ma
 
 def test_a_stolen_certificate_of_a_worker_tries_every_call_of_every_daemon(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
-    streams = {"/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange"}
+    streams = {ATTEND, EXCHANGE}
     reachable = {
         "aggregator": streams | {method for method in OWN_METHODS if method.startswith("/tiermesh.Files/")},
         "optimizer": set(),
@@ -121,6 +128,45 @@ def test_a_stolen_certificate_of_a_worker_tries_every_call_of_every_daemon(tmp_p
         address = ("--aggregator", three.aggregator.address)
         jobs = tiermesh("jobs", "--json", *address, *tls_flags(files, "person"))
         assert json.loads(jobs.stdout.splitlines()[-1])["jobs"] == []
+
+
+def test_a_stolen_certificate_takes_no_other_workers_name_and_streams(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    for name in ("w1", "w2"):
+        make_certificate(files, name, files / "authority.pem", CallerKind.WORKER, bound_names=(name,))
+
+    def show(name: str) -> Security:
+        return Security(files / f"{name}.pem", files / f"{name}.key", files / "authority.pem")
+
+    def hello(name: str) -> bytes:
+        return encode_with_checksum(
+            wrap(pb.WorkerMessage, 0, make_hello(Role.WORKER, name, incarnation=name))
+        )
+
+    async def attack(aggregator: Daemon) -> None:
+        tensors = aggregator.address.rpartition(":")[0] + f":{aggregator.tensor_port}"
+        metadata = ((INCARNATION_KEY, "w1"),)
+        async with open_channel(aggregator.address, show("w1"), own_connection=True) as channel:
+            victim = channel.stream_stream(ATTEND)()
+            await victim.write(hello("w1"))
+            assert await asyncio.wait_for(victim.read(), 20)
+
+            async with open_channel(aggregator.address, show("w2"), own_connection=True) as other:
+                thief = other.stream_stream(ATTEND)()
+                await thief.write(hello("w1"))
+                assert await asyncio.wait_for(thief.code(), 20) is grpc.StatusCode.PERMISSION_DENIED
+                assert "worker w1 shows a certificate that is bound to w2" in await thief.details()
+            stolen = await open_stream(tensors, show("w2"), EXCHANGE, metadata)
+            assert await asyncio.wait_for(stolen.code(), 20) is grpc.StatusCode.PERMISSION_DENIED
+            assert not victim.done(), "the worker itself goes on"
+            own = await open_stream(tensors, show("w1"), EXCHANGE, metadata)
+            await asyncio.wait_for(own.initial_metadata(), 20)
+            for stream in (stolen, own):
+                stream.cancel()
+            victim.cancel()
+
+    with Cluster(tmp_path, workers=0, certificates=files) as cluster:
+        asyncio.run(attack(cluster.aggregator))
 
 
 def test_a_person_with_a_token_submits_by_the_port_for_people(

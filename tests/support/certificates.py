@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cli.certs import authority as ca
@@ -19,7 +20,12 @@ def make_authority(folder: Path, name: str) -> Path:
 
 
 def make_certificate(
-    folder: Path, name: str, authority: Path, kind: CallerKind | None = None, days: float = 2
+    folder: Path,
+    name: str,
+    authority: Path,
+    kind: CallerKind | None = None,
+    days: float = 2,
+    bound_names: Sequence[str] = (),
 ) -> tuple[Path, Path]:
     """Create or replace a certificate `name`.pem for loopback; return the paths of it and its key.
 
@@ -29,9 +35,10 @@ def make_certificate(
         authority: certificate of the authority, with its key beside it.
         kind: kind of caller; None for a certificate without a role.
         days: how long it is valid; negative for one that has expired.
+        bound_names: names that the daemon that shows it may have; none for any.
     """
     signer = ca.load_pair(authority.read_bytes(), authority.with_suffix(".key").read_bytes())
-    return _write(folder, name, ca.issue(signer, kind, name, HOSTS, days))
+    return _write(folder, name, ca.issue(signer, kind, name, HOSTS, days, bound_names))
 
 
 def make_certificates(folder: Path) -> Path:

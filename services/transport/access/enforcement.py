@@ -20,7 +20,8 @@ from typing import Any
 import grpc
 
 from services.errors import Refused, TiermeshError
-from services.transport.access.identity import identify
+from services.printable import printable
+from services.transport.access.identity import identify, show_names
 from services.transport.access.permissions import CallerKind, allowed_callers
 from services.transport.access.revocations import read_revoked
 from services.transport.access.tokens import find_token, read_tokens
@@ -58,6 +59,7 @@ class Caller:
         serial: serial number of the certificate, if there is one.
         token: the token, if one was shown.
         expires_seconds: Unix time from which on the certificate or token is not valid.
+        bound_names: names that the certificate is bound to; empty for any.
     """
 
     kind: CallerKind | None = None
@@ -65,6 +67,7 @@ class Caller:
     serial: int | None = None
     token: str | None = None
     expires_seconds: float = float("inf")
+    bound_names: tuple[str, ...] = ()
 
     @property
     def person(self) -> str:
@@ -216,7 +219,13 @@ class AccessControl:
                     f"certificate {found.serial:x}: has no role of Tiermesh; issue one with `tiermesh certs issue`, or "
                     "start this daemon with --tls-roles optional until all have one"
                 )
-            return Caller(found.kind, found.name, found.serial, expires_seconds=found.expires_seconds)
+            return Caller(
+                found.kind,
+                found.name,
+                found.serial,
+                expires_seconds=found.expires_seconds,
+                bound_names=found.bound_names,
+            )
         if shown.authorization is not None:
             return self._identify_token(shown.authorization)
         if not shown.tls or (self._roles is RoleRule.OPTIONAL and not self._has_authority):
@@ -247,6 +256,30 @@ def check_permission(method: str, caller: Caller) -> None:
         raise Denied(
             grpc.StatusCode.PERMISSION_DENIED,
             f"{method[:80]}: not allowed for {caller}, only for {expected}; use a certificate or token with that role",
+        )
+
+
+def check_daemon(role: str, name: str) -> None:
+    """Check that the caller of this task's call may be this daemon, by the role and the names in its certificate.
+
+    Args:
+        role: role that it says it has.
+        name: name that it says it has, or had when it opened the session that the call belongs to.
+
+    Raises:
+        Denied: its certificate is for another role, or for other names.
+    """
+    caller = current_caller()
+    if caller.kind is not None and caller.kind.value != role:
+        raise Denied(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"Hello says role {role[:20]!r}, but its sender is {caller}; give it the certificate of its role",
+        )
+    if caller.bound_names and name not in caller.bound_names:
+        raise Denied(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"{role} {printable(name, 40)} shows a certificate that is bound to {show_names(caller.bound_names)}; "
+            f"start it with such a --name, or give it a certificate of its own",
         )
 
 

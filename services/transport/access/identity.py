@@ -1,11 +1,13 @@
 """Owner of a certificate: the kind of caller and its name, from a URI among the subject's alternative names.
 
 The URI is `tiermesh:role/KIND/NAME`, for example `tiermesh:role/worker/loudbox-3` or `tiermesh:role/person/alice`.
+Further URIs, `tiermesh:name/NAME`, bind a daemon's certificate to these names: its Hello must say one of them.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,9 +17,13 @@ from services.errors import Refused
 from services.transport.access.permissions import CallerKind
 
 ROLE_PREFIX = "tiermesh:role/"
+BOUND_NAME_PREFIX = "tiermesh:name/"
+MAX_BOUND_NAMES = 100
+"""Number of names that a certificate is bound to at most."""
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 """Form of a name in certificates and tokens: it appears in logs, files and lists."""
 
+_SHOWN_NAMES = 2
 _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
@@ -30,12 +36,18 @@ class CertificateIdentity:
         name: name of the caller; empty without a kind.
         serial: serial number.
         expires_seconds: Unix time from which on it is not valid.
+        bound_names: names that its daemon may have; empty for any.
     """
 
     kind: CallerKind | None
     name: str
     serial: int
     expires_seconds: float
+    bound_names: tuple[str, ...] = ()
+
+    def allows_name(self, name: str) -> bool:
+        """Return whether a daemon of this name may show the certificate."""
+        return not self.bound_names or name in self.bound_names
 
 
 def check_name(what: str, name: str) -> str:
@@ -56,6 +68,21 @@ def role_uri(kind: CallerKind, name: str) -> str:
     return f"{ROLE_PREFIX}{kind.value}/{name}"
 
 
+def bound_name_uri(name: str) -> str:
+    """Return the URI that binds a certificate to a daemon's name.
+
+    Raises:
+        Refused: a certificate can't have this name.
+    """
+    return f"{BOUND_NAME_PREFIX}{check_name('--name', name)}"
+
+
+def show_names(names: Sequence[str]) -> str:
+    """Return the first of several names for an error, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return f"{shown} and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else shown
+
+
 @lru_cache(maxsize=1024)
 def identify(certificate: bytes) -> CertificateIdentity:
     """Return what a certificate says. The TLS library has checked its signature and dates.
@@ -64,7 +91,7 @@ def identify(certificate: bytes) -> CertificateIdentity:
         certificate: one certificate, PEM or DER.
 
     Raises:
-        Refused: it can't be read, has several roles, or a role that is not known.
+        Refused: it can't be read, has several roles or an unknown one, or is bound to wrong or too many names.
     """
     try:
         pem = certificate.startswith(b"-----")
@@ -81,10 +108,15 @@ def identify(certificate: bytes) -> CertificateIdentity:
             f"certificate {serial:x}: has {len(roles)} roles, expected one; issue one for each role"
         )
     kind, _, name = roles[0].removeprefix(ROLE_PREFIX).partition("/")
-    try:
-        return CertificateIdentity(
-            CallerKind(kind), check_name(f"certificate {serial:x}: name", name), serial, expires
+    what = f"certificate {serial:x}: name"
+    bound = [uri.removeprefix(BOUND_NAME_PREFIX) for uri in uris if uri.startswith(BOUND_NAME_PREFIX)]
+    if len(bound) > MAX_BOUND_NAMES:
+        raise Refused(
+            f"certificate {serial:x}: is bound to {len(bound)} names, expected at most {MAX_BOUND_NAMES}; issue several"
         )
+    names = tuple(check_name(what, each) for each in bound)
+    try:
+        return CertificateIdentity(CallerKind(kind), check_name(what, name), serial, expires, names)
     except ValueError:
         known = ", ".join(each.value for each in CallerKind)
         raise Refused(

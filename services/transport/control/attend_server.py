@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from protos.cluster_pb2 import Hello
 from services.protocol.hello import HelloFault, HelloRefusal
-from services.transport.access.enforcement import current_caller
+from services.transport.access.enforcement import check_daemon
 from services.transport.control.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import EPOCH_KEY, LinkClosed
@@ -42,13 +42,13 @@ async def serve_attend(
         serve: runs the stream of a client whose Hello was accepted. A LinkClosed that it raises ends the call with
             its status and text.
         hello_seconds: longest wait for Hello.
+
+    Raises:
+        Denied: the caller's certificate is for another role or name; `admit_call` ends the call with it.
     """
     messages = ControlReader(context.read, message_type)
     hello = await receive_hello(context, messages, unwrap, hello_seconds)
-    caller = current_caller()
-    if caller.kind is not None and caller.kind.value != hello.role:
-        text = f"Hello says role {hello.role[:20]!r}, but its sender is {caller}; give it the certificate of its role"
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+    check_daemon(hello.role, hello.name)
     refusal = check(hello)
     if refusal is not None:
         epoch = ((EPOCH_KEY, str(refusal.obeyed_epoch)),) if refusal.obeyed_epoch else ()

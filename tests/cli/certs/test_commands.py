@@ -92,6 +92,66 @@ def test_nothing_is_overwritten_but_by_renew(run: Run) -> None:
     )
 
 
+def serials(*names: str) -> dict[str, int]:
+    return {name: identify(Path(f"certs/{name}.pem").read_bytes()).serial for name in names}
+
+
+@pytest.mark.parametrize(
+    ("words", "renewed"),
+    [
+        (("worker", "w", "v"), {"worker-w", "worker-v"}),
+        (("worker", "w", "w", "v"), {"worker-w", "worker-v"}),
+        (("--all",), {"worker-w", "worker-v", "person-alice"}),
+        (("worker", "--all"), {"worker-w", "worker-v"}),
+        (("--within", "30"), {"worker-v", "person-alice"}),
+        (("person", "--within", "30"), {"person-alice"}),
+        (("--within", "3"), set()),
+        (("metrics", "--all"), set()),
+    ],
+)
+def test_renew_takes_several_names_or_all_that_end_soon(
+    run: Run, words: tuple[str, ...], renewed: set[str]
+) -> None:
+    run("certs", "init")
+    run("certs", "issue", "worker", "w", "--days", "100")
+    for days in ("5", "20"):
+        run("certs", "issue" if days == "5" else "renew", "worker", "v", "--days", days)
+    run("certs", "issue", "person", "alice", "--days", "10")
+    run("certs", "issue", "worker", "thief", "--days", "10")
+    run("certs", "revoke", "worker", "thief")
+    run("certs", "issue", "worker", "gone", "--days", "10")
+    for path in Path("certs").glob("worker-gone.*"):
+        path.unlink()
+    names = ("worker-w", "worker-v", "person-alice", "worker-thief")
+    before = serials(*names)
+    code, result = run("certs", "renew", *words)
+    assert code == 0
+    after = serials(*names)
+    assert {name for name in names if after[name] != before[name]} == renewed
+    assert {Path(each["certificate"]).stem for each in result["renewed"]} == renewed
+    recorded = {int(each["serial"], 16) for each in run("certs", "show")[1]["certificates"]}
+    assert set(after.values()) <= recorded
+
+
+def test_a_renewal_that_fails_changes_nothing(run: Run) -> None:
+    run("certs", "init", "--days", "100")
+    run("certs", "issue", "worker", "w", "--days", "10")
+    before = {path.name: path.read_bytes() for path in Path("certs").iterdir()}
+    for words in (("worker", "w", "nobody"), ("--all",)):  # a year is longer than the authority is valid
+        code, result = run("certs", "renew", *words)
+        assert code == 2
+        assert len(result["error"]) <= 300
+    assert {path.name: path.read_bytes() for path in Path("certs").iterdir()} == before
+
+
+def test_a_certificate_is_bound_to_names_and_stays_so(run: Run) -> None:
+    run("certs", "init")
+    made = run("certs", "issue", "worker", "host", "--name", "w1", "--name", "w2")[1]
+    assert identify(Path(made["certificate"]).read_bytes()).bound_names == ("w1", "w2")
+    run("certs", "renew", "worker", "host")
+    assert identify(Path(made["certificate"]).read_bytes()).bound_names == ("w1", "w2")
+
+
 def test_revoke_lists_every_valid_certificate_of_a_name(run: Run) -> None:
     run("certs", "init")
     made = run("certs", "issue", "worker", "w")[1]
@@ -120,6 +180,13 @@ def test_revoke_lists_every_valid_certificate_of_a_name(run: Run) -> None:
         (("issue", "worker", "w", *("--host", "h") * 101), "expected at most 100"),
         (("issue", "worker", "w", "--days", "3650"), "longer than the authority is valid"),
         (("issue", "boss", "w"), "'boss' is not one of"),
+        (("issue", "worker", "w", "--name", "a b"), "--name 'a b': expected 1 to 64 letters"),
+        (("issue", "worker", "w", *("--name", "n") * 101), "expected at most 100"),
+        (("issue", "person", "w", "--name", "n"), "which is no daemon"),
+        (("renew",), "nothing given, expected one of KIND NAME..., --all and --within DAYS"),
+        (("renew", "worker"), "nothing given"),
+        (("renew", "worker", "w", "--all"), "NAME and --all given"),
+        (("renew", "--all", "--within", "3"), "--all and --within given"),
         (("renew", "worker", "w"), "can't be read"),
         (("revoke", "worker", "w"), "no valid certificate of worker 'w'"),
     ],

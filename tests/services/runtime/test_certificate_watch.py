@@ -18,9 +18,11 @@ DAY = 86400.0
 METRIC = "tiermesh_certificate_expiry_timestamp_seconds"
 
 
-def security(folder: Path, kind: CallerKind | None, days: float = 2) -> Security:
+def security(
+    folder: Path, kind: CallerKind | None, days: float = 2, bound_names: tuple[str, ...] = ()
+) -> Security:
     authority = make_authority(folder, "authority")
-    return Security(*make_certificate(folder, "own", authority, kind, days), authority)
+    return Security(*make_certificate(folder, "own", authority, kind, days, bound_names), authority)
 
 
 def test_the_log_warns_once_a_day_before_the_end_until_the_file_is_renewed(
@@ -54,6 +56,17 @@ def test_without_a_certificate_there_is_no_metric() -> None:
     assert registry.get_sample_value(METRIC, {"role": "worker"}) is None
 
 
+def test_a_daemon_needs_a_name_that_its_certificate_is_bound_to(tmp_path: Path) -> None:
+    settings = security(tmp_path, CallerKind.WORKER, bound_names=("w1", "w2", "w3"))
+    for name in ("w1", "w2", "w3"):
+        check_own_certificate("worker", name, settings)
+    with pytest.raises(Refused) as refused:
+        check_own_certificate("worker", "x" * 500, settings)
+    assert "is bound to w1, w2 and 1 more, but this daemon's --name is xxx" in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value).replace(str(tmp_path), "")) <= 300
+
+
 @pytest.mark.parametrize(
     ("kind", "role"),
     [
@@ -68,12 +81,12 @@ def test_a_daemon_needs_the_certificate_of_its_role(
     tmp_path: Path, kind: CallerKind | None, role: str
 ) -> None:
     settings = security(tmp_path, kind)
-    check_own_certificate(role, settings)
+    check_own_certificate(role, "own", settings)
     for other in {"worker", "aggregator", "optimizer"} - {role}:
         if kind is None:
-            check_own_certificate(other, settings)
+            check_own_certificate(other, "own", settings)
         else:
             with pytest.raises(
                 Refused, match=rf"is for {kind.value} own, but this is the daemon of role {other}"
             ):
-                check_own_certificate(other, settings)
+                check_own_certificate(other, "own", settings)

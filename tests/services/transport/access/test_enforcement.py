@@ -268,36 +268,54 @@ def test_a_certificate_with_a_wrong_role_is_refused(
     assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("role", ["worker", "aggregator", "", "boss"])
-def test_the_role_of_a_hello_is_that_of_the_certificate(files: Path, role: str) -> None:
+async def attend_as(
+    files: Path, certificate: str, role: str, name: str
+) -> tuple[grpc.StatusCode, str, list[str]]:
+    """Send a Hello; return the status of the call, its text, and the names that were let in."""
     accepted: list[str] = []
 
     async def attend(_: Any, context: Any) -> None:
         async def serve(hello: pb.Hello, stream: Any) -> None:
-            accepted.append(hello.role)
+            accepted.append(hello.name)
 
         await serve_attend(context, pb.WorkerMessage, unwrap=unwrap, check=lambda hello: None, serve=serve)
 
     handler = grpc.method_handlers_generic_handler(
         "tiermesh.Cluster", {"Attend": grpc.stream_stream_rpc_method_handler(attend)}
     )
+    server = await start_server("127.0.0.1:0", security(files, "aggregator"), [handler], [])
+    try:
+        async with open_channel(f"localhost:{server.port}", security(files, certificate)) as channel:
+            hello = encode_with_checksum(wrap(pb.WorkerMessage, 1, pb.Hello(role=role, name=name)))
+            return *await end_of(channel.unary_stream(ATTEND)(hello)), accepted
+    finally:
+        await server.stop(0)
 
-    async def test() -> tuple[grpc.StatusCode, str]:
-        server = await start_server("127.0.0.1:0", security(files, "aggregator"), [handler], [])
-        try:
-            async with open_channel(f"localhost:{server.port}", security(files, "worker")) as channel:
-                hello = encode_with_checksum(wrap(pb.WorkerMessage, 1, pb.Hello(role=role)))
-                call = channel.unary_stream(ATTEND)(hello)
-                return await end_of(call)
-        finally:
-            await server.stop(0)
 
-    code, details = asyncio.run(test())
+@pytest.mark.parametrize("role", ["worker", "aggregator", "", "boss"])
+def test_the_role_of_a_hello_is_that_of_the_certificate(files: Path, role: str) -> None:
+    code, details, accepted = asyncio.run(attend_as(files, "worker", role, "w"))
     if role == "worker":
-        assert (code, accepted) == (grpc.StatusCode.OK, ["worker"])
+        assert (code, accepted) == (grpc.StatusCode.OK, ["w"])
     else:
         assert (code, accepted) == (grpc.StatusCode.PERMISSION_DENIED, [])
         assert "but its sender is worker worker (certificate " in details
+        assert len(details) <= 300
+
+
+@pytest.mark.parametrize("bound", [(), ("w1",), ("w2",), ("w1", "w2"), ("w1", "w2", "w3", "w4")])
+@pytest.mark.parametrize("name", ["w1", "w2", "", "W1", "w1\x1b[2J" + "x" * 500])
+def test_the_name_of_a_hello_is_one_of_the_certificate(
+    files: Path, bound: tuple[str, ...], name: str
+) -> None:
+    make_certificate(files, "bound", files / "authority.pem", CallerKind.WORKER, bound_names=bound)
+    code, details, accepted = asyncio.run(attend_as(files, "bound", "worker", name))
+    if not bound or name in bound:
+        assert (code, len(accepted)) == (grpc.StatusCode.OK, 1)
+    else:
+        assert (code, accepted) == (grpc.StatusCode.PERMISSION_DENIED, [])
+        assert f"shows a certificate that is bound to {bound[0]}" in details
+        assert details.isprintable()
         assert len(details) <= 300
 
 
