@@ -21,7 +21,7 @@ from services.caps import Cap, CapReached
 from services.config.job import JobConfig, SpecTooLarge
 from services.errors import Failed, Refused
 from services.files.service import IDLE_SECONDS
-from services.transport.access.enforcement import Denied, check_permission, current_caller
+from services.transport.access.enforcement import Denied, caller_address, check_permission, current_caller
 from services.transport.access.permissions import CANCEL_OTHERS_JOB
 from services.transport.request_handlers import service_handler
 
@@ -184,7 +184,9 @@ class JobsServicer:
     def _audit(self, done: str, job: jobs.Job, context: Context) -> None:
         """Log what a person did to a job, in the job's log too if the person is known."""
         caller = current_caller()
-        log.info("job %s: %s by %s at %s", job.id, done, caller, context.peer(), extra={"job": job.id})
+        log.info(
+            "job %s: %s by %s at %s", job.id, done, caller, caller_address(context), extra={"job": job.id}
+        )
         if caller.person:
             text = f"{done} by {caller.person}"
             self._backend.journal.publish(

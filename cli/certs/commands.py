@@ -96,7 +96,9 @@ def issue(
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--all", "renew_all", is_flag=True, help="Renew all certificates, or all of KIND.")
-@click.option("--within", type=VALID_DAYS, help="Renew those that have expired, or expire within so many days.")
+@click.option(
+    "--within", type=VALID_DAYS, help="Renew those that have expired, or expire within so many days."
+)
 @click.option("--days", type=VALID_DAYS, help="Days until they expire.  [default: 365; 90 for people]")
 @_folder_option
 @output_options

@@ -17,7 +17,7 @@ from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderW
 from services.files.store import FileStore
 from services.files.upload import Upload
 from services.protocol.file_refs import MAX_PIECE_BYTES
-from services.transport.access.enforcement import Denied, check_permission, current_caller
+from services.transport.access.enforcement import Denied, check_permission, confirm_caller, current_caller
 
 log = logging.getLogger("tiermesh.files")
 
@@ -108,6 +108,7 @@ class FilesServicer:
                 first = await self._next_piece(context)
                 if first is None:
                     raise Refused("Write: no piece arrived, expected at least one; send the file")
+                confirm_caller(context)
                 upload = await asyncio.to_thread(self._store.begin, first.file, first.offset)
                 piece: pb.FilePiece | None = first
                 while piece is not None:

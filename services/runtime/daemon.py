@@ -131,7 +131,8 @@ def run_role(
             options.security,
             service.handlers(),
             service.service_names,
-            most_connections=limits.main,
+            limits=limits.main,
+            count_refusal=connections.counter_of("main"),
             people_listen=options.people_listen,
         )
         tensors: StreamServer | None = None

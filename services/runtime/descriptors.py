@@ -10,7 +10,8 @@ from services.runtime.metrics_server import METRICS_LIMITS
 from services.transport.ports.admission import ConnectionLimits
 
 _LARGEST_LIMIT = 65536
-_MAIN_CONNECTIONS = 4096
+DESCRIPTORS_OF_A_MAIN_CONNECTION = 3
+"""One for the caller, and two for the way from the port to grpcio."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,12 @@ class PortLimits:
     """Limits of a daemon's ports.
 
     Attributes:
-        main: largest number of connections of the gRPC port.
+        main: limits of the main port.
         tensors: limits of the tensor port.
         metrics: limits of the metrics port.
     """
 
-    main: int
+    main: ConnectionLimits
     tensors: ConnectionLimits
     metrics: ConnectionLimits
 
@@ -47,11 +48,11 @@ def limit_ports(descriptors: int) -> PortLimits:
         descriptors: the process's limit of open files.
     """
     standard = ConnectionLimits()
-    main = min(_MAIN_CONNECTIONS, descriptors // 4)
+    main = min(standard.connections, descriptors // 4 // DESCRIPTORS_OF_A_MAIN_CONNECTION)
     metrics = min(METRICS_LIMITS.connections, descriptors // 16)
-    tensors = min(standard.connections, descriptors // 2 - main - metrics)
+    tensors = min(standard.connections, descriptors // 4 - metrics)
     return PortLimits(
-        main,
+        dataclasses.replace(standard, connections=main),
         dataclasses.replace(standard, connections=tensors),
         dataclasses.replace(METRICS_LIMITS, connections=metrics),
     )

@@ -99,7 +99,7 @@ class ConnectionMetrics:
         )
 
     def counter_of(self, port: str) -> Callable[[Refusal], None]:
-        """Return a function that counts a refused connection of a port: `tensors` or `metrics`."""
+        """Return a function that counts a refused connection of a port: `main`, `tensors` or `metrics`."""
         by_reason = {each: self._refused.labels(self._role, port, each.value) for each in Refusal}
         return lambda refusal: by_reason[refusal].inc()
 

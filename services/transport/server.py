@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.errors import NotYet
+from services.errors import TiermeshError
 from services.transport.access.enforcement import AccessControl, AccessInterceptor
 from services.transport.limits import (
     HEADER_LIST_BYTES,
@@ -19,7 +19,8 @@ from services.transport.limits import (
     MESSAGE_LIMIT_BYTES,
     OPENING_SECONDS,
 )
-from services.transport.ports.listening import check_port_free
+from services.transport.ports.admission import ConnectionLimits, Refusal
+from services.transport.ports.forwarded_port import CallerConnections, ForwardedPort
 from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security, join_address, split_address
 
@@ -35,7 +36,10 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 
 _STREAMS_OF_A_CONNECTION = 32
 """Largest number of calls of a connection. Further ones wait in the client; a role has less than ten at a time."""
-_MOST_CONNECTIONS = 4096
+MAIN_LIMITS = ConnectionLimits()
+"""Limits of a main port whose process has descriptors enough."""
+_DRAIN_SECONDS = 1.0
+"""Longest time that a server that stops gives callers to read its last answers."""
 
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
@@ -89,12 +93,14 @@ class RoleServer:
         server: grpc.aio.Server,
         checks: health.aio.HealthServicer,
         names: Sequence[str],
-        port: int,
-        people_port: int,
+        ports: Sequence[ForwardedPort],
+        connections: CallerConnections,
     ) -> None:
-        self.port = port
-        self.people_port = people_port
+        self.port = ports[0].port
+        self.people_port = ports[1].port if len(ports) > 1 else 0
         self._server = server
+        self._ports = ports
+        self._connections = connections
         self._checks = checks
         self._names = ("", *names)
         self._updates: set[asyncio.Task[None]] = set()
@@ -110,8 +116,11 @@ class RoleServer:
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept no new calls, give open ones `grace_seconds` to end, then cancel them."""
+        for port in self._ports:
+            port.close()
         await self._checks.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
+        await self._connections.drain(_DRAIN_SECONDS)
 
 
 async def start_server(
@@ -120,7 +129,8 @@ async def start_server(
     handlers: Sequence[grpc.GenericRpcHandler],
     service_names: Sequence[str],
     *,
-    most_connections: int = _MOST_CONNECTIONS,
+    limits: ConnectionLimits = MAIN_LIMITS,
+    count_refusal: Callable[[Refusal], None] = lambda refusal: None,
     people_listen: str = "",
 ) -> RoleServer:
     """Serve `handlers`, gRPC health and reflection on `HOST:PORT`. Health checks report NOT_SERVING at first.
@@ -130,7 +140,8 @@ async def start_server(
         security: certificates, and the rule for listening without them.
         handlers: handlers of the role's services.
         service_names: full names of those services, as in the .proto files, for health and reflection.
-        most_connections: largest number of connections; others are closed at once.
+        limits: how many connections each port accepts.
+        count_refusal: callback for each connection that is not.
         people_listen: `HOST:PORT` for people that show a token in place of a certificate; empty for none.
 
     Raises:
@@ -138,9 +149,14 @@ async def start_server(
         NotYet: an address is in use, is none of this host, or its name does not resolve.
     """
     security.check_listen(listen)
+    credentials = [security.server_credentials()]
+    if people_listen:
+        security.check_people_listen(people_listen)
+        credentials.append(security.server_credentials(certificates=False))
+    connections = CallerConnections()
     server = grpc.aio.server(
-        interceptors=[AccessInterceptor(AccessControl(security))],
-        options=(*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections)),
+        interceptors=[AccessInterceptor(AccessControl(security), connections)],
+        options=_SERVER_OPTIONS,
     )
     server.add_generic_rpc_handlers(tuple(RequestParsingHandler(each) for each in handlers))
     checks = _HealthServicer()
@@ -148,30 +164,32 @@ async def start_server(
     reflection.enable_server_reflection(
         (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    bound = _add_port(server, "listen address", listen, security.server_credentials())
-    people_port = 0
+    addresses = [("listen address", listen, "main port")]
     if people_listen:
-        security.check_people_listen(people_listen)
-        credentials = security.server_credentials(certificates=False)
-        people_port = _add_port(server, "--people-listen", people_listen, credentials)
-    role_server = RoleServer(server, checks, service_names, bound, people_port)
+        addresses.append(("--people-listen", people_listen, "people's port"))
+    ports: list[ForwardedPort] = []
+    try:
+        for name, address, log_name in addresses:
+            ports.append(
+                ForwardedPort(
+                    name, address, log_name, connections, limits=limits, count_refusal=count_refusal
+                )
+            )
+    except TiermeshError:
+        for port in ports:
+            port.close()
+        raise
+    for port, given in zip(ports, credentials, strict=True):
+        if given is None:
+            server.add_insecure_port(port.inner_address)
+        else:
+            server.add_secure_port(port.inner_address, given)
+    role_server = RoleServer(server, checks, service_names, ports, connections)
     role_server.set_serving(False)
     await server.start()
+    for port in ports:
+        port.accept()
     return role_server
-
-
-def _add_port(
-    server: grpc.aio.Server, name: str, address: str, credentials: grpc.ServerCredentials | None
-) -> int:
-    host, port = split_address(name, address)
-    check_port_free(name, host, port)
-    try:
-        if credentials is None:
-            return int(server.add_insecure_port(join_address(host, port)))
-        return int(server.add_secure_port(join_address(host, port), credentials))
-    except RuntimeError as error:
-        # It could be bound a moment ago.
-        raise NotYet(f"{name} {address}: can't be bound ({error}); choose another") from None
 
 
 def open_channel(address: str, security: Security, *, own_connection: bool = False) -> grpc.aio.Channel:

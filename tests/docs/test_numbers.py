@@ -43,6 +43,7 @@ from services.transport.limits import (
     MESSAGE_LIMIT_BYTES,
     OPENING_SECONDS,
 )
+from services.transport.ports.forwarded_port import PENDING_SECONDS
 from worker.core.job import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from worker.core.leases import MOST_LEASES
 
@@ -89,9 +90,12 @@ FACTS = {
         f"{FIRST_WAIT_SECONDS:g} s, then after twice as long each time up to {LONGEST_WAIT_SECONDS:g} s",
     ),
     "docs/limits.md": (
-        f"| all connections | {PORTS.main:,} | {PORTS.tensors.connections:,} | {PORTS.metrics.connections} |",
-        f"all addresses | – | {PORTS.tensors.pending} | {PORTS.metrics.pending} |",
-        f"one address | – | {PORTS.tensors.pending_by_address} | {PORTS.metrics.pending_by_address} |",
+        f"| all connections | {PORTS.main.connections:,} | {PORTS.tensors.connections:,} | "
+        f"{PORTS.metrics.connections} |",
+        f"all addresses | {PORTS.main.pending} | {PORTS.tensors.pending} | {PORTS.metrics.pending} |",
+        f"one address | {PORTS.main.pending_by_address} | {PORTS.tensors.pending_by_address} | "
+        f"{PORTS.metrics.pending_by_address} |",
+        f"accepted within {PENDING_SECONDS:g} s is closed",
         f"| {PORTS.tensors.opened_by_address} at once, then {PORTS.tensors.opened_per_second:g} a second |",
         f"| {PORTS.metrics.opened_by_address} at once, then {PORTS.metrics.opened_per_second:g} a second |",
         f"| TLS handshake | {OPENING_SECONDS:g} s | {HELLO_SECONDS:g} s | {CONNECTION_SECONDS:g} s |",

@@ -35,7 +35,7 @@ from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, 
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.transport.access.enforcement import check_daemon
+from services.transport.access.enforcement import check_daemon, confirm_caller
 from services.transport.access.permissions import FILES_OF_DAEMON
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
@@ -243,6 +243,7 @@ class ShardService:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             raise AssertionError  # abort raises
         check_daemon("aggregator", session.name)
+        confirm_caller(context)
         return session
 
     async def _read_part(

@@ -26,6 +26,7 @@ from services.transport.access.permissions import CallerKind, allowed_callers
 from services.transport.access.revocations import read_revoked
 from services.transport.access.tokens import find_token, read_tokens
 from services.transport.access.watched_files import WatchedFiles
+from services.transport.ports.forwarded_port import CallerConnections
 from services.transport.security import RoleRule, Security
 
 CHECK_AGAIN_SECONDS = 5.0
@@ -90,6 +91,27 @@ _caller: ContextVar[Caller] = ContextVar("caller", default=UNKNOWN_CALLER)
 def current_caller() -> Caller:
     """Return the caller of the call that this task serves."""
     return _caller.get()
+
+
+_connections: ContextVar[CallerConnections] = ContextVar("connections", default=CallerConnections())  # noqa: B039
+
+
+def confirm_caller(context: Any) -> None:
+    """Note that the caller of a call has shown that it belongs here: the limits for strangers end for it.
+
+    Args:
+        context: the call, which this task serves.
+    """
+    _connections.get().confirm(context.peer())
+
+
+def caller_address(context: Any) -> str:
+    """Return the `HOST:PORT` of a caller.
+
+    Args:
+        context: the call, which this task serves.
+    """
+    return _connections.get().address(context.peer())
 
 
 @dataclass(frozen=True)
@@ -321,10 +343,19 @@ async def admit_call(
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Admits the calls of a gRPC server, those of health and reflection too."""
+    """Admits the calls of a gRPC server, those of health and reflection too.
 
-    def __init__(self, access: AccessControl) -> None:
+    Callers are confirmed once they have shown a certificate or token. Where nobody has to show one, a complete request
+    confirms them, or the handler of a stream (`confirm_caller`).
+
+    Args:
+        access: decides.
+        connections: the server's connections.
+    """
+
+    def __init__(self, access: AccessControl, connections: CallerConnections) -> None:
         self._access = access
+        self._connections = connections
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Return the handler of a call, behind the check; None if there is none."""
@@ -336,12 +367,19 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
         awaits_message = bool(handler.request_streaming)
 
+        def admitted(context: Any) -> None:
+            _connections.set(self._connections)
+            if current_caller().kind is not None or not awaits_message:
+                confirm_caller(context)
+
         async def answer(request: Any, context: Any) -> Any:
             async with admit_call(self._access, method, context, awaits_message=awaits_message):
+                admitted(context)
                 return await inner(request, context)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             async with admit_call(self._access, method, context, awaits_message=awaits_message):
+                admitted(context)
                 async for message in inner(request, context):
                     yield message
 

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from protos.cluster_pb2 import Hello
 from services.protocol.hello import HelloFault, HelloRefusal
-from services.transport.access.enforcement import check_daemon
+from services.transport.access.enforcement import check_daemon, confirm_caller
 from services.transport.control.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import EPOCH_KEY, LinkClosed
@@ -53,6 +53,7 @@ async def serve_attend(
     if refusal is not None:
         epoch = ((EPOCH_KEY, str(refusal.obeyed_epoch)),) if refusal.obeyed_epoch else ()
         await context.abort(_status_of(refusal), refusal.reason, epoch)
+    confirm_caller(context)
     try:
         await serve(hello, ControlStream(messages, context.write))
     except LinkClosed as closed:

@@ -10,6 +10,7 @@ import grpc
 
 from services.errors import Refusal, Refused
 from services.tensors.chunk_messages import Message, TensorChunk
+from services.transport.access.enforcement import confirm_caller
 from services.transport.data.newest_weights import NewestWeights
 from services.transport.data.shared_memory_link import ServerTensorLink
 from services.transport.links import INCARNATION_KEY, LinkClosed, run_until_first_ends
@@ -72,6 +73,7 @@ class ExchangeServer:
                 peer, context.invocation_metadata(), enabled=self._shared_memory, count=self._count
             )
             self._newest.links.append(link)
+            confirm_caller(context)
             await context.send_initial_metadata(link.metadata)
             opened()
             await run_until_first_ends(

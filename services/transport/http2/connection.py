@@ -50,7 +50,8 @@ _MOST_UNSENT_REPLIES = 100
 _MOST_SETTINGS = 32
 _MOST_IGNORED_BYTES = 2 * WINDOW_BYTES
 _MOST_CONTINUATIONS = 64
-_SCRATCH_BYTES = 64 * 1024
+_IGNORED = memoryview(bytearray(64 * 1024))
+"""Where all connections receive what they ignore. Memory of its own for each would add up in a flood."""
 _PEER_TEXT_BYTES = 200
 
 
@@ -129,7 +130,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._block_frames = 0
         self._block_ends_stream = False
         self._unsent_replies = 0
-        self._scratch: bytearray | None = None  # replaces the parser's buffer once received bytes are ignored
+        self._ignores = False  # what is received from now on
         self._ignored_bytes = 0
         self._loss_reason: str | None = None
         self._heard_seconds = 0.0
@@ -157,12 +158,12 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return memory for the transport to receive into."""
-        return memoryview(self._scratch) if self._scratch is not None else self._parser.get_buffer()
+        return _IGNORED if self._ignores else self._parser.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse `nbytes` received bytes."""
         self._heard_seconds = self._loop.time()
-        if self._scratch is not None:
+        if self._ignores:
             self._ignored_bytes += nbytes
             if self._ignored_bytes > _MOST_IGNORED_BYTES:
                 self._transport.abort()
@@ -181,6 +182,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._timer is not None:
             self._timer.cancel()
         self.paused = False
+        self._parser.release()
         self.connection_terminated(f"{self.peer}: {self._loss_text(exc)}")
         self.settings_received_or_closed.set()
         self.closed.set()
@@ -198,7 +200,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def write_all(self, pieces: list[BytesLike]) -> None:
         """Pass pieces to the transport, in order. Only TLS copies them."""
-        if self._scratch is not None or self._transport.is_closing():
+        if self._ignores or self._transport.is_closing():
             return
         self._budget.earn(sum(map(len, pieces)))
         self._transport.writelines(pieces)
@@ -214,11 +216,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def close_with_goaway(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
         """Send GOAWAY, let the peer read what was sent, then close."""
-        if self._scratch is not None or self._transport.is_closing():
+        if self._ignores or self._transport.is_closing():
             return
         self.write_all([goaway_frame(self.highest_peer_stream_id, code, text)])
         # Closing with unread bytes would reset the connection, and the peer might never read the last frames.
-        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._ignores = True
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self._times.linger_seconds, self._transport.abort)

@@ -103,6 +103,10 @@ class FrameParser:
             self._start, self._stop = 0, held
         return self._buffer[held:]
 
+    def release(self) -> None:
+        """Free the buffer, as nothing more will be received. Otherwise it lives until the garbage collector runs."""
+        self._buffer = memoryview(b"")
+
     def received(self, count: int) -> None:
         """Parse `count` bytes that were received into the memory from `get_buffer`.
 

@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from services.runtime.descriptors import limit_ports
+from services.runtime.descriptors import DESCRIPTORS_OF_A_MAIN_CONNECTION, limit_ports
 
 
 @pytest.mark.parametrize("descriptors", [64, 256, 1024, 4096, 20_000, 65_536])
 def test_ports_leave_half_of_the_descriptors(descriptors: int) -> None:
     limits = limit_ports(descriptors)
-    parts = (limits.main, limits.tensors.connections, limits.metrics.connections)
+    parts = (limits.main.connections, limits.tensors.connections, limits.metrics.connections)
     assert min(parts) >= 1
-    assert sum(parts) <= descriptors // 2
+    assert DESCRIPTORS_OF_A_MAIN_CONNECTION * parts[0] + parts[1] + parts[2] <= descriptors // 2
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:

@@ -27,6 +27,9 @@ class Context:
         self.opened = asyncio.Event()
         self.reason = ""
 
+    def peer(self) -> str:
+        return "test"
+
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
