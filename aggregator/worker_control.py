@@ -30,7 +30,7 @@ class WorkerControl:
 
     Args:
         sessions: The sessions of the connected workers.
-        plane: The data plane, which learns of workers that connect or leave.
+        plane: The data plane, which is notified of workers that connect or leave.
         feed: Gives the core an input.
         files: The files that workers have uploaded.
         expected: What the Hello of a worker must say.

@@ -34,7 +34,7 @@ class RestartBackoff:
 
 
 async def supervise(daemon: DaemonProcess, say: Callable[[str], None]) -> int:
-    """Restart a daemon on its port each time that it ends; return when it is refused: a restart would not help.
+    """Restart a daemon on its port each time that it ends, until it refuses its settings.
 
     Args:
         daemon: daemon that was started and is ready.

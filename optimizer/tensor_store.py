@@ -30,7 +30,7 @@ Save: TypeAlias = "Callable[[Float32Array, Mapping[str, NDArray[Any]]], None]"
 
 
 class TensorStoreLost(TiermeshError):
-    """Loss of the tensors before a call was carried out; the core learns of it by TensorsLost."""
+    """Loss of the tensors before a call was carried out. The core gets TensorsLost for it."""
 
 
 @dataclass(frozen=True)

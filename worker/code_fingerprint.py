@@ -55,7 +55,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 MOST_OWN_FILES = 1000
 MOST_OWN_BYTES = 16 << 20
-"""Limits on a user's own model: its module and the modules beside it that it imports."""
+"""Limits on a user's own model: its module, and the modules of its folder that it imports."""
 
 
 def hash_code(backend: str, own_module: str | None = None) -> str:

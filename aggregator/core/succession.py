@@ -12,7 +12,7 @@ from services.errors import Failed
 
 
 class Deposed(Failed):
-    """This aggregator no longer leads: another one has taken over, or may at any moment."""
+    """Loss of the leadership: another aggregator has taken over, or may at any moment."""
 
 
 class EpochBehind(Failed):

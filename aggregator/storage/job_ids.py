@@ -1,4 +1,4 @@
-"""Ids of jobs: the time of the submission for people, and random digits that tell jobs of one second apart."""
+"""Ids of jobs: the time of the submission for people, and random digits that distinguish jobs of the same second."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def read_architecture(config: Mapping[str, Any], path: Path) -> PretrainableConf
         path: path of the file, for errors.
 
     Raises:
-        Refused: our models can't follow a field; the first such field is named.
+        Refused: a field has a value that our models don't support; the first such field is named.
     """
     reader = _READERS.get(str(config.get("model_type")))
     if reader is None:

@@ -29,8 +29,8 @@ MAX_STORE_BYTES = 1 << 38
 UNUSED_SECONDS = 3600.0
 """Time after which a file that no job keeps, and that nobody asked for, read or sent, is removed.
 
-A peer that hears that a file is here may refer to it soon after, so the end of the only job that keeps it must not
-remove it in between.
+A peer that has asked whether a file is here may refer to it soon after, so the end of the only job that keeps it must
+not remove it in between.
 """
 _PARTIAL = ".partial"
 

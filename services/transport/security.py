@@ -101,7 +101,10 @@ class Security:
                     f"without a passphrase ({_reason(error)}); make a matching pair"
                 ) from None
             except OSError as error:
-                raise Refused(f"--tls-cert {self.cert}, --tls-key {self.key}: {error.strerror}") from None
+                raise Refused(
+                    f"--tls-cert {self.cert}, --tls-key {self.key}: can't be read ({error.strerror}); "
+                    "give readable files"
+                ) from None
         if self.ca:
             try:
                 context.load_verify_locations(self.ca)
@@ -111,7 +114,9 @@ class Security:
                     "authority's certificate"
                 ) from None
             except OSError as error:
-                raise Refused(f"--tls-ca {self.ca}: {error.strerror}") from None
+                raise Refused(
+                    f"--tls-ca {self.ca}: can't be read ({error.strerror}); give a readable file"
+                ) from None
 
     @property
     def tls(self) -> bool:

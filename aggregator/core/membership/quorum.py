@@ -1,4 +1,4 @@
-"""The quorum: the least number of workers a job wants, and the workers that are missing."""
+"""The quorum: the least number of workers that a job needs, and the workers that are missing."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def read_small_file(option: str, path: Path) -> str:
     try:
         return read_input_file(option, path, MAX_FILE_BYTES).decode("ascii")
     except UnicodeDecodeError:
-        raise Refused(f"{option} {path}: has bytes that are no ASCII text; give a text file") from None
+        raise Refused(f"{option} {path}: is not ASCII text; give a text file") from None
 
 
 def _file_signature(path: Path) -> tuple[int, int, int] | None:

@@ -28,7 +28,7 @@ class ExchangeServer:
     """Server of data streams.
 
     Args:
-        newest: the newest weights, which learn of each stream's link.
+        newest: the newest weights, which keep a list of the streams' links.
         wait_for_room: waits until another chunk can be taken.
         shared_memory: whether payloads may go through memory shared with a peer.
         count: called with the change in the number of links that use shared memory.

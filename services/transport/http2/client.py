@@ -130,7 +130,7 @@ class ClientStream(Stream):
     # ---- for its connection ----
 
     def set_initial_metadata(self, metadata: tuple[tuple[str, Value], ...]) -> None:
-        """Take the initial metadata."""
+        """Set the initial metadata, which has arrived."""
         self._initial_metadata = metadata
         self._changed.set()
 
