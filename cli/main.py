@@ -26,6 +26,7 @@ from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
+from cli.queue_commands import queue
 from services.errors import ExitCode, Refused, TiermeshError, exit_code_of
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.version import tiermesh_version
@@ -70,6 +71,7 @@ for command in (
     certs,
     tokens,
     cluster,
+    queue,
 ):
     tiermesh.add_command(command)
 

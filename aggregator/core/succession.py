@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from services.errors import Failed
 
+SKIPPED_EPOCHS = range(256, 8_448)
+"""Numbers of epochs that a restored queue may skip: far below `MAX_EPOCH_LEAP`."""
+
 
 class Deposed(Failed):
     """Loss of the leadership: another aggregator has taken over, or may at any moment."""
@@ -50,6 +53,20 @@ class LeaderSighting:
     leader: str
     takeover_seconds: float
     known: bool = field(default=True, compare=False)
+
+
+def raise_restored_epoch(backup: int, replaced: int, chance: float) -> int:
+    """Return the epoch of a restored queue, which its aggregator exceeds: above any that was seen, as far as is known.
+
+    The queue that is replaced may be lost, and aggregators that have started since the backup with it. So the epoch
+    skips more than usually start between two backups. Two restores of one backup skip different numbers.
+
+    Args:
+        backup: The epoch in the backup.
+        replaced: The epoch of the queue that is replaced; 0 if it is unknown.
+        chance: A random number from 0 up to but not including 1.
+    """
+    return max(backup, replaced) + SKIPPED_EPOCHS[int(chance * len(SKIPPED_EPOCHS))]
 
 
 class Succession:

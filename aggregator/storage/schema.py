@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 
+from aggregator.storage.queue_copy import copy_file
 from protos import jobs_pb2
-from services.checkpoints.write import sync_folder
 
 FORMAT = 2
 """Version of the tables. An older file is migrated by the aggregator that takes it over; a newer one is refused."""
@@ -77,28 +75,19 @@ def migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
         sqlite3.Error, OSError, ValueError: The file is damaged, or there is no space; nothing has changed then.
     """
     copy_file(path, path.with_name(f"{path.name}.format-{version}"))
+    bring_up_to_date(connection)
+
+
+def bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Bring the tables from any older version to `FORMAT`, within the caller's write transaction.
+
+    Raises:
+        sqlite3.Error, ValueError: The file is damaged, or there is no space; the transaction must be rolled back.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     for step in range(version, FORMAT):
         _MIGRATIONS[step](connection)
     connection.execute(f"PRAGMA user_version = {FORMAT}")
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a queue that may be in use to another path, where it is complete or absent.
-
-    Raises:
-        sqlite3.Error, OSError: The copy can't be made.
-    """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        with closing(sqlite3.connect(source)) as opened, closing(sqlite3.connect(temporary)) as copy:
-            opened.backup(copy)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        sync_folder(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def room_of(job: bytes, fingerprint_json: str) -> bytes:

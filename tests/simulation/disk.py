@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from aggregator.core.events import SaveJob
 from aggregator.core.job_report import Record, copy_job
 from aggregator.core.setting_aside import note_crash
+from aggregator.core.succession import raise_restored_epoch
 from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING
 from services.checkpoints.prune import surplus_steps
+
+
+class QueueBackup(NamedTuple):
+    """Copy of what the queue has: the epoch and the jobs' records."""
+
+    epoch: int
+    jobs: dict[str, SaveJob]
 
 
 @dataclass
@@ -38,7 +46,20 @@ class Disk:
         if effect.fingerprint is None and before is not None:
             effect = SaveJob(effect.job, before.fingerprint)
         self.jobs[effect.job.id] = effect
+        self._count_unfinished()
+
+    def _count_unfinished(self) -> None:
         self.unfinished = sum(each.job.state in (QUEUED, RUNNING) for each in self.jobs.values())
+
+    def back_up_queue(self) -> QueueBackup:
+        """Return a copy of the queue as it is now."""
+        return QueueBackup(self.epoch, dict(self.jobs))
+
+    def restore_queue(self, backup: QueueBackup, chance: float, *, is_lost: bool) -> None:
+        """Put a backup in place of the queue, whose epoch nobody knows if it is lost. Checkpoints stay."""
+        self.epoch = raise_restored_epoch(backup.epoch, 0 if is_lost else self.epoch, chance)
+        self.jobs = dict(backup.jobs)
+        self._count_unfinished()
 
     def note_crash(self, job: str, reason: str, step: int) -> None:
         """Note in a job's record that the aggregator failed while it ran the job."""

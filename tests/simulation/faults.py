@@ -90,6 +90,8 @@ class Faults:
                 self._doom(cluster.aggregator)
             case "optimizer":
                 self._doom(cluster.optimizer)
+            case "restore":
+                cluster.restore_queue()
             case "everything":
                 for process in [cluster.aggregator, cluster.optimizer, *alive]:
                     self._doom(process)

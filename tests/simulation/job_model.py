@@ -16,6 +16,8 @@ from services.protocol.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
 
+CLUSTER = "0123456789abcdef"
+"""Identity of the simulated cluster."""
 PARAMETER = "weight"
 """Name of the only parameter of a layout."""
 CRASH = "SIGSEGV in layer at model.py:7"

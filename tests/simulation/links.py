@@ -28,6 +28,7 @@ class Link:
         up: Whether both ends use the connection.
         local: Whether both ends are in one process.
         pinged: Whether unanswered pings end the connection. Otherwise the ends detect silence themselves.
+        obeyed_epoch: Epoch that the caller, a refused aggregator, must exceed; 0 if there is none.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Link:
         self.up = True
         self.local = local
         self.pinged = pinged
+        self.obeyed_epoch = 0
         self._cluster = cluster
         self._lost: list[Callable[[str], None]] = []
         self.up_control: Pipe

@@ -24,7 +24,9 @@ from optimizer.core.events import SaveGeneration, Snapshot
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
+from services.protocol import hello
 from services.protocol.versions import Version
+from tests.simulation import disk
 from worker.core.leases import SendWindows
 from worker.core.worker import WorkerCore
 
@@ -275,6 +277,27 @@ def trusts_two_lies(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def keeps_the_epoch_of_a_backup(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(disk, "raise_restored_epoch", lambda backup, replaced, chance: backup)
+
+
+def skips_the_same_epochs_at_each_restore(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(disk, "raise_restored_epoch", lambda backup, replaced, chance: max(backup, replaced) + 256)
+
+
+def never_tells_the_epoch_to_exceed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hello, "_near", lambda obeyed, own: 0)
+
+
+def opens_jobs_under_the_generation_on_record(patch: pytest.MonkeyPatch) -> None:
+    after = OptimizerCore._generation_after
+    patch.setattr(
+        OptimizerCore,
+        "_generation_after",
+        lambda self, job, generation: after(self, job, self._least_generation),
+    )
+
+
 MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
@@ -306,6 +329,13 @@ LIE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     commits_before_all_checks,
     keeps_sums_of_liars,
     trusts_two_lies,
+]
+
+RESTORE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    keeps_the_epoch_of_a_backup,
+    skips_the_same_epochs_at_each_restore,
+    never_tells_the_epoch_to_exceed,
+    opens_jobs_under_the_generation_on_record,
 ]
 
 FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {

@@ -14,7 +14,7 @@ from services.protocol.hello import HelloExpectations, Role, check_hello, make_h
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
-from tests.simulation.job_model import InjectedError, SimulationFailed, merged, require
+from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, merged, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
@@ -128,6 +128,8 @@ class SimulatedAggregator(Process):
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
                     self._check_quorum(effect.body)
+                if isinstance(effect.body, pb.Welcome):
+                    effect.body.cluster = CLUSTER
                 link = self._sessions.get(effect.session)
                 if link is not None:
                     link.down_control.send(self.epoch, effect.body)
@@ -201,12 +203,22 @@ class SimulatedAggregator(Process):
 
     def accept(self, link: Link, hello: pb.Hello) -> None:
         """Register a new connection whose Hello has arrived."""
-        refusal = check_hello(hello, HelloExpectations("aggregator", Role.WORKER, self.epoch))
+        refusal = check_hello(
+            hello, HelloExpectations("aggregator", Role.WORKER, self.epoch, cluster=CLUSTER)
+        )
         if refusal is not None:
             link.close(refusal.reason)
+            if refusal.obeyed_epoch:
+                self._exceed(refusal.obeyed_epoch)
             return
         self._sessions[link.session] = link
         self.feed(ev.WorkerConnected(link.session, hello))
+
+    def _exceed(self, obeyed_epoch: int) -> None:
+        """Start again above an epoch that a peer has obeyed, since the queue is an older copy."""
+        if not self.replaced:
+            self.cluster.disk.epoch = max(self.epoch, obeyed_epoch)
+            self.die()
 
     def new_session(self) -> int:
         """Return the number of a new connection."""
@@ -273,7 +285,7 @@ class SimulatedAggregator(Process):
             ends=(optimizer, self),
         )
         self.cluster.links.append(link)
-        hello = make_hello(Role.AGGREGATOR, "aggregator", epoch_seen=self.epoch)
+        hello = make_hello(Role.AGGREGATOR, "aggregator", epoch_seen=self.epoch, cluster=CLUSTER)
         link.up_control.send(self.epoch, hello)
 
     def optimizer_message(self, link: Link, epoch: int, body: Any) -> None:
@@ -288,7 +300,8 @@ class SimulatedAggregator(Process):
         elif epoch != self.epoch:
             return
         elif isinstance(body, pb.CheckpointWritten) and body.job not in self.core.jobs.records:
-            self.feed(ev.LateCheckpoint(copy_job(self.cluster.disk.jobs[body.job].job), body))
+            if body.job in self.cluster.disk.jobs:  # not if the queue was restored from before it
+                self.feed(ev.LateCheckpoint(copy_job(self.cluster.disk.jobs[body.job].job), body))
         else:
             self.feed(ev.FromOptimizer(body))
 
@@ -304,6 +317,8 @@ class SimulatedAggregator(Process):
         """Handle the loss of the link to the optimizer."""
         if not self.alive:
             return
+        if link.obeyed_epoch:
+            self._exceed(link.obeyed_epoch)
         self._windows += 1
         if self._optimizer is link:
             self._optimizer = None

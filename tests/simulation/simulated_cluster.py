@@ -17,7 +17,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
-from tests.simulation.disk import Disk
+from tests.simulation.disk import Disk, QueueBackup
 from tests.simulation.faults import HANG_SECONDS, Faults
 from tests.simulation.job_checks import JobChecks
 from tests.simulation.job_model import SimulationFailed, require
@@ -31,6 +31,8 @@ from tests.simulation.simulated_worker import SimulatedWorker
 
 PATIENCE_SECONDS = 300.0
 """Longest time without progress in virtual seconds, whatever faults happen."""
+BACKUP_SECONDS = 8.0
+"""Interval between two backups of the queue."""
 RECOVERY_SECONDS = 120.0
 """Time that the last fault may cost after its end, in addition to repeated steps."""
 
@@ -79,6 +81,9 @@ class SimulatedCluster:
             seed
         )  # a generator of its own, so that it changes nothing else of a seed
         self._progress_seconds = 0.0
+        self._backups: list[QueueBackup] = []
+        self._acknowledged: set[str] = set()  # jobs that users know to be in the queue
+        self._leaders: dict[int, SimulatedAggregator] = {}  # by epoch: the aggregator that peers have obeyed
 
     # ---- the run ----
 
@@ -103,11 +108,18 @@ class SimulatedCluster:
             self.loop.at(60.0, self._start_worker, LIAR)
         if self.scenario.upgrade_seconds is not None:
             self.loop.at(self.scenario.upgrade_seconds, self._upgrade)
+        if "restore" in self.scenario.fault_kinds:
+            self._back_up()
         self.loop.at(10.0, self._watch)
         self.faults.advance(self.commits)
-        while self.disk.unfinished or len(self.disk.jobs) < len(self.jobs):
+        while self.disk.unfinished or not self._all_submitted:
             self.loop.step()
         self.checks.ended(self.disk)
+
+    @property
+    def _all_submitted(self) -> bool:
+        """Whether each job is in the queue, or was and is lost since a backup from before it was restored."""
+        return self.jobs.keys() <= self.disk.jobs.keys() | self._acknowledged
 
     def _watch(self) -> None:
         """Check that the cluster makes progress."""
@@ -121,7 +133,7 @@ class SimulatedCluster:
             )
             raise SimulationFailed(f"no progress for {idle:.0f} virtual seconds; waiting for {waits}")
         require(self.loop.now < MOST_SECONDS, f"not finished after {MOST_SECONDS:.0f} virtual seconds")
-        if self.faults.active and self.faults.over and len(self.disk.jobs) == len(self.jobs):
+        if self.faults.active and self.faults.over and self._all_submitted:
             self._end_faults()
         if not self.faults.active:
             self.history.add(history.Ticked(self.loop.now / STANDARD_TIMEOUTS.tick))
@@ -131,8 +143,9 @@ class SimulatedCluster:
         """End all faults, and bound the rest of the run."""
         self.faults.end()
         left = 0.0
-        for job in self.jobs.values():
-            if self.disk.jobs[job.id].job.state in (QUEUED, RUNNING):
+        for name, saved in self.disk.jobs.items():
+            job = self.jobs[name]
+            if saved.job.state in (QUEUED, RUNNING):
                 found = self.disk.newest_checkpoint(job.id)
                 left += (job.plan.steps - (found[0].step if found else 0)) * (1 + job.plan.verify_fraction)
         bound = (RECOVERY_SECONDS + left * self.scenario.step_seconds) / STANDARD_TIMEOUTS.tick
@@ -148,6 +161,7 @@ class SimulatedCluster:
     def _submit(self, job: str) -> None:
         """Submit a job, and retry until it is acknowledged."""
         if job in self.disk.jobs:
+            self._acknowledged.add(job)
             return
         if self.aggregator is not None and self.aggregator.running:
             plan = self.jobs[job].plan
@@ -163,6 +177,25 @@ class SimulatedCluster:
         if self.aggregator is not None and self.aggregator.running:
             self.aggregator.cancel(job)
         self.loop.after(1.0, self._cancel, job)
+
+    # ---- backups of the queue ----
+
+    def _back_up(self) -> None:
+        self._backups.append(self.disk.back_up_queue())
+        self.loop.after(BACKUP_SECONDS, self._back_up)
+
+    def restore_queue(self) -> None:
+        """Stop the aggregator, and put an earlier backup in place of its queue, which may be lost. It starts again."""
+        self.injected["queue restored"] += 1
+        backup = self.rng.choice(self._backups)
+        if self.aggregator is not None:
+            self.aggregator.die_if_alive()
+        self.disk.restore_queue(backup, self.rng.random(), is_lost=self.rng.random() < 0.5)
+
+    def obeyed(self, peer: str, leader: SimulatedAggregator) -> None:
+        """Check that an epoch which a worker or optimizer obeys is one aggregator's alone."""
+        first = self._leaders.setdefault(leader.epoch, leader)
+        require(first is leader, f"{peer} obeys two aggregators of epoch {leader.epoch}")
 
     # ---- processes ----
 

@@ -8,8 +8,9 @@ from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
 from tests.simulation import history
-from tests.simulation.job_model import SimulatedJob, SimulationFailed, require, updated
+from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, require, updated
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
@@ -55,8 +56,9 @@ class SimulatedOptimizer(Process):
         if is_end(epoch):
             link.ended(body)
         elif isinstance(body, pb.Hello):
-            refusal = self.core.check_hello(body)
+            refusal = self._check_hello(body)
             if refusal is not None:
+                link.obeyed_epoch = refusal.obeyed_epoch
                 link.close(refusal.reason)
                 return
             answer = pb.Hello(role="optimizer", name="optimizer", shard_count=1)
@@ -64,9 +66,17 @@ class SimulatedOptimizer(Process):
                 self._link.close("another aggregator has taken over")
             link.down_control.send(epoch, answer)
             self._link = link
+            self.cluster.obeyed("optimizer", link.ends[1])
             self.feed(ev.Connected(body))
         elif link is self._link:
             self.feed(ev.Ordered(epoch, body))
+
+    def _check_hello(self, hello: pb.Hello) -> HelloRefusal | None:
+        led = self._link is not None
+        return check_hello(
+            hello,
+            HelloExpectations("optimizer", Role.AGGREGATOR, self.core.epoch, cluster=CLUSTER, led=led),
+        )
 
     def received(self, link: Link, header: ChunkHeader, payload: Any) -> None:
         """Handle a chunk."""

@@ -122,6 +122,7 @@ class SimulatedWorker(Process):
         self._heard_seconds = self.now
         self.feed(ev.Ordered(epoch, body))
         if isinstance(body, pb.Welcome) and self.alive:
+            self.cluster.obeyed(self.name, link.ends[0])
             link.up_data.send(None, None)
         if isinstance(body, pb.Leave) and self.is_sound and self.cluster.disk.is_running(body.job):
             self.later(REFUSED_SECONDS, self.die)

@@ -1,0 +1,103 @@
+"""Copies of a queue's database: consistent while the queue is in use, and complete or absent under their name."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from services.checkpoints.write import sync_folder
+from services.errors import Failed
+from services.instrumentation.failpoints import hit_failpoint
+from services.printable import printable_path
+from services.timeouts import STANDARD_TIMEOUTS
+
+_PAGES_AT_ONCE = 1_024
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Open a database that exists, without transactions of its own.
+
+    Args:
+        path: The file.
+        mode: `ro` for reading alone; `rw` also finishes or undoes a transaction that a dead process left.
+
+    Raises:
+        sqlite3.Error: It can't be opened.
+    """
+    address = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    return sqlite3.connect(address, uri=True, timeout=STANDARD_TIMEOUTS.lock, isolation_level=None)
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Yield the path of an empty temporary file, which only its owner can read.
+
+    If the block succeeds, the file is synchronised and takes the target's name. Otherwise it is removed.
+
+    Raises:
+        OSError: The file can't be made or renamed.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        yield temporary
+        sync_file(temporary)
+        temporary.replace(target)
+        sync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def copy_database(source: Path, target: Path, limit_seconds: float = math.inf, mode: str = "rw") -> None:
+    """Copy a queue that may be in use into an empty file. No process can write to the queue meanwhile.
+
+    Args:
+        source: The queue.
+        target: The empty file; it is not synchronised.
+        limit_seconds: Longest time that writers are kept waiting.
+        mode: How to open the queue; see `connect`.
+
+    Raises:
+        Failed: It takes longer than the limit.
+        sqlite3.Error, OSError: The copy can't be made.
+    """
+    deadline = time.monotonic() + limit_seconds
+
+    def check_time(_: int, left: int, total: int) -> None:
+        hit_failpoint("queue.copy.mid")
+        if left and time.monotonic() > deadline:
+            raise Failed(
+                f"queue {printable_path(source)}: {total - left} of {total} pages copied within {limit_seconds:g} s, "
+                "while its aggregator can't write; back it up to a faster disk"
+            )
+
+    with closing(connect(source, mode)) as opened, closing(sqlite3.connect(target)) as copy:
+        # The file is synchronised as a whole, and removed if anything fails.
+        copy.execute("PRAGMA journal_mode = OFF")
+        copy.execute("PRAGMA synchronous = OFF")
+        opened.execute("BEGIN")
+        opened.execute("SELECT count(*) FROM sqlite_master").fetchone()  # takes the lock for reading
+        opened.backup(copy, pages=_PAGES_AT_ONCE, progress=check_time)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a queue that may be in use to another path, where it is complete or absent.
+
+    Raises:
+        sqlite3.Error, OSError: The copy can't be made.
+    """
+    with new_file(target) as temporary:
+        copy_database(source, temporary)
+
+
+def sync_file(path: Path) -> None:
+    """Synchronise a file's content to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
