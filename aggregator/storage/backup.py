@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from aggregator.core.succession import raise_restored_epoch
 from aggregator.storage import schema
-from aggregator.storage.queue_check import QueueSummary, check_queue, read_identity, seal
+from aggregator.storage.queue_check import QueueSummary, check_queue, damaged, read_identity, seal
 from aggregator.storage.queue_copy import connect, copy_database, new_file, sync_file
 from services.checkpoints.write import sync_folder
 from services.errors import Failed, Refused, is_out_of_space
@@ -157,7 +157,9 @@ def _explained(shown: str, target: Path) -> Iterator[None]:
             raise Failed(
                 f"{where}: not written, since its disk is full; free space, then try again"
             ) from None
-        raise Failed(f"{shown}: not copied to {where} ({text}); {where} is unchanged") from None
+        if "malformed" in text or "not a database" in text:
+            raise damaged(shown, error) from None
+        raise Failed(f"{shown}: not copied to {where} ({text}), which is unchanged") from None
     except OSError as error:
         if is_out_of_space(error):
             raise Failed(

@@ -78,9 +78,12 @@ def check_queue(path: Path, shown: str) -> QueueSummary:
         with closing(connect(path, "ro")) as connection:
             return _check(connection, shown)
     except (sqlite3.Error, DecodeError, ValueError, OverflowError) as error:
-        raise Refused(
-            f"{shown}: damaged, or no queue ({one_line(str(error), 80)}); use another copy of it"
-        ) from None
+        raise damaged(shown, error) from None
+
+
+def damaged(shown: str, error: Exception) -> Refused:
+    """Return the error about a file in which something is wrong."""
+    return Refused(f"{shown}: damaged, or no queue ({one_line(str(error), 80)}); use another copy of it")
 
 
 def _check(connection: sqlite3.Connection, shown: str) -> QueueSummary:

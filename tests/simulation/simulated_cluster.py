@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from aggregator.core.events import Note
+from aggregator.core.succession import raise_restored_epoch
 from optimizer.core.events import Update
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
@@ -33,6 +34,8 @@ PATIENCE_SECONDS = 300.0
 """Longest time without progress in virtual seconds, whatever faults happen."""
 BACKUP_SECONDS = 8.0
 """Interval between two backups of the queue."""
+CLOSE_EPOCHS = 20
+"""Distance within which two restored queues may come to the same epoch."""
 RECOVERY_SECONDS = 120.0
 """Time that the last fault may cost after its end, in addition to repeated steps."""
 
@@ -190,7 +193,19 @@ class SimulatedCluster:
         backup = self.rng.choice(self._backups)
         if self.aggregator is not None:
             self.aggregator.die_if_alive()
-        self.disk.restore_queue(backup, self.rng.random(), is_lost=self.rng.random() < 0.5)
+        is_lost = self.rng.random() < 0.5
+        self.disk.restore_queue(backup, self._draw_skip(backup, is_lost), is_lost=is_lost)
+
+    def _draw_skip(self, backup: QueueBackup, is_lost: bool) -> float:
+        """Draw the chance that decides how many epochs a restore skips, and leave out draws nearly alike.
+
+        They are one in hundreds, and would use an epoch twice.
+        """
+        while True:
+            chance = self.rng.random()
+            epoch = raise_restored_epoch(backup.epoch, 0 if is_lost else self.disk.epoch, chance)
+            if all(abs(epoch - each) >= CLOSE_EPOCHS for each in self._leaders):
+                return chance
 
     def obeyed(self, peer: str, leader: SimulatedAggregator) -> None:
         """Check that an epoch which a worker or optimizer obeys is one aggregator's alone."""
