@@ -63,7 +63,7 @@ def raise_restored_epoch(backup: int, replaced: int, chance: float) -> int:
 
     Args:
         backup: The epoch in the backup.
-        replaced: The epoch of the queue that is replaced; 0 if it is unknown.
+        replaced: The epoch of the queue that is replaced, or one that a peer has obeyed; 0 if it is unknown.
         chance: A random number from 0 up to but not including 1.
     """
     return max(backup, replaced) + SKIPPED_EPOCHS[int(chance * len(SKIPPED_EPOCHS))]

@@ -8,6 +8,7 @@ for a few fsyncs, which take milliseconds. Any thread may call.
 from __future__ import annotations
 
 import math
+import random
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from types import TracebackType
 
 from google.protobuf.message import DecodeError
 
-from aggregator.core.succession import Deposed, LeaderSighting
+from aggregator.core.succession import Deposed, LeaderSighting, raise_restored_epoch
 from aggregator.storage import reserve, schema
 from services.errors import Failed, Refused, TiermeshError, is_out_of_space
 from services.instrumentation.failpoints import hit_failpoint
@@ -192,14 +193,18 @@ class QueueFile:
         self._reserve_is_full = True
 
     def skip_epochs(self, obeyed_epoch: int) -> None:
-        """End this leadership so that the next one's epoch is above an epoch that a peer has obeyed.
+        """End this leadership so that the next one's epoch is above any that was seen, as far as is known.
+
+        Args:
+            obeyed_epoch: An epoch that a peer has obeyed. Other peers may have obeyed higher ones.
 
         Raises:
             Deposed: A newer aggregator has taken over through this queue.
             Failed: The file can't be written.
         """
+        raised = raise_restored_epoch(self.epoch, obeyed_epoch, random.SystemRandom().random())
         with self.fenced():
-            self._connection.execute("UPDATE cluster SET epoch = max(epoch, ?)", (obeyed_epoch,))
+            self._connection.execute("UPDATE cluster SET epoch = ?", (min(raised, LAST_EPOCH - 1),))
             self._connection.execute("UPDATE leader SET takeover_seconds = 0")
 
     @contextmanager

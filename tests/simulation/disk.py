@@ -55,9 +55,13 @@ class Disk:
         """Return a copy of the queue as it is now."""
         return QueueBackup(self.epoch, dict(self.jobs))
 
-    def restore_queue(self, backup: QueueBackup, chance: float, *, is_lost: bool) -> None:
-        """Put a backup in place of the queue, whose epoch nobody knows if it is lost. Checkpoints stay."""
-        self.epoch = raise_restored_epoch(backup.epoch, 0 if is_lost else self.epoch, chance)
+    def skip_epochs(self, own: int, seen: int, chance: float) -> None:
+        """Raise the epoch of a queue that is an older copy above its own and one that was seen elsewhere."""
+        self.epoch = raise_restored_epoch(own, seen, chance)
+
+    def restore_queue(self, backup: QueueBackup) -> None:
+        """Put a backup in place of the queue. Checkpoints stay."""
+        self.epoch = backup.epoch
         self.jobs = dict(backup.jobs)
         self._count_unfinished()
 

@@ -217,7 +217,7 @@ class SimulatedAggregator(Process):
     def _exceed(self, obeyed_epoch: int) -> None:
         """Start again above an epoch that a peer has obeyed, since the queue is an older copy."""
         if not self.replaced:
-            self.cluster.disk.epoch = max(self.epoch, obeyed_epoch)
+            self.cluster.skip_epochs(self.epoch, obeyed_epoch)
             self.die()
 
     def new_session(self) -> int:

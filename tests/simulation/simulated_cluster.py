@@ -193,19 +193,20 @@ class SimulatedCluster:
         backup = self.rng.choice(self._backups)
         if self.aggregator is not None:
             self.aggregator.die_if_alive()
-        is_lost = self.rng.random() < 0.5
-        self.disk.restore_queue(backup, self._draw_skip(backup, is_lost), is_lost=is_lost)
+        replaced = self.disk.epoch if self.rng.random() < 0.5 else 0
+        self.disk.restore_queue(backup)
+        self.skip_epochs(backup.epoch, replaced)
 
-    def _draw_skip(self, backup: QueueBackup, is_lost: bool) -> float:
-        """Draw the chance that decides how many epochs a restore skips, and leave out draws nearly alike.
+    def skip_epochs(self, own: int, seen: int) -> None:
+        """Raise the epoch of a queue that is an older copy.
 
-        They are one in hundreds, and would use an epoch twice.
+        Draws that come near an epoch of before are left out: they are one in hundreds, and would use an epoch twice.
         """
         while True:
             chance = self.rng.random()
-            epoch = raise_restored_epoch(backup.epoch, 0 if is_lost else self.disk.epoch, chance)
+            epoch = raise_restored_epoch(own, seen, chance)
             if all(abs(epoch - each) >= CLOSE_EPOCHS for each in self._leaders):
-                return chance
+                return self.disk.skip_epochs(own, seen, chance)
 
     def obeyed(self, peer: str, leader: SimulatedAggregator) -> None:
         """Check that an epoch which a worker or optimizer obeys is one aggregator's alone."""
