@@ -1,0 +1,96 @@
+"""Tests of the job service without a server: a download whose reader takes nothing ends, and frees its place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from aggregator import jobs_service
+from aggregator.downloads import MOST_DOWNLOADS, Downloads
+from aggregator.jobs_service import JobsServicer
+from protos.cluster_pb2 import FilePart
+from protos.jobs_pb2 import DownloadRequest, Job
+from services.caps import Cap
+
+
+class Aborted(Exception):
+    """The end of a call, as gRPC raises it."""
+
+
+class Reader:
+    """The context of a call whose reader takes some messages and no more.
+
+    Args:
+        takes: How many it takes.
+    """
+
+    def __init__(self, takes: int) -> None:
+        self._takes = takes
+        self.status: tuple[grpc.StatusCode, str] | None = None
+
+    async def write(self, _: FilePart) -> None:
+        """Return once the reader takes a message."""
+        self._takes -= 1
+        if self._takes < 0:
+            await asyncio.Event().wait()
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        """End the call."""
+        self.status = code, text
+        raise Aborted
+
+
+class Backend:
+    """An aggregator with one job and its checkpoint of three parts."""
+
+    def __init__(self) -> None:
+        self.register = self
+
+    def find(self, job: str) -> Job:
+        """Return the job."""
+        return Job(id=job)
+
+    async def read_checkpoint(self, _: object) -> AsyncIterator[FilePart]:
+        """Yield the parts."""
+        for _number in range(3):
+            yield FilePart(path="a", data=b"x", size=3)
+
+
+async def download(servicer: JobsServicer, reader: Any) -> None:
+    async for _ in servicer.Download(DownloadRequest(job="a", newest=True), reader):
+        raise AssertionError("parts are written")
+
+
+def test_a_reader_that_takes_nothing_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_service, "IDLE_SECONDS", 0.05)
+    reached: list[Cap] = []
+
+    async def scenario() -> None:
+        backend: Any = Backend()
+        servicer = JobsServicer(backend, Downloads(None, reached.append), reached.append)
+        stuck = [Reader(takes=number % 3) for number in range(MOST_DOWNLOADS)]
+        tasks = [asyncio.ensure_future(download(servicer, reader)) for reader in stuck]
+        await asyncio.sleep(0)
+        late = Reader(takes=3)
+        with pytest.raises(Aborted):
+            await download(servicer, late)
+        assert late.status is not None and late.status[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (
+            late.status[1] == "downloads: 32 are under way, expected at most 32; try again when one has ended"
+        )
+        assert all(isinstance(each, Aborted) for each in await asyncio.gather(*tasks, return_exceptions=True))
+        assert {each.status for each in stuck} == {
+            (
+                grpc.StatusCode.UNAVAILABLE,
+                "download of job a: no part was taken for 0.05 s; download it again",
+            )
+        }
+        monkeypatch.undo()
+        await download(servicer, Reader(takes=3))
+
+    asyncio.run(scenario())
+    assert reached == [Cap.DOWNLOADS]
