@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.client import JobsClient, Unanswered, Unreachable
 from cli.options import AggregatorTarget
@@ -165,7 +165,12 @@ async def cluster_status(target: AggregatorTarget, output: Output) -> None:
     """Print the cluster: tiers, optimizer, workers, the running job and its waits."""
     async with JobsClient(target) as client:
         status = await client.status()
-    output.say(f"aggregator {status.leader} at {client.address}: {status.tiers}-tier, epoch {status.epoch}")
+    _print_status(status, client.address, output)
+    output.result(_status_values(status))
+
+
+def _print_status(status: jobs_pb2.ClusterStatus, address: str, output: Output) -> None:
+    output.say(f"aggregator {status.leader} at {address}: {status.tiers}-tier, epoch {status.epoch}")
     for standby in status.standbys:
         output.say(f"standby {standby.name}: last message {standby.seconds_since_heard:.1f} s ago")
     output.say(f"optimizer: {status.optimizer}")
@@ -193,55 +198,57 @@ async def cluster_status(target: AggregatorTarget, output: Output) -> None:
         )
     if not status.workers:
         output.say("no workers; start one with: tiermesh worker --aggregator HOST:PORT")
-    output.result(
-        {
-            "epoch": status.epoch,
-            "leader": status.leader,
-            "standbys": [
-                {"name": standby.name, "seconds_since_heard": standby.seconds_since_heard}
-                for standby in status.standbys
-            ],
-            "tiers": status.tiers,
-            "optimizer": status.optimizer,
-            "running_job": status.running_job or None,
-            "waiting": status.waiting or None,
-            "waits": [
-                {
-                    "role": wait.role,
-                    "peer": wait.peer,
-                    "job": wait.job,
-                    "step": wait.step,
-                    "bucket": wait.bucket,
-                    "what": wait.what,
-                    "seconds": wait.seconds,
-                }
-                for wait in status.waits
-            ],
-            "shards": [
-                {
-                    "name": shard.name or None,
-                    "address": shard.address,
-                    "connected": not shard.detail,
-                    "detail": shard.detail or None,
-                    "seconds_since_heard": None if shard.detail else shard.seconds_since_heard,
-                }
-                for shard in status.shards
-            ],
-            "workers": [
-                {
-                    "name": worker.name,
-                    "incarnation": worker.incarnation,
-                    "state": worker.state,
-                    "detail": worker.detail or None,
-                    "generation": worker.generation,
-                    "step": worker.step,
-                    "seconds_since_heard": worker.seconds_since_heard,
-                    "micro_batches_per_second": worker.micro_batches_per_second,
-                }
-                for worker in status.workers
-            ],
-        }
-    )
+
+
+def _status_values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
+    """Return a cluster's status as a JSON object."""
+    return {
+        "epoch": status.epoch,
+        "leader": status.leader,
+        "standbys": [
+            {"name": standby.name, "seconds_since_heard": standby.seconds_since_heard}
+            for standby in status.standbys
+        ],
+        "tiers": status.tiers,
+        "optimizer": status.optimizer,
+        "running_job": status.running_job or None,
+        "waiting": status.waiting or None,
+        "waits": [
+            {
+                "role": wait.role,
+                "peer": wait.peer,
+                "job": wait.job,
+                "step": wait.step,
+                "bucket": wait.bucket,
+                "what": wait.what,
+                "seconds": wait.seconds,
+            }
+            for wait in status.waits
+        ],
+        "shards": [
+            {
+                "name": shard.name or None,
+                "address": shard.address,
+                "connected": not shard.detail,
+                "detail": shard.detail or None,
+                "seconds_since_heard": None if shard.detail else shard.seconds_since_heard,
+            }
+            for shard in status.shards
+        ],
+        "workers": [
+            {
+                "name": worker.name,
+                "incarnation": worker.incarnation,
+                "state": worker.state,
+                "detail": worker.detail or None,
+                "generation": worker.generation,
+                "step": worker.step,
+                "seconds_since_heard": worker.seconds_since_heard,
+                "micro_batches_per_second": worker.micro_batches_per_second,
+            }
+            for worker in status.workers
+        ],
+    }
 
 
 async def show_logs(target: AggregatorTarget, job: str, output: Output, *, follow_it: bool) -> None:

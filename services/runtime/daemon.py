@@ -114,77 +114,94 @@ def run_role(
     process.limit_blas_to_one_thread()
     log.debug("allocator %s", "tuned" if tuned else "not tuned")
 
-    async def serve() -> None:
-        failpoints.arm(os.environ)
-        check_own_certificate(role, options.name, options.security)
-        service, registry = build()
-        certificate = CertificateWatch(options.security, registry, role)
-        limits = limit_ports(raise_descriptor_limit())
-        connections = ConnectionMetrics(registry, role)
-        # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
-        # because numpy must not be imported before the set-up above.
-        from services.tensors.kernels import arithmetic
+    return process.run_daemon(lambda: _serve(role, options, build), exit_with_parent=options.exit_with_parent)
 
-        arithmetic.load_kernels()
-        server = await start_server(
-            options.listen,
+
+async def _serve(
+    role: str, options: DaemonOptions, build: Callable[[], tuple[Service, CollectorRegistry]]
+) -> None:
+    failpoints.arm(os.environ)
+    check_own_certificate(role, options.name, options.security)
+    service, registry = build()
+    certificate = CertificateWatch(options.security, registry, role)
+    limits = limit_ports(raise_descriptor_limit())
+    connections = ConnectionMetrics(registry, role)
+    # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
+    # because numpy must not be imported before the set-up above.
+    from services.tensors.kernels import arithmetic
+
+    arithmetic.load_kernels()
+    server = await start_server(
+        options.listen,
+        options.security,
+        service.handlers(),
+        service.service_names,
+        limits=limits.main,
+        count_refusal=connections.counter_of("main"),
+        people_listen=options.people_listen,
+    )
+    tensors: StreamServer | None = None
+    metrics: MetricsServer | None = None
+    watching = asyncio.create_task(certificate.run())
+    try:
+        if isinstance(service, TensorService):
+            tensors = await _start_tensors(options, service, limits, connections)
+        metrics = start_metrics(
+            options.metrics_listen,
+            registry,
             options.security,
-            service.handlers(),
-            service.service_names,
-            limits=limits.main,
-            count_refusal=connections.counter_of("main"),
-            people_listen=options.people_listen,
+            limits=limits.metrics,
+            count_refusal=connections.counter_of("metrics"),
         )
-        tensors: StreamServer | None = None
-        metrics: MetricsServer | None = None
-        watching = asyncio.create_task(certificate.run())
+        await service.start(tensors.port if tensors else 0)
         try:
-            if isinstance(service, TensorService):
-                tensors = await _start_tensors(options, service, limits, connections)
-            metrics = start_metrics(
-                options.metrics_listen,
-                registry,
-                options.security,
-                limits=limits.metrics,
-                count_refusal=connections.counter_of("metrics"),
+            server.set_serving(True)
+            _announce(
+                role,
+                options,
+                port=server.port,
+                tensor_port=tensors.port if tensors else 0,
+                metrics_port=metrics.port,
+                people_port=server.people_port,
             )
-            await service.start(tensors.port if tensors else 0)
-            try:
-                server.set_serving(True)
-                log.info(
-                    "%s %s serves on port %d%s%s, metrics on port %d",
-                    role,
-                    options.name,
-                    server.port,
-                    f", people with tokens on port {server.people_port}" if server.people_port else "",
-                    f", tensors on port {tensors.port}" if tensors else "",
-                    metrics.port,
-                )
-                if options.ready_file:
-                    ready = {
-                        "role": role,
-                        "name": options.name,
-                        "pid": os.getpid(),
-                        "port": server.port,
-                        "tensor_port": tensors.port if tensors else 0,
-                        "metrics_port": metrics.port,
-                        "people_port": server.people_port,
-                    }
-                    process.write_ready_file(options.ready_file, ready)
-                await service.run()
-            finally:
-                server.set_serving(False)
-                await service.stop()
+            await service.run()
         finally:
-            watching.cancel()
-            timeline.stop()
-            if tensors is not None:
-                await tensors.stop(STANDARD_TIMEOUTS.grace)
-            await server.stop(STANDARD_TIMEOUTS.grace)
-            if metrics is not None:
-                metrics.stop()
+            server.set_serving(False)
+            await service.stop()
+    finally:
+        watching.cancel()
+        timeline.stop()
+        if tensors is not None:
+            await tensors.stop(STANDARD_TIMEOUTS.grace)
+        await server.stop(STANDARD_TIMEOUTS.grace)
+        if metrics is not None:
+            metrics.stop()
 
-    return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)
+
+def _announce(
+    role: str, options: DaemonOptions, *, port: int, tensor_port: int, metrics_port: int, people_port: int
+) -> None:
+    """Log the ports that the role serves on, and write the ready file."""
+    log.info(
+        "%s %s serves on port %d%s%s, metrics on port %d",
+        role,
+        options.name,
+        port,
+        f", people with tokens on port {people_port}" if people_port else "",
+        f", tensors on port {tensor_port}" if tensor_port else "",
+        metrics_port,
+    )
+    if options.ready_file:
+        ready = {
+            "role": role,
+            "name": options.name,
+            "pid": os.getpid(),
+            "port": port,
+            "tensor_port": tensor_port,
+            "metrics_port": metrics_port,
+            "people_port": people_port,
+        }
+        process.write_ready_file(options.ready_file, ready)
 
 
 async def _start_tensors(
