@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
 
 from mesh.fingerprint import find_idle_code
@@ -52,6 +53,9 @@ PACKAGES = ("aggregator", "cli", "mesh", "optimizer", "protos", "services", "tie
 
 INSTALLED = ("site-packages", "dist-packages")
 """Names of folders of installed packages; the versions of those that compute are facts of their own."""
+
+_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
+"""Suffixes of modules, in the order in which Python looks for them. Compiled modules count by their bytes."""
 
 MOST_OWN_FILES = 1000
 MOST_OWN_BYTES = 16 << 20
@@ -148,8 +152,11 @@ class _OwnFile:
 def _hash_own(module_name: str) -> list[tuple[str, str]]:
     """Return name and hash of a module, and of all that it imports from its own package or folder."""
     root = _find_folder(module_name)
-    if root is None:
-        return []
+    if root is None or _find_file(module_name, root) is None:
+        raise Refused(
+            f"transformer_config.model_type: {module_name}: its code is in no file of its own, as in an archive, so "
+            "workers can't compare it; install it as files"
+        )
     waiting, found, size_bytes = [module_name], dict[str, str](), 0
     while waiting:
         name = waiting.pop()
@@ -179,15 +186,20 @@ def _find_folder(module_name: str) -> Path | None:
     origin = getattr(sys.modules.get(module_name), "__file__", None)
     if not origin:
         return None
-    depth = module_name.count(".") + (Path(origin).name == "__init__.py")
+    depth = module_name.count(".") + _is_package(Path(origin))
     return Path(origin).resolve().parents[depth]
 
 
 def _find_file(name: str, root: Path) -> Path | None:
     """Return the file of a module below a folder; None if it is not there."""
     place = root.joinpath(*name.split("."))
-    candidates = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    stems = (place / "__init__", place)
+    candidates = (stem.with_name(f"{stem.name}{suffix}") for stem in stems for suffix in _SUFFIXES)
     return next((each for each in candidates if each.is_file()), None)
+
+
+def _is_package(file: Path) -> bool:
+    return file.name.partition(".")[0] == "__init__"
 
 
 def _is_own(file: Path, root: Path, name: str, module_name: str) -> bool:
@@ -201,7 +213,7 @@ def _is_own(file: Path, root: Path, name: str, module_name: str) -> bool:
 
 def _imports(name: str, file: Path, content: bytes) -> set[str]:
     """Return the modules that a file may import, packages around them included."""
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    package = name if _is_package(file) else name.rpartition(".")[0]
     found: set[str] = set()
     try:
         tree = ast.parse(content)

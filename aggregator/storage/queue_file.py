@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.core.succession import Deposed, LeaderSighting, raise_restored_epoch
 from aggregator.storage import reserve, schema
-from services.errors import Failed, Refused, TiermeshError, is_out_of_space
+from services.errors import Failed, NotYet, Refused, TiermeshError, is_out_of_space
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.hello import is_cluster
 from services.protocol.versions import LAST_EPOCH
@@ -31,7 +31,7 @@ JOURNAL_BYTES = 1 << 20
 """Size to which the journal is cut after a transaction that needed more."""
 
 
-class DiskFull(Failed):
+class DiskFull(NotYet):
     """Write for which the disk has no space left; nothing was written."""
 
 
@@ -383,6 +383,10 @@ class QueueFile:
         if "unable to open" in text:
             return Refused(
                 f"{where}: can't be opened; choose another --state-dir or make it writable for this user"
+            )
+        if "I/O error" in text:
+            return NotYet(
+                f"{where}: the disk fails ({text}); look for its errors in the system's log, and repair it"
             )
         if "full" in text:
             return DiskFull(f"{where}: the disk is full; free space, then try again")

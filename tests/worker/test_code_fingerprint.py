@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import py_compile
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -176,6 +179,45 @@ def test_modules_of_an_own_package_count(write: Callable[..., str]) -> None:
     model = "from . import parts\nfrom .parts import deep\n"
     first = write("own_package.model", own_package__model=model, own_package__parts="deep = 1\n")
     assert write("own_package.model", own_package__parts="deep = 2\n") != first
+
+
+@pytest.mark.parametrize("suffix", ["pyc", "so"])
+def test_compiled_modules_of_an_own_model_count_by_their_bytes(
+    write: Callable[..., str], tmp_path: Path, suffix: str
+) -> None:
+    place = tmp_path / ("own_layers.pyc" if suffix == "pyc" else f"own_layers{EXTENSION_SUFFIXES[0]}")
+    place.write_bytes(b"\0first")
+    first = write("own_model", own_model="def later():\n    import own_layers\n")
+    place.write_bytes(b"\0second")
+    assert write("own_model") != first
+
+
+def test_an_extension_counts_in_place_of_the_source_that_it_hides(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    source = write("own_model", own_model="def later():\n    import own_layers\n", own_layers="scale = 1\n")
+    (tmp_path / f"own_layers{EXTENSION_SUFFIXES[0]}").write_bytes(b"\0compiled")
+    assert write("own_model") != source
+
+
+def test_a_model_without_its_source_counts_by_its_bytecode(write: Callable[..., str], tmp_path: Path) -> None:
+    def compile_alone(text: str) -> str:
+        source = tmp_path / "source.txt"
+        source.write_text(text)
+        py_compile.compile(str(source), cfile=str(tmp_path / "own_model.pyc"))
+        return write("own_model")
+
+    assert compile_alone("scale = 1\n") != compile_alone("scale = 2\n")
+
+
+def test_a_model_in_an_archive_is_refused(
+    write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "models.zip", "w") as archive:
+        archive.writestr("own_model.py", "scale = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "models.zip"))
+    with pytest.raises(Refused, match="own_model: its code is in no file of its own"):
+        write("own_model")
 
 
 def test_installed_packages_beside_an_own_model_do_not_count(
