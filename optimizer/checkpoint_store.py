@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from optimizer.core.open_job import is_void
 from optimizer.number_file import NumberFile
+from optimizer.void_file import VoidFile
 from protos import cluster_pb2 as pb
 from services.checkpoints.format import (
     Checkpoint,
@@ -41,6 +42,7 @@ from services.tensors.layout import Layout
 FILE_PART_BYTES = 1 << 20
 """Largest piece of a checkpoint's file in one message."""
 _GENERATION_FILE = "generation"
+_VOID_FILE = "void.json"
 
 
 def epoch_file(path: Path) -> NumberFile:
@@ -112,13 +114,24 @@ class CheckpointStore:
     def read_newest(self, job: str, void: Collection[pb.Void] = ()) -> tuple[Checkpoint | None, list[str]]:
         """Read a job's newest checkpoint that is intact and not void.
 
+        What is void once stays void: it is stored, since a restored queue may not know of it.
+
         Returns:
             The checkpoint, or None if the job has none, and one line for each newer one that was passed over.
 
         Raises:
-            Refused: there are checkpoints, and all of them are damaged or void.
+            Refused: there are checkpoints, and all of them are damaged or void; or the file `void.json` is damaged.
         """
-        return find_newest(partial(_read_unless_void, void), self._folder(job))
+        folder, file = self._folder(job), VoidFile(self._folder(job) / _VOID_FILE)
+        problems = []
+        try:
+            with self._fence() if void else nullcontext():
+                void = file.add(void)
+        except (OSError, Failed) as error:
+            problems.append(f"{folder / _VOID_FILE}: not written: {error}")
+            void = [*void, *file.read()]
+        newest, notices = find_newest(partial(_read_unless_void, void), folder)
+        return newest, problems + notices
 
     def write(
         self,

@@ -13,6 +13,7 @@ import pytest
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.queue_check import check_queue
 from protos import jobs_pb2 as jobs
+from services.errors import ExitCode
 from services.instrumentation import failpoints
 from tests.support.cluster.bits import STEPS, Bits, bits
 from tests.support.cluster.fork_server import fork_server
@@ -123,7 +124,10 @@ def test_a_job_that_ended_after_the_backup_ends_again_without_a_step(
         refused = tiermesh(
             "queue", "restore", tmp_path / "backup", "--state-dir", tmp_path / "aggregator-state"
         )
-        assert refused.returncode == 1 and "a daemon uses it; stop the daemon first" in refused.stderr
+        assert (
+            refused.returncode == ExitCode.NOT_YET
+            and "a daemon uses it; stop the daemon first" in refused.stderr
+        )
         cluster.aggregator.terminate()
         restore(cluster, tmp_path / "backup")
         cluster.start_aggregator()

@@ -24,8 +24,8 @@ FOLDERS = "protos|services|mesh|training|worker|aggregator|optimizer|cli|configs
 
 OTHER_PROGRAMS_FLAGS = {"--pid"}
 MOST_WORDS = 1300
-LONG_PAGES = {"docs/configuration.md", "docs/contract.md", "benchmarks/README.md"}
-"""Reference tables, which are looked up rather than read."""
+LONG_PAGES = {"docs/configuration.md", "docs/contract.md", "benchmarks/README.md", "CHANGELOG.md"}
+"""Reference tables and lists, which are looked up rather than read."""
 PARTS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 """Suffixes of the series of a metric family."""
 

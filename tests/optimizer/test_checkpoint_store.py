@@ -81,7 +81,11 @@ def test_a_void_checkpoint_is_skipped_but_not_removed(tmp_path: Path) -> None:
         weights = np.full(3, step, np.float32)
         store.write("a", generation, step, config, layout, weights, {}, {"config.json": b"{}"})
 
+    remembered = tmp_path / "a" / "void.json"
+
     def newest(*void: tuple[int, int]) -> tuple[int, int]:
+        if void:
+            remembered.unlink(missing_ok=True)
         voids = [pb.Void(generation=each[0], step=each[1]) for each in void]
         checkpoint, notices = store.read_newest("a", voids)
         assert checkpoint is not None
@@ -90,4 +94,16 @@ def test_a_void_checkpoint_is_skipped_but_not_removed(tmp_path: Path) -> None:
     assert newest() == newest((1, 3)) == (6, 0), "step 6 is of a later generation than the void one"
     assert newest((2, 4), (1, 5)) == (4, 2)
     assert newest((2, 0)) == (0, 3)
+    assert newest() == (0, 3), "a restored queue does not know what is void"
+    assert remembered.read_text() == "[[2, 0]]"
+    remembered.write_text("[[2")
+    with pytest.raises(Refused, match=r"void\.json: damaged"):
+        newest()
+    assert newest((1, 4), (1, 5), (2, 5), (2, 6)) == (4, 2)
+    assert remembered.read_text() == "[[1, 4], [2, 5]]", "what another one contains is left out"
+    remembered.unlink()
+    closed = CheckpointStore(tmp_path, closed_fence)
+    checkpoint, notices = closed.read_newest("a", [pb.Void(generation=2, step=4)])
+    assert checkpoint is not None and checkpoint.step == 4
+    assert "void.json: not written" in notices[0]
     assert len(list((tmp_path / "a").glob("step-*"))) == 4
