@@ -30,6 +30,7 @@ from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
 from protos import shards_pb2 as shards
 from protos.tensors_pb2 import FLOAT32, INITIAL_WEIGHTS, Chunk, ChunkHeader
+from services.caps import Caps
 from services.checkpoints.hugging_face import CONFIG_FILE
 from services.config.load import load_job
 from services.protocol.checksums import encode_with_checksum
@@ -222,6 +223,7 @@ class ServedAggregator(ServedRole):
                 state_dir=self._state_dir,
                 optimizer=None,
                 security=Security(),
+                caps=Caps(),
                 metrics=AggregatorMetrics(),
                 queue=queue,
                 tensor_port=tensor_port,
