@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/files.proto\x12\x08tiermesh\"\'\n\x07\x46ileRef\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"2\n\x0eMissingRequest\x12 \n\x05\x66iles\x18\x01 \x03(\x0b\x32\x11.tiermesh.FileRef\"-\n\x0bMissingFile\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"6\n\x0cMissingReply\x12&\n\x07missing\x18\x01 \x03(\x0b\x32\x15.tiermesh.MissingFile\"Z\n\tFilePiece\x12\x1f\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x11.tiermesh.FileRef\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"1\n\x0fReadFileRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x32\xb1\x01\n\x05\x46iles\x12;\n\x07Missing\x12\x18.tiermesh.MissingRequest\x1a\x16.tiermesh.MissingReply\x12\x31\n\x05Write\x12\x13.tiermesh.FilePiece\x1a\x11.tiermesh.FileRef(\x01\x12\x38\n\x04Read\x12\x19.tiermesh.ReadFileRequest\x1a\x13.tiermesh.FilePiece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/files.proto\x12\x08tiermesh\"\'\n\x07\x46ileRef\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"Z\n\x0eMissingRequest\x12 \n\x05\x66iles\x18\x01 \x03(\x0b\x32\x11.tiermesh.FileRef\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"-\n\x0bMissingFile\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"^\n\x0cMissingReply\x12&\n\x07missing\x18\x01 \x03(\x0b\x32\x15.tiermesh.MissingFile\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"Z\n\tFilePiece\x12\x1f\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x11.tiermesh.FileRef\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"Y\n\x0fReadFileRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c2\xb1\x01\n\x05\x46iles\x12;\n\x07Missing\x12\x18.tiermesh.MissingRequest\x1a\x16.tiermesh.MissingReply\x12\x31\n\x05Write\x12\x13.tiermesh.FilePiece\x1a\x11.tiermesh.FileRef(\x01\x12\x38\n\x04Read\x12\x19.tiermesh.ReadFileRequest\x1a\x13.tiermesh.FilePiece0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FILEREF']._serialized_start=32
   _globals['_FILEREF']._serialized_end=71
   _globals['_MISSINGREQUEST']._serialized_start=73
-  _globals['_MISSINGREQUEST']._serialized_end=123
-  _globals['_MISSINGFILE']._serialized_start=125
-  _globals['_MISSINGFILE']._serialized_end=170
-  _globals['_MISSINGREPLY']._serialized_start=172
-  _globals['_MISSINGREPLY']._serialized_end=226
-  _globals['_FILEPIECE']._serialized_start=228
-  _globals['_FILEPIECE']._serialized_end=318
-  _globals['_READFILEREQUEST']._serialized_start=320
-  _globals['_READFILEREQUEST']._serialized_end=369
-  _globals['_FILES']._serialized_start=372
-  _globals['_FILES']._serialized_end=549
+  _globals['_MISSINGREQUEST']._serialized_end=163
+  _globals['_MISSINGFILE']._serialized_start=165
+  _globals['_MISSINGFILE']._serialized_end=210
+  _globals['_MISSINGREPLY']._serialized_start=212
+  _globals['_MISSINGREPLY']._serialized_end=306
+  _globals['_FILEPIECE']._serialized_start=308
+  _globals['_FILEPIECE']._serialized_end=398
+  _globals['_READFILEREQUEST']._serialized_start=400
+  _globals['_READFILEREQUEST']._serialized_end=489
+  _globals['_FILES']._serialized_start=492
+  _globals['_FILES']._serialized_end=669
 # @@protoc_insertion_point(module_scope)

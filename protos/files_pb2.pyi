@@ -15,10 +15,12 @@ class FileRef(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class MissingRequest(_message.Message):
-    __slots__ = ("files",)
+    __slots__ = ("files", "own_crc32c")
     FILES_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     files: _containers.RepeatedCompositeFieldContainer[FileRef]
-    def __init__(self, files: _Optional[_Iterable[_Union[FileRef, _Mapping]]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, files: _Optional[_Iterable[_Union[FileRef, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class MissingFile(_message.Message):
     __slots__ = ("sha256", "offset")
@@ -29,10 +31,12 @@ class MissingFile(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class MissingReply(_message.Message):
-    __slots__ = ("missing",)
+    __slots__ = ("missing", "own_crc32c")
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     missing: _containers.RepeatedCompositeFieldContainer[MissingFile]
-    def __init__(self, missing: _Optional[_Iterable[_Union[MissingFile, _Mapping]]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, missing: _Optional[_Iterable[_Union[MissingFile, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class FilePiece(_message.Message):
     __slots__ = ("file", "offset", "crc32c", "data")
@@ -47,9 +51,11 @@ class FilePiece(_message.Message):
     def __init__(self, file: _Optional[_Union[FileRef, _Mapping]] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ReadFileRequest(_message.Message):
-    __slots__ = ("sha256", "offset")
+    __slots__ = ("sha256", "offset", "own_crc32c")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     sha256: str
     offset: int
-    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import IO, Any, NoReturn, TypeAlias
+from typing import IO, Any, NoReturn, TypeAlias, TypeVar
 
 import google_crc32c
 import grpc
@@ -16,12 +16,14 @@ from services.errors import Failed, Refused, TiermeshError
 from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
 from services.files.store import FileStore
 from services.files.upload import Upload
+from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.transport.access.enforcement import Denied, check_permission, confirm_caller, current_caller
 
 log = logging.getLogger("tiermesh.files")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Request = TypeVar("Request", pb.MissingRequest, pb.ReadFileRequest)
 
 MAX_REFS = 128
 """Maximum number of files in one MissingRequest."""
@@ -63,15 +65,16 @@ class FilesServicer:
         return grpc.method_handlers_generic_handler(
             self.full_name,
             {
+                # Without deserializers: requests are checked against their checksums, and grpc.aio hides a message
+                # of a stream that can't be parsed.
                 "Missing": grpc.unary_unary_rpc_method_handler(
-                    self._missing, pb.MissingRequest.FromString, pb.MissingReply.SerializeToString
+                    self._missing, response_serializer=encode_with_checksum
                 ),
-                # Without a deserializer, since grpc.aio hides a message that can't be parsed.
                 "Write": grpc.stream_unary_rpc_method_handler(
                     self._write, response_serializer=pb.FileRef.SerializeToString
                 ),
                 "Read": grpc.unary_stream_rpc_method_handler(
-                    self._read, pb.ReadFileRequest.FromString, pb.FilePiece.SerializeToString
+                    self._read, response_serializer=pb.FilePiece.SerializeToString
                 ),
             },
         )
@@ -82,8 +85,9 @@ class FilesServicer:
         except Denied as denied:
             await context.abort(denied.code, str(denied))
 
-    async def _missing(self, request: pb.MissingRequest, context: Context) -> pb.MissingReply:
+    async def _missing(self, content: bytes, context: Context) -> pb.MissingReply:
         await self._check_caller(context)
+        request = await _parse(pb.MissingRequest, content, context)
         if len(request.files) > MAX_REFS:
             text = f"Missing: {len(request.files)} files, expected at most {MAX_REFS}; ask in several calls"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
@@ -113,8 +117,8 @@ class FilesServicer:
                 piece: pb.FilePiece | None = first
                 while piece is not None:
                     if piece.offset != upload.size:
-                        raise Refused(
-                            f"Write: a piece at byte {piece.offset}, expected {upload.size}; send all pieces in order"
+                        raise FileDamaged(  # repeated or lost on the way
+                            f"Write: a piece at byte {piece.offset}, expected {upload.size}; continue the upload there"
                         )
                     await asyncio.to_thread(upload.write, piece.data)
                     piece = await self._next_piece(context)
@@ -155,8 +159,9 @@ class FilesServicer:
         check_piece(piece)
         return piece
 
-    async def _read(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.FilePiece]:
+    async def _read(self, content: bytes, context: Context) -> AsyncIterator[pb.FilePiece]:
         await self._check_caller(context)
+        request = await _parse(pb.ReadFileRequest, content, context)
         try:
             async with self._transfers:
                 await self._send(request, context)
@@ -219,6 +224,17 @@ def check_piece(piece: pb.FilePiece) -> None:
             f"a piece of {len(piece.data)} bytes at byte {piece.offset}: crc32c {found:#010x}, expected "
             f"{piece.crc32c:#010x}; send it again"
         )
+
+
+async def _parse(kind: type[Request], content: bytes, context: Context) -> Request:
+    """Return a request; abort the call with DATA_LOSS, so that it is repeated, if the request was damaged."""
+    try:
+        request, _ = decode_with_checksum(kind, content)
+    except ChecksumMismatch as damaged:
+        text = f"{kind.DESCRIPTOR.name}: {len(content)} bytes were damaged: {damaged}; send it again"
+        await context.abort(grpc.StatusCode.DATA_LOSS, text)
+        raise AssertionError("abort raises") from None
+    return request
 
 
 async def _abort(context: Context, error: TiermeshError) -> NoReturn:

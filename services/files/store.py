@@ -120,14 +120,11 @@ class FileStore:
         if self._text(ref.sha256) is not None:
             return None
         path = self._path(ref.sha256)
-        with self._lock:
-            try:
-                if path.stat().st_size == ref.size:
-                    os.utime(path)
-                    return None
-                path.unlink()  # damaged: a complete file has its size
-            except FileNotFoundError:
-                pass
+        with self._lock, suppress(FileNotFoundError):
+            if path.stat().st_size == ref.size:
+                os.utime(path)
+                return None
+            # Either the disk has damaged the file, which an upload replaces, or the reference is wrong.
         try:
             return min(self._partial(ref.sha256).stat().st_size, ref.size)
         except FileNotFoundError:
@@ -168,18 +165,22 @@ class FileStore:
 
         Raises:
             FileMissing: there is no such file.
-            Refused: it is larger.
+            Refused: it is larger, or of another size than its reference says.
             FileDamaged: the disk has damaged it.
         """
         self._check(ref, max_bytes)
-        file, _ = self.open(ref.sha256)
+        file, size = self.open(ref.sha256)
         if isinstance(file, bytes):
             return file
         with file:
-            content = file.read(ref.size + 1)
-        if make_ref(content) != ref:
+            content = file.read() if size <= max_bytes else b""
+        if size <= max_bytes and make_ref(content).sha256 != ref.sha256:
             self._path(ref.sha256).unlink(missing_ok=True)
             raise FileDamaged(f"file {ref.sha256[:12]}: damaged on the disk, and removed; upload it again")
+        if size != ref.size:
+            raise Refused(
+                f"file {ref.sha256[:12]}: {size} bytes, its reference says {ref.size}; correct the reference"
+            )
         return content
 
     def _text(self, sha256: str) -> bytes | None:

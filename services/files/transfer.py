@@ -15,6 +15,7 @@ from protos import files_pb2 as pb
 from services.errors import Failed, Refused
 from services.files.errors import FileDamaged, FileMissing
 from services.files.service import IDLE_SECONDS, MAX_REFS, check_piece, read_pieces
+from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.file_refs import check_ref
 from services.transport.backoff import Backoff
 from services.transport.links import write_to_call
@@ -94,6 +95,8 @@ async def upload(
             for first in range(0, len(wanted), MAX_REFS):
                 await _upload_missing(channel, source, wanted[first : first + MAX_REFS], metadata)
             return
+        except FileDamaged as damaged:
+            await retries.wait(grpc.StatusCode.DATA_LOSS, str(damaged))
         except grpc.aio.AioRpcError as error:
             await retries.wait(error.code(), error.details() or error.code().name.lower())
         except asyncio.TimeoutError:
@@ -104,12 +107,12 @@ async def _upload_missing(
     channel: grpc.aio.Channel, source: FileSource, refs: list[pb.FileRef], metadata: Metadata
 ) -> None:
     by_sha256 = {ref.sha256: ref for ref in refs}
-    ask = channel.unary_unary(
-        "/tiermesh.Files/Missing",
-        request_serializer=pb.MissingRequest.SerializeToString,
-        response_deserializer=pb.MissingReply.FromString,
-    )
-    reply = await ask(pb.MissingRequest(files=refs), timeout=IDLE_SECONDS, metadata=metadata)
+    ask = channel.unary_unary("/tiermesh.Files/Missing", request_serializer=encode_with_checksum)
+    answer = await ask(pb.MissingRequest(files=refs), timeout=IDLE_SECONDS, metadata=metadata)
+    try:
+        reply, _ = decode_with_checksum(pb.MissingReply, answer)
+    except ChecksumMismatch as damaged:
+        raise FileDamaged(f"MissingReply: {len(answer)} bytes were damaged: {damaged}") from None
     for missing in reply.missing:
         ref = by_sha256.get(missing.sha256)
         if ref is not None:
@@ -122,15 +125,15 @@ async def _upload_one(
     file, _ = await asyncio.to_thread(source.open, ref.sha256)
     try:
         call = channel.stream_unary(
-            "/tiermesh.Files/Write",
-            request_serializer=pb.FilePiece.SerializeToString,
-            response_deserializer=pb.FileRef.FromString,
+            "/tiermesh.Files/Write", request_serializer=pb.FilePiece.SerializeToString
         )(metadata=metadata)
         try:
             async for piece in read_pieces(file, ref, offset):
                 await asyncio.wait_for(write_to_call(call, piece), IDLE_SECONDS)
             await call.done_writing()
-            await asyncio.wait_for(call, IDLE_SECONDS)
+            answer = await asyncio.wait_for(call, IDLE_SECONDS)
+            if answer != ref.SerializeToString():
+                raise FileDamaged(f"file {ref.sha256[:12]}: the answer to Write is not its reference")
         finally:
             call.cancel()
     finally:
@@ -181,9 +184,9 @@ async def _read_on(channel: grpc.aio.Channel, ref: pb.FileRef, content: bytearra
     Raises:
         FileDamaged: a piece was damaged, or is not the next one.
     """
-    call = channel.unary_stream(
-        "/tiermesh.Files/Read", request_serializer=pb.ReadFileRequest.SerializeToString
-    )(pb.ReadFileRequest(sha256=ref.sha256, offset=len(content)))
+    call = channel.unary_stream("/tiermesh.Files/Read", request_serializer=encode_with_checksum)(
+        pb.ReadFileRequest(sha256=ref.sha256, offset=len(content))
+    )
     try:
         while True:
             received: Any = await asyncio.wait_for(call.read(), IDLE_SECONDS)

@@ -48,6 +48,22 @@ def test_a_file_damaged_on_the_disk_is_missing(tmp_path: Path) -> None:
     assert store.offset(ref) == 0, "a file of another size is not complete"
 
 
+@pytest.mark.parametrize("size", [0, 3, 6, MOST + 1])
+def test_a_wrong_size_in_a_reference_harms_no_file(tmp_path: Path, size: int) -> None:
+    store, ref = FileStore(tmp_path), make_ref(b"right")
+    store.put(b"right")
+    wrong = FileRef(sha256=ref.sha256, size=size)
+    assert store.offset(wrong) == 0
+    with pytest.raises(Refused, match="expected at most|its reference says"):
+        store.read(wrong, MOST)
+    with pytest.raises(Refused, match="its reference says"):
+        store.read(FileRef(sha256=ref.sha256, size=1), 4)
+    with store.begin(wrong, 0) as writing, pytest.raises((FileDamaged, Refused)):
+        writing.write(b"right")
+        writing.finish()
+    assert store.read(ref, MOST) == b"right"
+
+
 def test_unused_files_give_way_and_kept_ones_do_not(tmp_path: Path) -> None:
     store = FileStore(tmp_path, max_store_bytes=10)
     for number, content in enumerate((b"1234", b"5678")):

@@ -132,7 +132,7 @@ def test_a_full_store_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFix
         ([pb.FilePiece(file=make_ref(b"abc"), data=b"abc", crc32c=1)], grpc.StatusCode.DATA_LOSS),
         ([pb.FilePiece(file=pb.FileRef(sha256="../../x", size=3))], grpc.StatusCode.INVALID_ARGUMENT),
         ([pb.FilePiece(file=make_ref(b"abc"), offset=2)], grpc.StatusCode.ABORTED),
-        ([pb.FilePiece(file=make_ref(b"abc")), pb.FilePiece(offset=1)], grpc.StatusCode.INVALID_ARGUMENT),
+        ([pb.FilePiece(file=make_ref(b"abc")), pb.FilePiece(offset=1)], grpc.StatusCode.DATA_LOSS),
         ([pb.FilePiece(file=make_ref(b"abc"))], grpc.StatusCode.DATA_LOSS),
         ([pb.FilePiece(file=pb.FileRef(sha256="0" * 64, size=1 << 50))], grpc.StatusCode.INVALID_ARGUMENT),
         ([pb.FilePiece(data=bytes(MAX_PIECE_BYTES + 1))], grpc.StatusCode.INVALID_ARGUMENT),

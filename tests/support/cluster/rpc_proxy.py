@@ -42,7 +42,8 @@ class Fault:
     Attributes:
         method: path `/package.Service/Method`.
         direction: up (messages of the caller) or down (answers).
-        kind: before, midway, after, cancelled, slow, duplicated, reordered, truncated or bit-flipped.
+        kind: before, midway, after, cancelled, slow, stalled, duplicated, reordered, truncated or bit-flipped.
+            What is stalled waits until its caller ends the call.
         passing: number of messages that pass before the fault.
         least_bytes: minimum size of messages that count; smaller ones pass.
     """
@@ -91,6 +92,14 @@ class RpcProxy:
     def close(self) -> None:
         """Break all calls."""
         self._do(self._stop())
+
+    def aim(self, target: ProxyTarget) -> None:
+        """Forward later calls to another process."""
+        self._do(self._aim(target.address))
+
+    async def _aim(self, address: str) -> None:
+        former, self._channel = self._channel, grpc.aio.insecure_channel(address, options=OPTIONS)
+        await former.close()
 
     def strike(self, fault: Fault) -> None:
         """Inject this fault. `struck` is set once it has happened."""
@@ -177,6 +186,8 @@ class RpcProxy:
                         return
                     await write(message)
                 continue
+            if kind == "stalled":
+                await asyncio.Event().wait()
             if kind == "slow":
                 await asyncio.sleep(SLOW_SECONDS)
             elif kind == "truncated":
