@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import random
+import signal
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
+from services.errors import Failed
+from tests.cluster.test_failpoints import ALL, kills_of, roles_of, run_undisturbed, spec, table
 from tests.support.cluster.bits import STEPS, Bits, bits
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
 from tests.support.small_disk import SmallDisk, small_disk
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
+CALL_SECONDS = 3.0
+"""Longest wait for an answer, which may never come from a process that was killed."""
+ROLES = ("optimizer", "aggregator", "worker")
 
 
 @contextmanager
@@ -96,36 +103,79 @@ def test_a_job_whose_turn_comes_says_that_it_waits_for_space(
 class Storm:
     """Submits, cancels, kills and a disk that fills and empties, in random order; remembers what was acknowledged.
 
+    Most processes are armed with a failpoint, at which they kill themselves; others are killed at random times.
+
     Args:
-        cluster: The cluster.
-        disks: Its disks.
+        folder: The cluster's folder.
         spec: The job that is submitted.
         seed: Seed of the order.
     """
 
-    def __init__(self, cluster: Cluster, disks: list[SmallDisk], spec: str, seed: int) -> None:
-        self._cluster = cluster
-        self._disks = disks
+    def __init__(self, folder: Path, spec: str, seed: int) -> None:
+        self._log = folder / "failpoints.log"
         self._spec = spec
         self._random = random.Random(seed)
+        self._cluster: Cluster
+        self._disks: list[SmallDisk]
         self.jobs: dict[str, str] = {}
         self.cancelled: set[str] = set()
         self.tried: set[str] = set()  # jobs of which a cancel was asked, whatever the answer
         self.refused = 0
-        self.kills = 0
+        self.timed = 0
+        self._arms = False
 
-    def run(self, kills: int) -> None:
-        """Go on until so many daemons were killed, and leave the disks empty."""
+    @property
+    def kills(self) -> int:
+        """Number of processes that were killed."""
+        return self.timed + (kills_of(self._log).total() if self._log.exists() else 0)
+
+    def arm(self, role: str) -> str:
+        """Return the failpoint of a process that is about to start; empty for none."""
+        if not self._arms or self._random.random() < 0.3:
+            return ""
+        name = self._random.choice([each for each in ALL if role in roles_of(each)])
+        return f"{name}=kill@{1 if 'epoch' in name else self._random.choice((1, 1, 2, 4))}"
+
+    def run(self, cluster: Cluster, disks: list[SmallDisk], kills: int) -> None:
+        """Go on until so many processes were killed; leave the disks empty and the last processes unarmed."""
+        self._cluster, self._disks, self._arms = cluster, disks, True
+        actions = (*[self._submit] * 4, *[self._cancel] * 2, *[self._fill, self._empty] * 2, self._kill)
         while self.kills < kills:
-            self._random.choice(
-                (self._submit, self._submit, self._cancel, self._kill, self._fill, self._empty)
-            )()
+            self._random.choice(actions)()
+            self._revive()
+        self._arms = False
         self._empty()
+        for role in ROLES:
+            self._cluster.serving(role).kill()
+        self._revive()
+
+    def _revive(self) -> None:
+        """Start those processes again that have died, until each lives long enough to serve."""
+        for role in ROLES:
+            daemon = self._cluster.serving(role)
+            while (code := daemon.process.poll()) is not None:
+                assert code == -signal.SIGKILL, daemon.log_text()[-2000:]
+                with suppress(Failed):  # it died at a failpoint during its start
+                    self._start(role)
+                daemon = self._cluster.daemons[-1]
+
+    def _start(self, role: str) -> None:
+        if role == "worker":
+            self._cluster.workers.clear()
+            self._cluster.start_worker(name="worker-1", wait=False)
+        elif role == "aggregator":
+            self._cluster.start_aggregator()
+        else:
+            self._cluster.start_optimizer()
 
     def _submit(self) -> None:
         """Submit a job, and repeat the request until it is acknowledged or refused."""
-        request = jobs.SubmitRequest(spec_json=self._spec, request_id=uuid.uuid4().hex)
-        acknowledged = self._call(lambda: self._cluster.stub.Submit(request, timeout=10, wait_for_ready=True))
+        request_id = uuid.uuid4().hex
+        own = {**json.loads(self._spec), "name": request_id}  # no role has the file of this spec yet
+        request = jobs.SubmitRequest(spec_json=json.dumps(own), request_id=request_id)
+        acknowledged = self._call(
+            lambda: self._cluster.stub.Submit(request, timeout=CALL_SECONDS, wait_for_ready=True)
+        )
         if acknowledged is None:
             self.refused += 1
         else:
@@ -138,7 +188,7 @@ class Storm:
             request = jobs.JobRequest(job=job)
             self.tried.add(job)
             cancelled = self._call(
-                lambda: self._cluster.stub.Cancel(request, timeout=10, wait_for_ready=True)
+                lambda: self._cluster.stub.Cancel(request, timeout=CALL_SECONDS, wait_for_ready=True)
             )
             if cancelled is not None:
                 assert cancelled.state == jobs.CANCELLED
@@ -153,16 +203,12 @@ class Storm:
                 if error.code() in (FULL, grpc.StatusCode.FAILED_PRECONDITION):
                     return None
                 assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), error
+                self._revive()
         raise AssertionError("no answer to 100 calls")
 
     def _kill(self) -> None:
-        self.kills += 1
-        role = self._random.choice(("aggregator", "optimizer"))
-        self._cluster.serving(role).kill()
-        if role == "aggregator":
-            self._cluster.start_aggregator()
-        else:
-            self._cluster.start_optimizer()
+        self.timed += 1
+        self._cluster.serving(self._random.choice(ROLES)).kill()
 
     def _fill(self) -> None:
         for disk in self._disks:
@@ -174,23 +220,21 @@ class Storm:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.slow)])
-def test_every_acknowledged_job_and_cancel_holds(
-    tmp_path: Path, short_spec: str, corpus: Path, kills: int
-) -> None:
-    with Cluster(tmp_path / "calm", workers=1) as calm:
-        expected = bits(calm.finish(calm.submit(short_spec)))
+def test_every_acknowledged_job_and_cancel_holds(tmp_path: Path, kills: int) -> None:
+    job_spec = spec(tmp_path, 6)
+    expected = run_undisturbed(tmp_path / "calm", job_spec)
     folder = tmp_path / "storm"
+    storm = Storm(folder, job_spec, seed=kills)
+    options = ("--no-shared-memory",)  # which would bypass the streams
     with (
         small_disks(folder, 3, "32m" if kills < 10 else "256m") as disks,
-        Cluster(folder, tiers=3, workers=1, heartbeat_seconds=1.0) as cluster,
+        Cluster(folder, tiers=3, heartbeat_seconds=1.0, options=options, failpoints=storm.arm) as cluster,
     ):
-        storm = Storm(cluster, disks, short_spec, seed=kills)
-        storm.run(kills)
+        cluster.start_worker(wait=False)
+        storm.run(cluster, disks, kills)
 
         def all_ended() -> bool:
-            listed = {
-                each.id: each for each in cluster.stub.List(jobs.ListRequest(), timeout=LIMIT_SECONDS).jobs
-            }
+            listed = {each.id: each for each in list_jobs(cluster)}
             assert set(storm.jobs) == set(listed), "every acknowledged job, and no other"
             return all(each.state in ENDED for each in listed.values())
 
@@ -201,6 +245,20 @@ def test_every_acknowledged_job_and_cancel_holds(
                 assert ended.state == jobs.CANCELLED, ended
             elif job not in storm.tried or ended.state != jobs.CANCELLED:
                 assert bits(ended) == expected, ended
+        found = kills_of(folder / "failpoints.log")
         print(
-            f"{kills} kills: {len(storm.jobs)} jobs, {len(storm.cancelled)} cancelled, {storm.refused} refused"
+            f"\n{kills} kills: {len(storm.jobs)} jobs, {len(storm.cancelled)} cancelled, {storm.refused} refused\n"
+            f"{table(folder / 'failpoints.log', storm.timed)}"
         )
+        assert kills < 100 or len(found) > len(ALL) // 2, "most failpoints killed"
+
+
+def list_jobs(cluster: Cluster) -> list[jobs.Job]:
+    """Return all jobs, page by page."""
+    request, found = jobs.ListRequest(), []
+    while True:
+        page = cluster.stub.List(request, timeout=LIMIT_SECONDS)
+        found += page.jobs
+        if not page.next_page_token:
+            return found
+        request.page_token = page.next_page_token
