@@ -21,6 +21,7 @@ from services.caps import Cap, CapReached
 from services.config.job import JobConfig, SpecTooLarge
 from services.errors import Failed, Refused
 from services.files.service import IDLE_SECONDS
+from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.transport.access.enforcement import Denied, caller_address, check_permission, current_caller
 from services.transport.access.permissions import CANCEL_OTHERS_JOB
 from services.transport.request_handlers import service_handler
@@ -28,6 +29,8 @@ from services.transport.request_handlers import service_handler
 log = logging.getLogger("tiermesh.aggregator")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+"""Statuses of failures, whose reasons may list several causes."""
 ENDED_STATES = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
 
 
@@ -219,5 +222,5 @@ async def _abort_failed(context: Context, failed: Failed) -> NoReturn:
 
 
 async def _abort(context: Context, code: grpc.StatusCode, text: str) -> NoReturn:
-    await context.abort(code, text)
+    await context.abort(code, printable(text, FAILURE_CHARACTERS if code in _FAILURES else LINE_CHARACTERS))
     raise AssertionError("abort raises")

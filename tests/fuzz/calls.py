@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS
 from services.protocol.bounds import MESSAGE_LIMIT_BYTES
 from services.transport.access.enforcement import AccessControl, AccessInterceptor
+from services.transport.ports.forwarded_port import CallerConnections
 from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security
 
@@ -24,7 +25,15 @@ PATIENCE_SECONDS = 0.05
 """How long a caller waits for the next answer of a call that may have no end, such as Watch."""
 MOST_ANSWERS = 5000
 
-REFUSED = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND})
+REFUSED = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
 """Statuses of input that is refused in a line of at most 300 characters; a failure may list several causes."""
 _CRASHED = frozenset({grpc.StatusCode.OK, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 
@@ -121,7 +130,7 @@ class Port:
 
     def __init__(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._handlers = [RequestParsingHandler(each) for each in handlers]
-        self._access = AccessInterceptor(AccessControl(Security()))
+        self._access = AccessInterceptor(AccessControl(Security()), CallerConnections())
 
     async def _find(self, details: Any) -> Any:
         return next(filter(None, (each.service(details) for each in self._handlers)), None)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from services.errors import Refusal, Refused
+from services.printable import printable
 from services.tensors.chunk_messages import Message, TensorChunk
 from services.transport.access.enforcement import confirm_caller
 from services.transport.data.newest_weights import NewestWeights
@@ -18,10 +19,17 @@ from services.transport.mailbox import Mailbox
 
 log = logging.getLogger("tiermesh")
 
+_MAX_INCARNATION_CHARACTERS = 100
+
 
 def read_incarnation(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Return the incarnation that a data stream names in its metadata; empty if it names none."""
-    return str(dict(context.invocation_metadata() or ()).get(INCARNATION_KEY, ""))
+    """Return the incarnation that a data stream names in its metadata; empty if it names none.
+
+    A longer one than a process has is cut: it belongs to nobody, but errors quote it.
+    """
+    return printable(
+        str(dict(context.invocation_metadata() or ()).get(INCARNATION_KEY, "")), _MAX_INCARNATION_CHARACTERS
+    )
 
 
 class ExchangeServer:
