@@ -67,6 +67,7 @@ class RpcProxy:
     """Proxy for `target`, with the interface of a `Relay`."""
 
     _loop: asyncio.AbstractEventLoop | None = None  # one for all proxies, as grpc.aio needs
+    _channel: Any
 
     def __init__(self, target: ProxyTarget) -> None:
         self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
@@ -98,7 +99,8 @@ class RpcProxy:
         self._do(self._aim(target.address))
 
     async def _aim(self, address: str) -> None:
-        former, self._channel = self._channel, grpc.aio.insecure_channel(address, options=OPTIONS)
+        former = self._channel
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         await former.close()
 
     def strike(self, fault: Fault) -> None:
