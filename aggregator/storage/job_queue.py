@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aggregator.core.setting_aside import note_crash
-from aggregator.storage import reserve
+from aggregator.storage import removals, reserve
 from aggregator.storage.job_ids import draw_job_id
 from aggregator.storage.queue_file import DiskFull, QueueFile
 from aggregator.storage.schema import LIVE_STATES, request_digest, room_of
@@ -202,10 +202,50 @@ class JobQueue(QueueFile):
                 "or cancel some with `tiermesh cancel`",
             )
 
+    def begin_removal(self, job: str) -> bool:
+        """Take an ended job out of the queue, and note that its files must go; on disk when this returns.
+
+        Returns:
+            Whether there was such a job, and it had ended.
+
+        Raises:
+            Deposed: A newer aggregator has taken over.
+            DiskFull: Neither disk nor reserve have space.
+            Failed: The file can't be written.
+        """
+        while True:
+            try:
+                with self.fenced():
+                    return removals.begin(self._connection, job)
+            except DiskFull:
+                if not self._release_reserve():
+                    raise
+
+    def begun_removals(self, after: int, limit: int) -> list[tuple[int, str]]:
+        """Return places and ids of some jobs whose files must go, from the one after a place on.
+
+        Raises:
+            Failed: The file can't be read.
+        """
+        with self._lock, self._explain_errors():
+            return removals.list_begun(self._connection, after, limit)
+
+    def finish_removal(self, job: str) -> None:
+        """Note that a removed job has no files left.
+
+        Raises:
+            Deposed: A newer aggregator has taken over.
+            Failed: The file can't be written.
+        """
+        with self.fenced():
+            removals.finish(self._connection, job)
+
     def _insert(self, job: jobs_pb2.Job, request_id: str, digest: str) -> int:
         """Insert a job's row under a new id within a transaction; return its place."""
         for _ in range(_ID_DRAWS):
             job.id = draw_job_id(job.submitted_seconds)
+            if removals.is_begun(self._connection, job.id):
+                continue  # else its files would go with those of the job that had this id
             record = job.SerializeToString()
             added = self._connection.execute(
                 "INSERT INTO jobs (id, owner, request_id, request_sha256, live, job, fingerprint_json, room)"

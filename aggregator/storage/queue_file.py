@@ -319,7 +319,7 @@ class QueueFile:
                     "program: choose another --state-dir"
                 )
             else:
-                schema.add_succession_tables(self._connection)
+                schema.add_later_tables(self._connection)
         damage = execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise sqlite3.DatabaseError(damage)

@@ -54,16 +54,19 @@ CREATE TABLE IF NOT EXISTS leader (
 );
 CREATE TABLE IF NOT EXISTS standbys (name TEXT PRIMARY KEY, looks INTEGER NOT NULL)
 """
+_REMOVALS = """
+CREATE TABLE IF NOT EXISTS removals (place INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)
+"""
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
     """Create the tables of an empty file, within the caller's transaction."""
-    _execute(connection, _CLUSTER, _JOBS, _SUCCESSION, f"PRAGMA user_version = {FORMAT}")
+    _execute(connection, _CLUSTER, _JOBS, _SUCCESSION, _REMOVALS, f"PRAGMA user_version = {FORMAT}")
 
 
-def add_succession_tables(connection: sqlite3.Connection) -> None:
-    """Add the tables of leader and standbys to a file from before there were standbys."""
-    _execute(connection, _SUCCESSION)
+def add_later_tables(connection: sqlite3.Connection) -> None:
+    """Add tables that older versions did without: of leader and standbys, and of jobs that are being removed."""
+    _execute(connection, _SUCCESSION, _REMOVALS)
 
 
 def migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:

@@ -93,7 +93,7 @@ def test_a_record_that_outgrows_its_row_takes_from_the_reserve_which_is_filled_a
 
 
 ACTIONS = st.lists(
-    st.sampled_from(["add", "start", "grow", "end", "fill", "empty", "restart", "look"]),
+    st.sampled_from(["add", "start", "grow", "end", "remove", "fill", "empty", "restart", "look"]),
     min_size=5,
     max_size=60,
 )
@@ -109,6 +109,7 @@ def test_whatever_happens_the_queue_is_what_was_acknowledged(disk: SmallDisk, ac
     queue = JobQueue(path)
     queue.raise_epoch("a")
     model: dict[str, Job] = {}
+    removed: list[str] = []
     try:
         for number, action in enumerate(actions):
             live = [job for job in model.values() if job.state in (QUEUED, RUNNING)]
@@ -124,6 +125,10 @@ def test_whatever_happens_the_queue_is_what_was_acknowledged(disk: SmallDisk, ac
                 job.step += 1
                 job.detail = "d" * (300 if action == "grow" else 0)
                 queue.save(job, {"backend": "emulator"})
+            elif action == "remove" and len(live) < len(model):
+                ended = next(job for job in model.values() if job not in live)
+                assert queue.begin_removal(ended.id), "a full disk does not stop what makes space"
+                removed.append(model.pop(ended.id).id)
             elif action == "fill":
                 disk.fill()
             elif action == "empty":
@@ -135,5 +140,6 @@ def test_whatever_happens_the_queue_is_what_was_acknowledged(disk: SmallDisk, ac
             elif action == "look":
                 queue.look("standby")
             assert queue.page(None, 1000).jobs == list(model.values())
+            assert [job for _, job in queue.begun_removals(0, 1000)] == removed
     finally:
         queue.close()
