@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from aggregator.core.retention import Limits, Part
 from services.caps import Caps
 from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
@@ -38,6 +39,8 @@ class AggregatorOptions(DaemonOptions):
         shard: Whether this process is a shard itself, which takes its orders from an aggregator.
         standby: Whether it leads only while no other aggregator on the same state folder does.
         caps: The caps on what people can take.
+
+        retention: Limits on what ended jobs leave, by what goes; none keep everything.
     """
 
     state_dir: Path = field(kw_only=True)
@@ -49,6 +52,8 @@ class AggregatorOptions(DaemonOptions):
     shard: bool = field(default=False, kw_only=True)
     standby: bool = field(default=False, kw_only=True)
     caps: Caps = field(default=Caps(), kw_only=True)
+
+    retention: Mapping[Part, Limits] = field(default_factory=dict, kw_only=True)
 
 
 def run(options: AggregatorOptions) -> int:
@@ -90,6 +95,7 @@ def run(options: AggregatorOptions) -> int:
                 queue=queue,
                 tensor_port=tensor_port,
                 caps=options.caps,
+                retention=options.retention,
             )
 
         service_class = StandbyService if options.standby else LeaderService
@@ -110,6 +116,10 @@ def _check_roles(options: AggregatorOptions) -> None:
     if options.shard and options.standby:
         raise Refused(
             "--shard and --standby: given together, but only an aggregator can be a standby; remove one of the two"
+        )
+    if options.shard and options.retention:
+        raise Refused(
+            "--shard and --retain: given together, but a shard has no jobs; give --retain to the aggregator"
         )
     if options.optimizer is not None:
         if options.shards:

@@ -39,6 +39,7 @@ class EffectRunner:
         metrics: The aggregator's metrics.
         tensor_port: The port of data streams; 0 for none.
         feed: Gives the core an input.
+        on_job_ended: Called when a job's end is on disk.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EffectRunner:
         metrics: AggregatorMetrics,
         tensor_port: int,
         feed: Callable[[ev.MessageRefused], None],
+        on_job_ended: Callable[[], None],
     ) -> None:
         self._jobs = jobs
         self._queue = queue
@@ -65,6 +67,7 @@ class EffectRunner:
         self._metrics = metrics
         self._tensor_port = tensor_port
         self._feed = feed
+        self._on_job_ended = on_job_ended
         self._loop = asyncio.get_running_loop()
 
     def carry_out(self, effect: ev.Effect, clock: Clock) -> None:
@@ -107,6 +110,7 @@ class EffectRunner:
                 self._queue.save(effect.job, effect.fingerprint)
                 if effect.job.state in ENDED_STATES:
                     self._loop.run_in_executor(None, self._files.release, effect.job.id)
+                    self._on_job_ended()
             case ev.CloseWorker():
                 session = self._sessions.get(effect.session)
                 if session is not None:

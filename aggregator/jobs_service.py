@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
 import grpc
 
+from aggregator.core.retention import Limits, Part
 from aggregator.downloads import Downloads
 from aggregator.job_register import JobRegister
+from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
 from aggregator.storage.journal import Journal
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2 as jobs
@@ -23,7 +26,7 @@ from services.errors import Failed, Refused
 from services.files.service import IDLE_SECONDS
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.transport.access.enforcement import Denied, caller_address, check_permission, current_caller
-from services.transport.access.permissions import CANCEL_OTHERS_JOB
+from services.transport.access.permissions import CANCEL_OTHERS_JOB, PRUNE_OTHERS_JOB
 from services.transport.request_handlers import service_handler
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -32,6 +35,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """Statuses of failures, whose reasons may list several causes."""
 ENDED_STATES = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
+_PARTS: Mapping[jobs.PrunePart, Part] = {
+    jobs.WHOLE_JOB: Part.JOBS,
+    jobs.CHECKPOINTS: Part.CHECKPOINTS,
+    jobs.LOG: Part.LOGS,
+}
 
 
 class JobsBackend(Protocol):
@@ -44,6 +52,10 @@ class JobsBackend(Protocol):
     @property
     def journal(self) -> Journal:
         """The logs and live events of all jobs."""
+
+    @property
+    def pruner(self) -> Pruner:
+        """Removes what ended jobs have left."""
 
     def status(self) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
@@ -80,6 +92,7 @@ class JobsServicer:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             config = JobConfig.from_json(request.spec_json)
+            self._backend.pruner.check_start(request.spec_json)
             job = self._backend.register.submit(
                 config, name=request.name, request_id=request.request_id, owner=current_caller().person
             )
@@ -116,8 +129,7 @@ class JobsServicer:
         """Cancel a queued or running job; once this answers, it does not run again."""
         owner = (await self._job(request.job, context)).owner
         try:
-            if owner and owner != current_caller().person:
-                check_permission(CANCEL_OTHERS_JOB, current_caller())
+            _check_owner(owner, CANCEL_OTHERS_JOB)
             job = self._backend.register.cancel(request.job)
         except Denied as denied:
             await _abort(context, denied.code, str(denied))
@@ -184,6 +196,62 @@ class JobsServicer:
         """Return the cluster's current status."""
         return self._backend.status()
 
+    async def Prune(self, request: jobs.PruneRequest, context: Context) -> AsyncIterator[jobs.PrunedJob]:
+        """Remove ended jobs or a part of them; tell each one that goes, or that should and was kept."""
+        try:
+            part, limits = _read_limits(request)
+            ids = await self._select(request, part, limits, context)
+            at_once = BATCH_JOBS if request.dry_run else 1  # so that each job is told as soon as it is gone
+            for start in range(0, len(ids), at_once):
+                pruned = await self._backend.pruner.prune(
+                    ids[start : start + at_once],
+                    part,
+                    by=current_caller().person or "request",
+                    dry_run=request.dry_run,
+                )
+                for each in pruned:
+                    if not request.dry_run and not each.kept:
+                        text = "job %s: %s pruned by %s at %s"
+                        log.info(
+                            text,
+                            each.job.id,
+                            part.value,
+                            current_caller(),
+                            caller_address(context),
+                            extra={"job": each.job.id},
+                        )
+                    yield each
+        except Denied as denied:
+            await _abort(context, denied.code, str(denied))
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except Failed as failed:
+            await _abort_failed(context, failed)
+
+    async def _select(
+        self, request: jobs.PruneRequest, part: Part, limits: Limits, context: Context
+    ) -> list[str]:
+        """Return the ids of the ended jobs that a request is about, newest first."""
+        named = set(request.jobs)
+        for each in request.jobs:
+            job = await self._job(each, context)
+            _check_owner(job.owner, PRUNE_OTHERS_JOB)
+            if job.state not in ENDED_STATES:
+                state = jobs.JobState.Name(job.state).lower()
+                text = f"job {each} is {state}; only jobs that have ended can be pruned, so cancel it first"
+                await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        if named and not limits.are_given:
+            return list(dict.fromkeys(request.jobs))
+
+        def is_meant(job: EndedRecord) -> bool:
+            try:
+                _check_owner(job.owner, PRUNE_OTHERS_JOB)
+            except Denied:
+                return False
+            return not named or job.id in named
+
+        return [each.id for each in await self._backend.pruner.select(is_meant, part, limits)]
+
     def _audit(self, done: str, job: jobs.Job, context: Context) -> None:
         """Log what a person did to a job, in the job's log too if the person is known."""
         caller = current_caller()
@@ -204,6 +272,44 @@ class JobsServicer:
             return found
         except Failed as failed:
             await _abort_failed(context, failed)
+
+
+def _check_owner(owner: str, others: str) -> None:
+    """Check that the caller owns a job, or may do this to jobs of others.
+
+    Args:
+        owner: The job's owner; empty if nobody does.
+        others: Row of the table of permissions.
+
+    Raises:
+        Denied: Neither is so.
+    """
+    if owner and owner != current_caller().person:
+        check_permission(others, current_caller())
+
+
+def _read_limits(request: jobs.PruneRequest) -> tuple[Part, Limits]:
+    """Return what goes and the limits that a request gives.
+
+    Raises:
+        Refused: One is missing or out of range.
+    """
+    part = _PARTS.get(request.part)
+    if part is None:
+        raise Refused(f"part {request.part}: expected 1 (whole job), 2 (checkpoints) or 3 (log); give one")
+    age = request.older_than_seconds if request.HasField("older_than_seconds") else None
+    if age is not None and not 0 <= age < math.inf:
+        raise Refused(f"older_than_seconds {age}: expected a number of 0 or more; give a finite one")
+    limits = Limits(
+        age,
+        request.keep if request.HasField("keep") else None,
+        request.max_bytes if request.HasField("max_bytes") else None,
+    )
+    if not request.jobs and not limits.are_given:
+        raise Refused(
+            "neither jobs nor a limit: expected at least one; name jobs, or give older_than_seconds, keep or max_bytes"
+        )
+    return part, limits
 
 
 async def _next(events: asyncio.Queue[jobs.JobEvent | None], context: Context) -> jobs.JobEvent:

@@ -20,12 +20,14 @@ from aggregator.broken_jobs import JobCrashed, describe_crash, read_plan
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
+from aggregator.core.retention import Limits, Part
 from aggregator.core.succession import EpochBehind
 from aggregator.downloads import Downloads
 from aggregator.effects import EffectRunner
 from aggregator.job_register import JobRegister
 from aggregator.jobs_service import JobsServicer
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
+from aggregator.pruner import Pruner
 from aggregator.reporting import EventPublisher, WaitReporter
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
@@ -74,12 +76,14 @@ class AggregatorService:
         queue: The state folder's queue, whose epoch was raised for this aggregator.
         tensor_port: The port of data streams; 0 for none.
         caps: The caps on what people can take.
+        retention: Limits on what ended jobs leave, by what goes.
 
     Attributes:
         core: The aggregator's core.
         register: All jobs, for people.
         journal: The logs of all jobs.
         files: The files that messages refer to.
+        pruner: Removes what ended jobs have left.
     """
 
     service_names = ("tiermesh.Cluster", "tiermesh.Jobs", "tiermesh.Files")
@@ -100,6 +104,7 @@ class AggregatorService:
         timeout_overrides: Mapping[str, float] | None = None,
         shared_memory: bool = True,
         shards: Sequence[str] = (),
+        retention: Mapping[Part, Limits] | None = None,
     ) -> None:
         epoch = queue.epoch
         self._name = name
@@ -150,7 +155,7 @@ class AggregatorService:
             sessions=self._sessions,
             feed=self.feed,
             callbacks=OptimizerLinkCallbacks(
-                connected=lambda optimizer: self.feed(ev.OptimizerConnected(optimizer)),
+                connected=self._optimizer_connected,
                 lost=lambda reason: self.feed(ev.OptimizerLost(reason)),
                 message=self._optimizer_message,
                 weights=self._weights_arrived,
@@ -158,6 +163,15 @@ class AggregatorService:
             on_failure=self._fail_later,
         )
         self._link, self._plane = self._wiring.link, self._wiring.plane
+        self.pruner = Pruner(
+            queue=queue,
+            journal=self.journal,
+            link=self._link,
+            live=self.core.jobs.records,
+            metrics=metrics,
+            retention=retention or {},
+            grace_seconds=self._timeouts.follow,
+        )
         self._effects = EffectRunner(
             jobs=self.core.jobs,
             queue=queue,
@@ -169,6 +183,7 @@ class AggregatorService:
             metrics=metrics,
             tensor_port=tensor_port,
             feed=self.feed,
+            on_job_ended=self.pruner.wake,
         )
         self._worker_control = WorkerControl(
             self._sessions,
@@ -189,6 +204,10 @@ class AggregatorService:
         metrics.set_leading(True)
         log.info("aggregator %s, epoch %d, %d tiers", name, epoch, self.core.tiers)
 
+    def _optimizer_connected(self, name: str) -> None:
+        self.feed(ev.OptimizerConnected(name))
+        self.pruner.wake()
+
     async def run(self) -> None:
         """Serve until cancelled, or until the core, the disk or the leadership fails.
 
@@ -197,7 +216,12 @@ class AggregatorService:
         """
         try:
             await run_until_first_ends(
-                self._link.run(), self._tick(), self._beat(), self._keep_leading(), self._until_failed()
+                self._link.run(),
+                self._tick(),
+                self._beat(),
+                self._keep_leading(),
+                self.pruner.run(),
+                self._until_failed(),
             )
         except (TiermeshError, OSError):
             raise

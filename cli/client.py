@@ -17,6 +17,7 @@ from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.printable import printable
 from services.protocol.plain_text import make_printable
+from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
 from services.transport.addresses import AddressRotation, split_addresses
 from services.transport.security import is_loopback, split_address
@@ -161,6 +162,15 @@ class JobsClient:
     async def cancel(self, job: str) -> jobs_pb2.Job:
         """Cancel a job; return its new state."""
         return await self._ask("Cancel", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
+
+    async def prune(self, request: jobs_pb2.PruneRequest) -> AsyncGenerator[jobs_pb2.PrunedJob, None]:
+        """Remove what ended jobs have left; yield each job that goes, or that should and stays."""
+        # Large files take long to delete.
+        limit = (
+            self._timeout_seconds if request.dry_run else max(self._timeout_seconds, STANDARD_TIMEOUTS.stall)
+        )
+        async for pruned in self._stream("Prune", request, jobs_pb2.PrunedJob, limit_seconds=limit):
+            yield pruned
 
     async def status(self) -> jobs_pb2.ClusterStatus:
         """Return the state of the cluster: workers, optimizer, waits."""

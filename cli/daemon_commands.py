@@ -20,11 +20,13 @@ from cli.options import (
     option,
     path_option,
 )
+from cli.retention_options import read_retention
 from services.caps import MOST_DOWNLOAD_MB_PER_SECOND, MOST_JOBS, MOST_LOG_MB, Caps
 from services.errors import Refused
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
+    from aggregator.core.retention import Limits, Part
     from worker.step_interface import StepFactory
 
 
@@ -178,6 +180,13 @@ def _caps_options(command: Command) -> Command:
     callback=_read_timeouts,
     help="Override a timeout (docs/operations.md lists them); repeatable.",
 )
+@option(
+    "--retain",
+    multiple=True,
+    metavar="PART.LIMIT=VALUE",
+    callback=read_retention,
+    help="Limit on what ended jobs leave (docs/retention.md), for example logs.older-than=90d; repeatable.",
+)
 @path_option("--record", help="File to record the inputs and outputs of the core in, for replay.")
 @path_option("--tokens", help="File of people's tokens, as `tiermesh tokens issue` writes it.")
 @option(
@@ -198,6 +207,7 @@ def aggregator(
     state_dir: Path,
     heartbeat_seconds: float,
     timeouts: dict[str, float],
+    retain: dict[Part, Limits],
     record: Path | None,
     people_listen: str,
     caps: Caps,
@@ -218,6 +228,7 @@ def aggregator(
             standby=standby,
             people_listen=people_listen,
             caps=caps,
+            retention=retain,
             **daemon,
         )
     )

@@ -261,3 +261,47 @@ def download(*, job: str, folder: Path, step: int | None, target: AggregatorTarg
     from cli.download import download as run
 
     asyncio.run(run(target, job, folder, step, output))
+
+
+@click.command()
+@click.argument("job_ids", metavar="[JOB...]", nargs=-1)
+@option("--older-than", metavar="AGE", help="Prune jobs that ended longer ago, for example 30d.")
+@option("--keep", metavar="N", help="Keep this number of newest jobs.")
+@option("--max-bytes", metavar="SIZE", help="Keep the newest jobs up to this size, for example 100GB.")
+@option(
+    "--only",
+    type=click.Choice(["checkpoints", "logs"]),
+    help="Remove only logs, or only the checkpoints before a job's newest.  [default: the whole job]",
+)
+@option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")
+@option("--yes", is_flag=True, help="Do not ask.")
+@client_options
+def prune(
+    *,
+    job_ids: tuple[str, ...],
+    older_than: str | None,
+    keep: str | None,
+    max_bytes: str | None,
+    only: str | None,
+    dry_run: bool,
+    yes: bool,
+    target: AggregatorTarget,
+    output: Output,
+) -> None:
+    """Remove ended jobs, with their logs and checkpoints."""
+    import asyncio
+
+    from cli.prune import PruneOptions
+    from cli.prune import prune as run
+    from cli.retention_options import read_age_seconds, read_count, read_size_bytes
+
+    options = PruneOptions(
+        jobs=job_ids,
+        older_than_seconds=None if older_than is None else read_age_seconds("--older-than", older_than),
+        keep=None if keep is None else read_count("--keep", keep),
+        max_bytes=None if max_bytes is None else read_size_bytes("--max-bytes", max_bytes),
+        only=only or "",
+        dry_run=dry_run,
+        yes=yes,
+    )
+    asyncio.run(run(target, options, output))

@@ -23,7 +23,7 @@ from cli.certs.commands import certs
 from cli.certs.token_commands import tokens
 from cli.cluster_commands import cluster
 from cli.daemon_commands import aggregator, optimizer, worker
-from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
+from cli.job_commands import cancel, chaos, download, jobs, local, logs, prune, status, submit
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from cli.queue_commands import queue
@@ -63,6 +63,7 @@ for command in (
     logs,
     cancel,
     download,
+    prune,
     generate,
     validate,
     check,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import threading
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -14,6 +13,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from optimizer.checkpoint_removal import CheckpointRemoval
+from optimizer.checkpoint_use import CheckpointUse, Reader
 from optimizer.core.open_job import is_void
 from optimizer.number_file import NumberFile
 from optimizer.void_file import VoidFile
@@ -57,15 +58,16 @@ class CheckpointStore:
         root: path of the folder.
         fence: context manager entered while a file gets its final name. It raises Failed in a process that lost the
             right to write, because another aggregator took over.
+
+    Attributes:
+        removal: Removes checkpoints of ended jobs.
     """
 
     def __init__(self, root: Path, fence: Fence = nullcontext) -> None:
         self._root = root.absolute()
         self._fence = fence
-        self._reading: dict[object, Path | None] = {}  # by reader: the checkpoint that must not be removed
-        self._lock = (
-            threading.Lock()
-        )  # guards `_reading`, and the removal of checkpoints that are not being read
+        self._use = CheckpointUse()
+        self.removal = CheckpointRemoval(self._root, self._folder, self._use, fence)
 
     def _folder(self, job: str) -> Path:
         if not re.fullmatch(r"[\w-]{1,100}", job):
@@ -99,11 +101,11 @@ class CheckpointStore:
         """Store a generation durably: it survives power loss once this returns.
 
         Raises:
-            Failed: the file can't be written, or another aggregator took over.
+            Failed: the file can't be written, another aggregator took over, or the job was pruned.
         """
         folder = self._folder(job)
         try:
-            with self._fence():
+            with self._use.writing(job), self._fence():
                 folder.mkdir(parents=True, exist_ok=True)
                 hit_failpoint("optimizer.generation.before")
                 self._generation_file(job).write(generation)
@@ -160,21 +162,22 @@ class CheckpointStore:
             The message for the aggregator, and the size of all files in bytes.
 
         Raises:
-            Failed: a file can't be written, or another aggregator took over.
+            Failed: a file can't be written, another aggregator took over, or the job was pruned.
         """
-        info = write_checkpoint(
-            self._folder(job),
-            job=job,
-            generation=generation,
-            step=step,
-            config_json=config.to_json(),
-            layout=layout,
-            weights=weights,
-            optimizer_state=state,
-            files=files,
-            fence=self._fence,
-        )
-        size_bytes = sum(file.stat().st_size for file in info.path.iterdir())
+        with self._use.writing(job):
+            info = write_checkpoint(
+                self._folder(job),
+                job=job,
+                generation=generation,
+                step=step,
+                config_json=config.to_json(),
+                layout=layout,
+                weights=weights,
+                optimizer_state=state,
+                files=files,
+                fence=self._fence,
+            )
+            size_bytes = sum(file.stat().st_size for file in info.path.iterdir())
         return _written(job, generation, step, info.path, info.model_sha256), size_bytes
 
     def prune(self, job: str, written: int, *, keep_last: int, keep_every: int) -> list[str]:
@@ -193,11 +196,10 @@ class CheckpointStore:
         try:
             for path in list_surplus(self._folder(job), written, keep_last=keep_last, keep_every=keep_every):
                 try:
-                    with self._fence(), self._lock:
-                        if path in self._reading.values():
-                            continue
-                        aside = mark_removed(path)
-                    shutil.rmtree(aside)
+                    with self._fence():
+                        aside = self._use.unless_read(path, partial(mark_removed, path))
+                    if aside is not None:
+                        shutil.rmtree(aside)
                 except OSError as error:
                     problems.append(f"checkpoint {path}: not removed: {error.strerror or error}")
                 except Failed as failed:
@@ -219,18 +221,12 @@ class CheckpointStore:
         Raises:
             Refused: the job has no such checkpoint, or it is damaged.
         """
-        reader = object()
-        with self._lock:
-            self._reading[reader] = None
-        try:
+        with self._use.reader() as reader:
             async for part in self._read_files(request, reader):
                 yield part
-        finally:
-            with self._lock:
-                del self._reading[reader]
 
     async def _read_files(
-        self, request: pb.ReadCheckpointRequest, reader: object
+        self, request: pb.ReadCheckpointRequest, reader: Reader
     ) -> AsyncIterator[pb.FilePart]:
         path = await asyncio.to_thread(self._find_verified, request, reader)
         for file in sorted(path.iterdir()):
@@ -244,14 +240,12 @@ class CheckpointStore:
                     if not data:
                         break
 
-    def _reserve_and_verify(self, reader: object, path: Path) -> Path:
+    def _reserve_and_verify(self, reader: Reader, path: Path) -> Path:
         """Verify a checkpoint that is not removed while this reader reads it."""
-        with self._lock:
-            if reader in self._reading:
-                self._reading[reader] = path
+        self._use.choose(reader, path)
         return verify_checkpoint(path)
 
-    def _find_verified(self, request: pb.ReadCheckpointRequest, reader: object) -> Path:
+    def _find_verified(self, request: pb.ReadCheckpointRequest, reader: Reader) -> Path:
         folder = self._folder(request.job)
         if request.newest:
             newest, _ = find_newest(partial(self._reserve_and_verify, reader), folder)

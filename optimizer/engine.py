@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ from services.tensors.layout import Layout
 from services.transport.data.newest_weights import NewestWeights
 
 log = logging.getLogger("tiermesh.optimizer")
+
+_LISTED_AT_ONCE = 100
+"""Checkpoints that a thread lists at once."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ class OptimizerEngine:
         self._contents: _CheckpointContents | None = None
         self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
+        self._disk.submit(self._finish_removals)
         self._loop = asyncio.get_running_loop()
         callbacks = TensorStoreCallbacks(report=self._reported, updated=self._updated)
         self._tensor_store: TensorStore = (
@@ -478,3 +483,34 @@ class OptimizerEngine:
             effect.job, effect.step, keep_last=keep.keep_last, keep_every=keep.keep_every
         ):
             log.warning("job %s: %s", effect.job, problem)
+
+    # ---- removal of what ended jobs have left ----
+
+    async def list_checkpoints(
+        self, request: pb.ListCheckpointsRequest
+    ) -> AsyncIterator[pb.StoredCheckpoint]:
+        """Yield the checkpoints of some jobs, oldest first within a job; a thread reads the disk.
+
+        Raises:
+            Refused: a job's id is malformed.
+        """
+        found = self.checkpoint_store.removal.find(request)
+        while batch := await asyncio.to_thread(lambda: list(islice(found, _LISTED_AT_ONCE))):
+            for each in batch:
+                yield each
+
+    async def remove_checkpoints(self, request: pb.RemoveCheckpointsRequest) -> pb.RemoveCheckpointsReply:
+        """Remove checkpoints of a job that has ended, in a thread.
+
+        Raises:
+            Refused: the job's id is malformed.
+            Failed: the disk failed, or another aggregator took over.
+        """
+        if self.core.current_job == request.job:
+            return pb.RemoveCheckpointsReply(kept="the optimizer has the job open")
+        return await asyncio.to_thread(self.checkpoint_store.removal.remove, request)
+
+    def _finish_removals(self) -> None:
+        """Delete what a crash has left of removed checkpoints, on the disk thread."""
+        for problem in self.checkpoint_store.removal.finish():
+            log.warning("%s", problem)

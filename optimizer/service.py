@@ -17,7 +17,7 @@ from optimizer.core.events import Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
-from services.errors import NotYet, Refusal, Refused
+from services.errors import Failed, NotYet, Refusal, Refused
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
@@ -187,6 +187,16 @@ class OptimizerService:
                         pb.ReadCheckpointRequest.FromString,
                         pb.FilePart.SerializeToString,
                     ),
+                    "ListCheckpoints": grpc.unary_stream_rpc_method_handler(
+                        self._list_checkpoints,
+                        pb.ListCheckpointsRequest.FromString,
+                        pb.StoredCheckpoint.SerializeToString,
+                    ),
+                    "RemoveCheckpoints": grpc.unary_unary_rpc_method_handler(
+                        self._remove_checkpoints,
+                        pb.RemoveCheckpointsRequest.FromString,
+                        pb.RemoveCheckpointsReply.SerializeToString,
+                    ),
                 },
             ),
             FilesServicer(self._files, FILES_OF_DAEMON).handlers(),
@@ -255,13 +265,7 @@ class OptimizerService:
             self._session.wake.set()
 
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        incarnation = read_incarnation(context)
-        session = self._session
-        if session is None or session.incarnation != incarnation:
-            text = f"no Attend stream of aggregator incarnation {incarnation!r}; open Attend before Exchange"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-            return
-        check_daemon("aggregator", session.name)
+        session = await self._session_of(context)
         server = ExchangeServer(
             self.engine.newest, wait_for_room=self.engine.wait_for_room, shared_memory=self._shared_memory
         )
@@ -272,6 +276,19 @@ class OptimizerService:
             take=self._take_chunks,
             send=partial(self._send, session, context),
         )
+
+    async def _session_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> AggregatorSession:
+        """Return the session of the aggregator that makes a call; abort the call of any other."""
+        incarnation = read_incarnation(context)
+        session = self._session
+        if session is None or session.incarnation != incarnation:
+            text = (
+                f"no Attend stream of aggregator incarnation {incarnation!r}; open Attend before other calls"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            raise AssertionError("abort raises")
+        check_daemon("aggregator", session.name)
+        return session
 
     def _take_chunks(self, chunks: list[TensorChunk]) -> Refusal | None:
         """Take chunks; return why the first stale one is stale, if there is one."""
@@ -310,3 +327,25 @@ class OptimizerService:
                 yield part
         except Refused as refused:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(refused))
+
+    async def _list_checkpoints(
+        self, request: pb.ListCheckpointsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.StoredCheckpoint]:
+        await self._session_of(context)
+        try:
+            async for each in self.engine.list_checkpoints(request):
+                yield each
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+
+    async def _remove_checkpoints(
+        self, request: pb.RemoveCheckpointsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RemoveCheckpointsReply:
+        await self._session_of(context)
+        try:
+            return await self.engine.remove_checkpoints(request)
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except Failed as failed:
+            await context.abort(grpc.StatusCode.ABORTED, str(failed))
+        raise AssertionError("abort raises")

@@ -541,3 +541,47 @@ class FilePart(_message.Message):
     size: int
     step: int
     def __init__(self, path: _Optional[str] = ..., data: _Optional[bytes] = ..., size: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ("jobs", "hashes")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    hashes: bool
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ..., hashes: _Optional[bool] = ...) -> None: ...
+
+class StoredCheckpoint(_message.Message):
+    __slots__ = ("job", "step", "bytes", "model_sha256", "in_use", "problem")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    step: int
+    bytes: int
+    model_sha256: str
+    in_use: bool
+    problem: str
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., bytes: _Optional[int] = ..., model_sha256: _Optional[str] = ..., in_use: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class RemoveCheckpointsRequest(_message.Message):
+    __slots__ = ("job", "all", "steps")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    all: bool
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., all: _Optional[bool] = ..., steps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RemoveCheckpointsReply(_message.Message):
+    __slots__ = ("bytes", "checkpoints", "kept")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    checkpoints: int
+    kept: str
+    def __init__(self, bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., kept: _Optional[str] = ...) -> None: ...

@@ -171,6 +171,16 @@ class OptimizerStub:
                 request_serializer=protos_dot_cluster__pb2.ReadCheckpointRequest.SerializeToString,
                 response_deserializer=protos_dot_cluster__pb2.FilePart.FromString,
                 _registered_method=True)
+        self.ListCheckpoints = channel.unary_stream(
+                '/tiermesh.Optimizer/ListCheckpoints',
+                request_serializer=protos_dot_cluster__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=protos_dot_cluster__pb2.StoredCheckpoint.FromString,
+                _registered_method=True)
+        self.RemoveCheckpoints = channel.unary_unary(
+                '/tiermesh.Optimizer/RemoveCheckpoints',
+                request_serializer=protos_dot_cluster__pb2.RemoveCheckpointsRequest.SerializeToString,
+                response_deserializer=protos_dot_cluster__pb2.RemoveCheckpointsReply.FromString,
+                _registered_method=True)
 
 
 class OptimizerServicer:
@@ -198,6 +208,20 @@ class OptimizerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCheckpoints(self, request, context):
+        """checkpoints of some jobs
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveCheckpoints(self, request, context):
+        """removes checkpoints of an ended job
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OptimizerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -215,6 +239,16 @@ def add_OptimizerServicer_to_server(servicer, server):
                     servicer.ReadCheckpoint,
                     request_deserializer=protos_dot_cluster__pb2.ReadCheckpointRequest.FromString,
                     response_serializer=protos_dot_cluster__pb2.FilePart.SerializeToString,
+            ),
+            'ListCheckpoints': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=protos_dot_cluster__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=protos_dot_cluster__pb2.StoredCheckpoint.SerializeToString,
+            ),
+            'RemoveCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveCheckpoints,
+                    request_deserializer=protos_dot_cluster__pb2.RemoveCheckpointsRequest.FromString,
+                    response_serializer=protos_dot_cluster__pb2.RemoveCheckpointsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -299,6 +333,60 @@ class Optimizer:
             '/tiermesh.Optimizer/ReadCheckpoint',
             protos_dot_cluster__pb2.ReadCheckpointRequest.SerializeToString,
             protos_dot_cluster__pb2.FilePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tiermesh.Optimizer/ListCheckpoints',
+            protos_dot_cluster__pb2.ListCheckpointsRequest.SerializeToString,
+            protos_dot_cluster__pb2.StoredCheckpoint.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tiermesh.Optimizer/RemoveCheckpoints',
+            protos_dot_cluster__pb2.RemoveCheckpointsRequest.SerializeToString,
+            protos_dot_cluster__pb2.RemoveCheckpointsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,12 +16,23 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUCCEEDED: _ClassVar[JobState]
     FAILED: _ClassVar[JobState]
     CANCELLED: _ClassVar[JobState]
+
+class PrunePart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRUNE_PART_UNSPECIFIED: _ClassVar[PrunePart]
+    WHOLE_JOB: _ClassVar[PrunePart]
+    CHECKPOINTS: _ClassVar[PrunePart]
+    LOG: _ClassVar[PrunePart]
 JOB_STATE_UNSPECIFIED: JobState
 QUEUED: JobState
 RUNNING: JobState
 SUCCEEDED: JobState
 FAILED: JobState
 CANCELLED: JobState
+PRUNE_PART_UNSPECIFIED: PrunePart
+WHOLE_JOB: PrunePart
+CHECKPOINTS: PrunePart
+LOG: PrunePart
 
 class SubmitRequest(_message.Message):
     __slots__ = ("name", "spec_json", "spec_crc32c", "request_id")
@@ -285,3 +296,31 @@ class Member(_message.Message):
     seconds_since_heard: float
     micro_batches_per_second: float
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ...) -> None: ...
+
+class PruneRequest(_message.Message):
+    __slots__ = ("jobs", "older_than_seconds", "keep", "max_bytes", "part", "dry_run")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    older_than_seconds: float
+    keep: int
+    max_bytes: int
+    part: PrunePart
+    dry_run: bool
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ..., older_than_seconds: _Optional[float] = ..., keep: _Optional[int] = ..., max_bytes: _Optional[int] = ..., part: _Optional[_Union[PrunePart, str]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class PrunedJob(_message.Message):
+    __slots__ = ("job", "bytes", "checkpoints", "kept")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    bytes: int
+    checkpoints: int
+    kept: str
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., kept: _Optional[str] = ...) -> None: ...

@@ -76,6 +76,11 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.ClusterStatus.FromString,
                 _registered_method=True)
+        self.Prune = channel.unary_stream(
+                '/tiermesh.Jobs/Prune',
+                request_serializer=protos_dot_jobs__pb2.PruneRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.PrunedJob.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -138,6 +143,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prune(self, request, context):
+        """removes ended jobs, or a part of them, newest first
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -180,6 +192,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_jobs__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.ClusterStatus.SerializeToString,
+            ),
+            'Prune': grpc.unary_stream_rpc_method_handler(
+                    servicer.Prune,
+                    request_deserializer=protos_dot_jobs__pb2.PruneRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.PrunedJob.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -399,6 +416,33 @@ class Jobs:
             '/tiermesh.Jobs/Status',
             protos_dot_jobs__pb2.StatusRequest.SerializeToString,
             protos_dot_jobs__pb2.ClusterStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tiermesh.Jobs/Prune',
+            protos_dot_jobs__pb2.PruneRequest.SerializeToString,
+            protos_dot_jobs__pb2.PrunedJob.FromString,
             options,
             channel_credentials,
             insecure,

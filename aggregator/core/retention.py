@@ -1,7 +1,7 @@
 """Which ended jobs are surplus, given limits, and what keeps one all the same.
 
-Two questions are apart. `select_surplus` looks at limits alone, `Protection` at who still needs a checkpoint. So what is
-protected never makes anything else go, and a stricter limit never keeps what a looser one lets go.
+Two questions are apart: `select_surplus` looks at limits alone, `Protection` at who still needs a checkpoint. So what
+is protected never makes anything else go, and a stricter limit never keeps what a looser one lets go.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import PurePosixPath
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 _MODEL_FILE = "model.safetensors"
@@ -137,8 +137,8 @@ def find_needs(job: str, spec_json: str) -> Needs:
     start, data = _mapping(spec, "pretrained"), _mapping(spec, "data")
     found = set()
     for path in (start.get("path"), data.get("path"), data.get("tokenizer_path")):
-        parts = PurePosixPath(path).parts if isinstance(path, str) else ()
-        for folder, name in zip(parts, parts[1:], strict=False):
+        parts = [part for part in str(path or "").split("/") if part not in ("", ".")]
+        for folder, name in pairwise(parts):
             if match := _STEP_FOLDER.fullmatch(name):
                 found.add((folder, int(match[1])))
     sha256 = _mapping(start, "files").get(_MODEL_FILE, "")
@@ -170,7 +170,9 @@ class Protection:
         reader = self._by_place.get((job, checkpoint.step)) or self._by_model.get(checkpoint.model_sha256)
         if reader is not None:
             return f"job {reader} starts from its checkpoint of step {checkpoint.step}"
-        return f"its checkpoint of step {checkpoint.step} is being read or written" if checkpoint.in_use else ""
+        return (
+            f"its checkpoint of step {checkpoint.step} is being read or written" if checkpoint.in_use else ""
+        )
 
     def why_job_kept(self, job: str, checkpoints: Iterable[StoredCheckpoint]) -> str:
         """Return why a job with these checkpoints must stay as a whole; empty if it may go."""
@@ -178,8 +180,8 @@ class Protection:
 
     def select_removable(
         self, job: str, checkpoints: Collection[StoredCheckpoint], result_step: int | None
-    ) -> list[StoredCheckpoint]:
-        """Return the checkpoints of an ended job that may go while the job stays.
+    ) -> tuple[list[StoredCheckpoint], str]:
+        """Return the checkpoints of an ended job that may go while the job stays, and why none may; empty if some may.
 
         Args:
             job: The job's id.
@@ -188,8 +190,6 @@ class Protection:
                 newest are the result.
         """
         newest = max((each.step for each in checkpoints), default=None)
-        return [
-            each
-            for each in checkpoints
-            if each.step not in (newest, result_step) and not self.why_kept(job, each)
-        ]
+        surplus = [each for each in checkpoints if each.step not in (newest, result_step)]
+        removable = [each for each in surplus if not self.why_kept(job, each)]
+        return removable, "" if removable else self.why_job_kept(job, surplus)

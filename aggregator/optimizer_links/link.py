@@ -9,7 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from protos.cluster_pb2 import ReadCheckpointRequest
+from protos.cluster_pb2 import (
+    ListCheckpointsRequest,
+    ReadCheckpointRequest,
+    RemoveCheckpointsReply,
+    RemoveCheckpointsRequest,
+)
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.tensors.chunk_messages import Message, TensorChunk
@@ -49,6 +54,20 @@ class OptimizerLink(Protocol):
 
     def read_checkpoint(self, request: ReadCheckpointRequest) -> Any:
         """Return an async iterator over the file parts of a checkpoint."""
+
+    def list_checkpoints(self, request: ListCheckpointsRequest) -> Any:
+        """Return an async iterator over the checkpoints of some jobs, a `StoredCheckpoint` each.
+
+        Raises:
+            Failed: The optimizer is not connected.
+        """
+
+    async def remove_checkpoints(self, request: RemoveCheckpointsRequest) -> RemoveCheckpointsReply | None:
+        """Remove checkpoints of a job that has ended; return None if the answer was damaged on the way.
+
+        Raises:
+            Failed: The optimizer is not connected, or its disk failed.
+        """
 
 
 class GradientLink(OptimizerLink, Protocol):

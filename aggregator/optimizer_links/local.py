@@ -93,6 +93,14 @@ class LocalOptimizerLink:
         """Return an async iterator over the file parts of a checkpoint."""
         return self._engine.checkpoint_store.read_files(request)
 
+    def list_checkpoints(self, request: pb.ListCheckpointsRequest) -> Any:
+        """Return an async iterator over the checkpoints of some jobs."""
+        return self._engine.list_checkpoints(request)
+
+    async def remove_checkpoints(self, request: pb.RemoveCheckpointsRequest) -> pb.RemoveCheckpointsReply:
+        """Remove checkpoints of a job that has ended."""
+        return await self._engine.remove_checkpoints(request)
+
     def _call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call after the current call has returned, so that the aggregator's core is not re-entered."""
         self._loop.call_soon(call, *arguments)

@@ -298,10 +298,45 @@ class RemoteOptimizerLink:
         Raises:
             Failed: The optimizer is not connected.
         """
-        if self._control is None:
-            raise Failed(f"optimizer {self.address} is not connected; try again when it is")
-        return self._control.unary_stream(
+        return self._open_control().unary_stream(
             "/tiermesh.Optimizer/ReadCheckpoint",
             request_serializer=pb.ReadCheckpointRequest.SerializeToString,
             response_deserializer=pb.FilePart.FromString,
         )(request)
+
+    def list_checkpoints(self, request: pb.ListCheckpointsRequest) -> Any:
+        """Return an async iterator over the checkpoints of some jobs.
+
+        Raises:
+            Failed: The optimizer is not connected.
+        """
+        return self._open_control().unary_stream(
+            "/tiermesh.Optimizer/ListCheckpoints",
+            request_serializer=pb.ListCheckpointsRequest.SerializeToString,
+            response_deserializer=pb.StoredCheckpoint.FromString,
+        )(request, metadata=self._caller, timeout=self._timeouts.stall)
+
+    async def remove_checkpoints(
+        self, request: pb.RemoveCheckpointsRequest
+    ) -> pb.RemoveCheckpointsReply | None:
+        """Remove checkpoints of a job that has ended; return None if the answer was damaged on the way.
+
+        Raises:
+            Failed: The optimizer is not connected.
+        """
+        reply: pb.RemoveCheckpointsReply | None = await self._open_control().unary_unary(
+            "/tiermesh.Optimizer/RemoveCheckpoints",
+            request_serializer=pb.RemoveCheckpointsRequest.SerializeToString,
+            response_deserializer=pb.RemoveCheckpointsReply.FromString,
+        )(request, metadata=self._caller, timeout=self._timeouts.stall)
+        return reply
+
+    @property
+    def _caller(self) -> tuple[tuple[str, str], ...]:
+        """Metadata of calls that the optimizer takes from the aggregator that it obeys alone."""
+        return ((INCARNATION_KEY, self._incarnation),)
+
+    def _open_control(self) -> grpc.aio.Channel:
+        if self._control is None:
+            raise Failed(f"optimizer {self.address} is not connected; try again when it is")
+        return self._control

@@ -208,7 +208,7 @@ def _prepare(queue: Path, cluster: str, epoch: int) -> None:
         connection.execute("PRAGMA journal_mode = MEMORY")
         connection.execute("BEGIN")
         connection.execute("DROP TABLE IF EXISTS backup")
-        schema.add_succession_tables(connection)
+        schema.add_later_tables(connection)
         schema.bring_up_to_date(connection)
         connection.execute("UPDATE cluster SET epoch = ?, identity = ?", (epoch, cluster))
         connection.execute("UPDATE leader SET takeover_seconds = 0")

@@ -48,6 +48,20 @@ class CappedLog:
         """All files that the log may have, in the order of its lines and then those that are never read."""
         return self.first, self.end, self._rewritten
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files; 0 if there are none."""
+        return sum(map(_size, self.paths))
+
+    def remove(self) -> None:
+        """Remove all files. Whoever has one open reads on.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+
     def make_room(self, size: int) -> int:
         """Remove lines from the middle of the log if so many bytes don't fit; return how many were removed.
 

@@ -221,14 +221,14 @@ class JobQueue(QueueFile):
                 if not self._release_reserve():
                     raise
 
-    def begun_removals(self, after: int, limit: int) -> list[tuple[int, str]]:
-        """Return places and ids of some jobs whose files must go, from the one after a place on.
+    def begun_removals(self, limit: int) -> list[str]:
+        """Return the ids of some jobs whose files must go, at most `limit`, the latest first.
 
         Raises:
             Failed: The file can't be read.
         """
         with self._lock, self._explain_errors():
-            return removals.list_begun(self._connection, after, limit)
+            return removals.list_begun(self._connection, limit)
 
     def finish_removal(self, job: str) -> None:
         """Note that a removed job has no files left.

@@ -66,6 +66,23 @@ class Journal:
             for line in piece:
                 yield line
 
+    def size_bytes(self, job: str) -> int:
+        """Return the size of a job's log; 0 if it has none. Any thread may call.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        return self._writer.log_of(job).size_bytes
+
+    async def remove(self, job: str) -> None:
+        """Remove a job's log, in a thread. Whoever reads it reads on.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        self._writer.forget(job)
+        await asyncio.to_thread(self._writer.log_of(job).remove)
+
     @contextmanager
     def subscription(self, job: str) -> Iterator[asyncio.Queue[JobEvent | None]]:
         """Return a queue that receives the job's events while the block runs, and None when no more will come."""

@@ -43,6 +43,10 @@ class LogWriter:
         """Return a job's log."""
         return CappedLog(self._folder, job, self._max_bytes)
 
+    def forget(self, job: str) -> None:
+        """Tell no more of what a job's log has lost, since the log is removed."""
+        self._lost.pop(job, None)
+
     def write(self, job: str, kind: str, text: str, unix_seconds: float) -> None:
         """Append a line to a job's log, after one that reports the lines lost before it."""
         event = {"seconds": round(unix_seconds, 3), "kind": kind, "text": text}

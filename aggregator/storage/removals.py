@@ -1,8 +1,8 @@
 """Removal of ended jobs in two steps, so that a crash in between leaves nothing that is forgotten or half there.
 
-`begin` takes a job out of the queue and notes its id, in one transaction. From then on nobody finds the job. Its log and
-checkpoints are deleted next, perhaps by another process on another host, and `finish` deletes the note behind them.
-Every note that is left is worked off by the next aggregator that leads.
+`begin` takes a job out of the queue and notes its id, in one transaction. From then on nobody finds the job. Its log
+and checkpoints are deleted next, perhaps by another process on another host, and `finish` deletes the note behind them.
+The next aggregator that leads works off every note that is left.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ def begin(connection: sqlite3.Connection, job: str) -> bool:
     return True
 
 
-def list_begun(connection: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str]]:
-    """Return some jobs whose removal has begun, with their places, from the one after a place on.
+def list_begun(connection: sqlite3.Connection, limit: int) -> list[str]:
+    """Return some jobs whose removal has begun, at most `limit`, the latest first.
 
     Raises:
         ValueError: The table is damaged.
     """
-    query = "SELECT place, id FROM removals WHERE place > ? ORDER BY place LIMIT ?"
-    rows = connection.execute(query, (after, limit)).fetchall()
-    if not all(isinstance(place, int) and isinstance(job, str) for place, job in rows):
-        raise ValueError("the removals' columns are not a number and text")
-    return rows
+    rows = connection.execute("SELECT id FROM removals ORDER BY place DESC LIMIT ?", (limit,)).fetchall()
+    if not all(isinstance(job, str) for (job,) in rows):
+        raise ValueError("the removals' column is not text")
+    return [job for (job,) in rows]
 
 
 def is_begun(connection: sqlite3.Connection, job: str) -> bool:

@@ -39,6 +39,10 @@ MAX_SHARDS = 256
 """Maximum number of shards of an aggregator."""
 MAX_PAGE_BYTES = 3 * 1024 * 1024
 """Maximum size of a list that is sent in pages or batches; its maker begins another message there."""
+MAX_NAMED_JOBS = 1000
+"""Maximum number of jobs that a request names."""
+MAX_NAMED_STEPS = 4096
+"""Maximum number of checkpoints that an order to remove some names."""
 LOG_LINE_CHARACTERS = 1000
 """Longest line of a job's log, in characters."""
 
@@ -84,6 +88,7 @@ BOUNDS: Mapping[str, Bound] = {
     "id": _ID,
     "incarnation": _ID,
     "job": _ID,
+    "kept": _LINE,
     "kind": _WORD,
     "layout_hash": _ID,
     "leader": _NAME,
@@ -97,6 +102,7 @@ BOUNDS: Mapping[str, Bound] = {
     "path": _PATH,
     "peer": _NAME,
     "phase": _WORD,
+    "problem": _LINE,
     "reason": _FAILURE,
     "request_id": _ID,
     "role": _WORD,
@@ -124,11 +130,14 @@ BOUNDS: Mapping[str, Bound] = {
     "Job.code_changes": Bound(count=128),
     "Job.excluded": Bound(count=256),
     "Job.trusted_steps": Bound(bytes=_NAME.bytes, count=MAX_WORKERS),
+    "ListCheckpointsRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "ListReply.jobs": Bound(total=MAX_PAGE_BYTES),
     "MissingReply.missing": Bound(count=128),
     "MissingRequest.files": Bound(count=128),
     "Open.void": Bound(count=1024),
     "OptimizerStatus.missing": Bound(count=MAX_CHUNKS // 2),
+    "PruneRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
+    "RemoveCheckpointsRequest.steps": Bound(count=MAX_NAMED_STEPS),
     "SharedPlaces.indices": Bound(count=64),
     "ShardOrders.orders": Bound(total=MAX_PAGE_BYTES),
     "ShardReports.reports": Bound(total=MAX_PAGE_BYTES),

@@ -249,6 +249,16 @@ class AggregatorMetrics(_RoleMetrics):
             registry=self.registry,
         )
         self._caps_reached = {cap: caps_reached.labels(self.role, cap.value) for cap in Cap}
+
+        self._pruned_jobs = Counter(
+            "tiermesh_pruned_jobs", "Ended jobs that were pruned", ("role",), registry=self.registry
+        ).labels(self.role)
+        self._pruned_bytes = Counter(
+            "tiermesh_pruned_bytes",
+            "Bytes of checkpoints and logs that were pruned",
+            ("role",),
+            registry=self.registry,
+        ).labels(self.role)
         self._epoch = self._unlabelled("epoch", "Epoch: number of aggregator starts so far")
         self._leader = self._unlabelled("leader", "1 if this aggregator leads, 0 if it is a standby")
         self._standbys = self._unlabelled("standbys", "Standby aggregators of this one")
@@ -328,6 +338,11 @@ class AggregatorMetrics(_RoleMetrics):
     def count_cap_reached(self, cap: Cap) -> None:
         """Count that a cap was reached."""
         self._caps_reached[cap].inc()
+
+    def count_pruned(self, *, jobs: int, size_bytes: int) -> None:
+        """Count whole jobs that were pruned, and bytes of checkpoints and logs."""
+        self._pruned_jobs.inc(jobs)
+        self._pruned_bytes.inc(size_bytes)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch."""

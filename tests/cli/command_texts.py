@@ -51,6 +51,9 @@ WRONG_INPUTS = (
     "aggregator --timeout stall",
     "aggregator --timeout lunch=900",
     "aggregator --heartbeat-seconds 0",
+    "aggregator --retain logs=30d",
+    "aggregator --retain logs.keep=1 --retain logs.keep=2",
+    "aggregator --retain jobs.older-than=30",
     "aggregator --shard --standby",
     "aggregator --optimizer localhost:7071 --shards localhost:7072",
     "optimizer --state-dir job.yaml --listen 127.0.0.1:0",
@@ -73,6 +76,17 @@ WRONG_INPUTS = (
     "download job-1 job.yaml --aggregator AGGREGATOR",
     "download job-1 out --aggregator AGGREGATOR",
     "download job-2 out --aggregator AGGREGATOR --step 7",
+    "prune",
+    "prune job-9 --dry-run --aggregator AGGREGATOR",
+    "prune --older-than 30 --dry-run",
+    "prune --older-than -1d --dry-run",
+    "prune --max-bytes 100 --dry-run",
+    "prune --max-bytes 1XB --dry-run",
+    "prune --keep -1 --dry-run",
+    "prune --keep 0 --only weights",
+    "prune --keep 0 --dry-run --aggregator EMPTY",
+    "prune --keep 1 --only checkpoints --dry-run --aggregator AGGREGATOR",
+    "prune job-2 --yes --aggregator AGGREGATOR",
     "generate missing",
     "generate . --temperature -1",
     "generate . --top-p 0",
@@ -140,6 +154,11 @@ def _filled() -> FakeAggregator:
         waits=[jobs_pb2.Wait(role="worker", peer="lb-1", what="gradient", job="job-1", step=4, bucket=7, seconds=3)],
     )  # fmt: skip
     fake.files = {"model.safetensors": b"no checkpoint"}
+    ended = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.SUCCEEDED, ended_seconds=1e9)
+    fake.prunable = [
+        jobs_pb2.PrunedJob(job=ended, bytes=1_234_567, checkpoints=3),
+        jobs_pb2.PrunedJob(job=ended, kept="job job-1 starts from its checkpoint of step 5"),
+    ]
     return fake
 
 

@@ -27,12 +27,26 @@ def hostile(aggregator: FakeAggregator) -> FakeAggregator:
     ended = jobs_pb2.Job()
     ended.CopyFrom(job)
     ended.state = jobs_pb2.SUCCEEDED
+    kept = jobs_pb2.PrunedJob(job=ended, kept=HOSTILE)
+    aggregator.prunable = [jobs_pb2.PrunedJob(job=ended, bytes=5), kept]
     aggregator.events = [[jobs_pb2.JobEvent(job=each, kind="state", text=HOSTILE) for each in (job, ended)]]
     return aggregator
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("command", ["jobs", "status", "status JOB", "logs JOB", "cancel JOB", "submit"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "jobs",
+        "status",
+        "status JOB",
+        "logs JOB",
+        "cancel JOB",
+        "prune JOB --dry-run",
+        "prune JOB --yes",
+        "submit",
+    ],
+)
 def test_commands_print_only_what_a_terminal_shows_unchanged(
     command: str,
     as_json: bool,

@@ -21,8 +21,8 @@ from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon,
 
 EVERY_ROLE = "stream.mid-message"
 """Failpoint that each role reaches when it sends tensors over a stream."""
-ALL = [name for name in FAILPOINTS if not name.startswith(("shard.", "queue."))]
-"""All failpoints except those of shards (test_shard_failpoints.py) and of backups (test_backup.py)."""
+ALL = [name for name in FAILPOINTS if not name.startswith(("shard.", "queue.")) and ".prune." not in name]
+"""All failpoints except those of test_shard_failpoints.py, test_backup.py and test_prune.py."""
 SHORT = {
     "worker": ["worker.gradient-ready=kill@2", "stream.mid-message=kill@3"],
     "aggregator": ["aggregator.save.before=kill@3", "aggregator.epoch.after=kill@1"],

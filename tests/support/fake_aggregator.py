@@ -31,6 +31,8 @@ class FakeAggregator:
         sent_steps: wrong steps that Download names, by path.
         silent: whether calls are never answered.
         standby_of: name of the leader, if this is a standby; empty if it leads.
+        prunes: Prune requests that arrived.
+        prunable: what Prune answers, for the jobs that a request is about.
         status: answer of Status.
         address: `HOST:PORT`, once it is served.
         at_end_of_events: callback before Watch ends, as if the aggregator restarted.
@@ -48,6 +50,8 @@ class FakeAggregator:
         self.lost_answers = 0
         self.standby_of = ""
         self.at_end_of_events: Callable[[], None] = lambda: None
+        self.prunes: list[jobs_pb2.PruneRequest] = []
+        self.prunable: list[jobs_pb2.PrunedJob] = []
         self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
         self.address = ""
 
@@ -76,6 +80,16 @@ class FakeAggregator:
         job.state = jobs_pb2.CANCELLED
         job.detail = "cancelled by request"
         return job
+
+    async def Prune(
+        self, request: jobs_pb2.PruneRequest, context: Context
+    ) -> AsyncIterator[jobs_pb2.PrunedJob]:
+        self.prunes.append(request)
+        for job in request.jobs:
+            await self._job(job, context)
+        for each in self.prunable:
+            if not request.jobs or each.job.id in request.jobs:
+                yield each
 
     async def Watch(self, request: jobs_pb2.JobRequest, context: Context) -> AsyncIterator[jobs_pb2.JobEvent]:
         if self.events:

@@ -101,6 +101,14 @@ class ShardedOptimizerLink:
         """Return an async iterator over the file parts of a checkpoint."""
         return self._engine.checkpoint_store.read_files(request)
 
+    def list_checkpoints(self, request: pb.ListCheckpointsRequest) -> Any:
+        """Return an async iterator over the checkpoints of some jobs."""
+        return self._engine.list_checkpoints(request)
+
+    async def remove_checkpoints(self, request: pb.RemoveCheckpointsRequest) -> pb.RemoveCheckpointsReply:
+        """Remove checkpoints of a job that has ended."""
+        return await self._engine.remove_checkpoints(request)
+
 
 def _later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
     loop.call_soon(call, *arguments)

@@ -34,6 +34,8 @@ READ_METRICS = "GET /metrics"
 """Row of a scrape, which is no RPC."""
 CANCEL_OTHERS_JOB = "/tiermesh.Jobs/Cancel of another owner's job"
 """Row of a Cancel for another person's job; the row of Cancel itself is checked before."""
+PRUNE_OTHERS_JOB = "/tiermesh.Jobs/Prune of another owner's job"
+"""Row of a Prune for another person's job; the row of Prune itself is checked before."""
 
 FILES_OF_AGGREGATOR = "/tiermesh.Files of an aggregator"
 """Row of the files that an aggregator keeps; the row of the method is checked before."""
@@ -46,6 +48,8 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Optimizer/Attend": AGGREGATOR,
     "/tiermesh.Optimizer/Exchange": AGGREGATOR,
     "/tiermesh.Optimizer/ReadCheckpoint": AGGREGATOR,
+    "/tiermesh.Optimizer/ListCheckpoints": AGGREGATOR,
+    "/tiermesh.Optimizer/RemoveCheckpoints": AGGREGATOR,
     "/tiermesh.Shard/Attend": AGGREGATOR,
     "/tiermesh.Shard/ReadPart": AGGREGATOR,
     "/tiermesh.Shard/WritePart": AGGREGATOR,
@@ -59,6 +63,8 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Jobs/Get": PEOPLE,
     "/tiermesh.Jobs/Cancel": PEOPLE,
     CANCEL_OTHERS_JOB: ADMIN,
+    "/tiermesh.Jobs/Prune": PEOPLE,
+    PRUNE_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Watch": PEOPLE,
     "/tiermesh.Jobs/Logs": PEOPLE,
     "/tiermesh.Jobs/Download": PEOPLE,

@@ -32,6 +32,7 @@ from services.transport.access.permissions import (
     FILES_OF_AGGREGATOR,
     FILES_OF_DAEMON,
     PERMISSIONS,
+    PRUNE_OTHERS_JOB,
     READ_METRICS,
     CallerKind,
 )
@@ -45,7 +46,7 @@ from tests.support.services import OWN_METHODS, methods_of, own_services
 
 REACHED = "the handler was reached"
 DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
-NO_RPCS = {READ_METRICS, CANCEL_OTHERS_JOB, FILES_OF_AGGREGATOR, FILES_OF_DAEMON}
+NO_RPCS = {READ_METRICS, CANCEL_OTHERS_JOB, PRUNE_OTHERS_JOB, FILES_OF_AGGREGATOR, FILES_OF_DAEMON}
 
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -174,6 +175,7 @@ def test_rows_that_are_no_methods(files: Path, kind: CallerKind) -> None:
     for row, check in (
         (READ_METRICS, lambda: access.admit(READ_METRICS, shown)),
         (CANCEL_OTHERS_JOB, lambda: check_permission(CANCEL_OTHERS_JOB, Caller(kind, "x"))),
+        (PRUNE_OTHERS_JOB, lambda: check_permission(PRUNE_OTHERS_JOB, Caller(kind, "x"))),
         (FILES_OF_AGGREGATOR, lambda: check_permission(FILES_OF_AGGREGATOR, Caller(kind, "x"))),
         (FILES_OF_DAEMON, lambda: check_permission(FILES_OF_DAEMON, Caller(kind, "x"))),
     ):

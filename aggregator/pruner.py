@@ -1,0 +1,439 @@
+"""Removal of what ended jobs have left: when a person asks for it, and by the aggregator's retention.
+
+Whether a job is surplus and who still needs it is decided in `core/retention.py`. This module reads records and sizes,
+and carries the decision out. All state is used on the event loop; the disk is used in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+
+from aggregator.core.job_report import Record
+from aggregator.core.retention import (
+    EndedJob,
+    Limits,
+    Needs,
+    Part,
+    Protection,
+    StoredCheckpoint,
+    find_needs,
+    select_surplus,
+)
+from aggregator.optimizer_links.link import OptimizerLink
+from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobQueue
+from aggregator.storage.journal import Journal
+from aggregator.storage.schema import LIVE_STATES
+from protos.cluster_pb2 import ListCheckpointsRequest, RemoveCheckpointsRequest
+from protos.jobs_pb2 import Job, JobEvent, PrunedJob
+from services.errors import Failed, Refused, TiermeshError, name_internal_error
+from services.instrumentation.failpoints import hit_failpoint
+from services.protocol.bounds import MAX_NAMED_JOBS, MAX_NAMED_STEPS
+from services.runtime.metrics import AggregatorMetrics
+
+log = logging.getLogger("tiermesh.aggregator")
+
+BATCH_JOBS = 50
+"""Jobs that are looked at, and then pruned, under one lock."""
+PASS_JOBS = 100
+"""Jobs after which a pass of the retention ends; the next one goes on."""
+_LEAST_PAUSE_SECONDS = 1.0
+_PAUSE_FACTOR = 20
+"""Pause after a pass in lengths of the pass, so that the retention takes at most 5 % of the time."""
+Answer = TypeVar("Answer")
+_MOST_BEGUN = 1000
+"""Removals that one pass takes up again."""
+
+
+class EndedRecord(NamedTuple):
+    """What of an ended job's record decides about it.
+
+    Attributes:
+        id: The job's id.
+        owner: The person who submitted it.
+        ended_seconds: Unix time of its end.
+    """
+
+    id: str
+    owner: str
+    ended_seconds: float
+
+
+@dataclass
+class _Stored:
+    """Checkpoints of a job, and why none of them can be removed; empty if they can."""
+
+    checkpoints: list[StoredCheckpoint] = field(default_factory=list)
+    problem: str = ""
+
+
+@dataclass
+class _Plan:
+    """What goes of one job."""
+
+    result: PrunedJob
+    checkpoints: list[StoredCheckpoint]
+
+
+class Pruner:
+    """Prunes ended jobs.
+
+    Args:
+        queue: All jobs on disk.
+        journal: Their logs.
+        link: The optimizer, which has their checkpoints.
+        live: The records of the jobs that have not ended, by id.
+        metrics: The aggregator's metrics.
+        retention: Limits that are always applied, by what goes.
+        grace_seconds: Time since a job's end in which the retention keeps its record: a submit whose answer was lost is
+            repeated, and people who follow a job hear of its end. Also the longest time between two passes of the
+            retention, since ages grow by themselves.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: JobQueue,
+        journal: Journal,
+        link: OptimizerLink,
+        live: Mapping[str, Record],
+        metrics: AggregatorMetrics,
+        retention: Mapping[Part, Limits],
+        grace_seconds: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._queue = queue
+        self._journal = journal
+        self._link = link
+        self._live = live
+        self._metrics = metrics
+        self._retention = retention
+        self._grace_seconds = grace_seconds
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._needs: dict[str, Needs] = {}  # of live jobs
+        # Checkpoints that are being removed, by job; None for all. No new job may start from one.
+        self._going: dict[str, list[StoredCheckpoint] | None] = {}
+
+    # ---- new jobs ----
+
+    def check_start(self, spec_json: str) -> None:
+        """Check that a new job does not start from a checkpoint that is being removed. The caller adds it at once.
+
+        Raises:
+            Refused: It does.
+        """
+        if not self._going:
+            return
+        needs = find_needs("", spec_json)
+        for job, going in self._going.items():
+            steps = {step for each, step in needs.checkpoints if each == job}
+            if going is None:
+                is_going = bool(steps)
+            else:
+                is_going = any(
+                    each.step in steps or (each.model_sha256 and each.model_sha256 == needs.model_sha256)
+                    for each in going
+                )
+            if is_going:
+                raise Refused(
+                    f"transformer_config.model_path: a checkpoint of job {job}, which is being pruned; give another"
+                )
+
+    def _protection(self) -> Protection:
+        self._needs = {
+            job: self._needs.get(job) or find_needs(job, record.spec_json)
+            for job, record in self._live.items()
+        }
+        return Protection(self._needs.values())
+
+    # ---- which jobs ----
+
+    async def select(
+        self, is_meant: Callable[[EndedRecord], bool], part: Part, limits: Limits, grace_seconds: float = 0.0
+    ) -> list[EndedRecord]:
+        """Return ended jobs that at least one limit lets go, newest first.
+
+        Args:
+            is_meant: Returns whether a job counts at all.
+            part: What of them goes, whose size counts.
+            limits: The limits.
+            grace_seconds: Time since its end in which a job stays.
+
+        Raises:
+            Failed: The queue or the optimizer can't be read.
+        """
+        ended = [each for each in await asyncio.to_thread(self._read_ended) if is_meant(each)]
+        sizes = await self._sizes(ended, part) if limits.max_bytes is not None else {}
+        jobs = [EndedJob(each.id, each.ended_seconds, sizes.get(each.id, 0)) for each in ended]
+        surplus = {each.id for each in select_surplus(jobs, limits, self._clock(), grace_seconds)}
+        return [each for each in ended if each.id in surplus]
+
+    def _read_ended(self) -> list[EndedRecord]:
+        """Read the records of all ended jobs, newest first, page by page."""
+        found: list[EndedRecord] = []
+        place: int | None = None
+        while True:
+            page = self._queue.page(place, LARGEST_PAGE_JOBS, newest_first=True)
+            found += [
+                EndedRecord(each.id, each.owner, each.ended_seconds)
+                for each in page.jobs
+                if each.state not in LIVE_STATES
+            ]
+            if page.next_place is None:
+                return found
+            place = page.next_place
+
+    async def _sizes(self, jobs: Sequence[EndedRecord], part: Part) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for start in range(0, len(jobs), MAX_NAMED_JOBS):
+            ids = [each.id for each in jobs[start : start + MAX_NAMED_JOBS]]
+            if part is not Part.CHECKPOINTS:
+                sizes |= await asyncio.to_thread(self._log_sizes, ids)
+            if part is Part.LOGS:
+                continue
+            for job, stored in (await self._list(ids)).items():
+                newest = max((each.step for each in stored.checkpoints), default=0)
+                counted = [each for each in stored.checkpoints if part is Part.JOBS or each.step != newest]
+                sizes[job] = sizes.get(job, 0) + sum(each.size_bytes for each in counted)
+        return sizes
+
+    def _log_sizes(self, jobs: Iterable[str]) -> dict[str, int]:
+        return {job: self._journal.size_bytes(job) for job in jobs}
+
+    async def _list(self, jobs: Collection[str], *, hashes: bool = False) -> dict[str, _Stored]:
+        """Return the checkpoints of each job.
+
+        Raises:
+            Failed: The optimizer is not connected, or does not answer.
+        """
+        return await _answer(self._collect(ListCheckpointsRequest(jobs=jobs, hashes=hashes)))
+
+    async def _collect(self, request: ListCheckpointsRequest) -> dict[str, _Stored]:
+        found = {job: _Stored() for job in request.jobs}
+        async for each in self._link.list_checkpoints(request):
+            if each is None or each.job not in found:
+                raise Failed("the optimizer's answer to ListCheckpoints was damaged; try again")
+            stored = found[each.job]
+            if each.problem:
+                stored.problem = each.problem
+            else:
+                stored.checkpoints.append(
+                    StoredCheckpoint(each.step, each.bytes, each.model_sha256, each.in_use)
+                )
+        return found
+
+    # ---- pruning ----
+
+    async def prune(
+        self, jobs: Sequence[str], part: Part, *, by: str, dry_run: bool = False
+    ) -> list[PrunedJob]:
+        """Prune some ended jobs, at most `BATCH_JOBS`; leave out those that have nothing to prune.
+
+        Args:
+            jobs: Their ids.
+            part: What of them goes.
+            by: Who prunes them, for their logs.
+            dry_run: Whether nothing is removed.
+
+        Raises:
+            Failed: The queue or the optimizer can't be read; nothing was removed then.
+        """
+        async with self._lock:
+            records = await asyncio.to_thread(self._read_records, jobs)
+            stored = await self._list_due(records, part)
+            log_sizes = await asyncio.to_thread(self._log_sizes, records)
+            # From here to the entry in `_going` nothing is awaited, so no new job comes in between.
+            protection = self._protection()
+            plans = [
+                plan
+                for job, record in records.items()
+                if (plan := _plan(record, part, stored.get(job), log_sizes[job], protection)) is not None
+            ]
+            if not dry_run:
+                going = [plan for plan in plans if not plan.result.kept]
+                for plan in going:
+                    self._going[plan.result.job.id] = plan.checkpoints
+                try:
+                    for plan in going:
+                        await self._carry_out(plan, part, by)
+                finally:
+                    for plan in going:
+                        if self._going.get(plan.result.job.id) is plan.checkpoints:
+                            del self._going[plan.result.job.id]
+            return [plan.result for plan in plans]
+
+    def _read_records(self, jobs: Sequence[str]) -> dict[str, Job]:
+        """Read the records of those jobs that have ended and are still there."""
+        found = ((job, self._queue.find(job)) for job in jobs)
+        return {job: each for job, each in found if each is not None and each.state not in LIVE_STATES}
+
+    async def _list_due(self, records: Mapping[str, Job], part: Part) -> dict[str, _Stored]:
+        """List the checkpoints of jobs with their hashes, which takes long; leave out jobs of which none can go."""
+        if part is Part.LOGS or not records:
+            return {}
+        due = list(records)
+        if part is Part.CHECKPOINTS:
+            found = await self._list(due)
+            due = [job for job, stored in found.items() if stored.problem or len(stored.checkpoints) > 1]
+        return await self._list(due, hashes=True) if due else {}
+
+    async def _carry_out(self, plan: _Plan, part: Part, by: str) -> None:
+        result = plan.result
+        job = result.job.id
+        try:
+            if part is Part.JOBS:
+                await self._remove_job(job)
+            elif part is Part.LOGS:
+                await self._journal.remove(job)
+            else:
+                await self._remove_checkpoints(job, plan.checkpoints)
+        except (TiermeshError, OSError) as error:
+            result.kept = str(error)
+            log.warning("job %s: not pruned: %s", job, error, extra={"job": job})
+            return
+        self._metrics.count_pruned(jobs=int(part is Part.JOBS), size_bytes=result.bytes)
+        text = f"{part.value} pruned by {by}: {result.checkpoints} checkpoints, {result.bytes} bytes"
+        log.info("job %s: %s", job, text, extra={"job": job})
+        if part is Part.CHECKPOINTS:
+            self._journal.publish(JobEvent(job=result.job, seconds=self._clock(), kind="audit", text=text))
+
+    async def _remove_checkpoints(self, job: str, checkpoints: Sequence[StoredCheckpoint]) -> None:
+        for start in range(0, len(checkpoints), MAX_NAMED_STEPS):
+            steps = [each.step for each in checkpoints[start : start + MAX_NAMED_STEPS]]
+            await self._order(RemoveCheckpointsRequest(job=job, steps=steps))
+
+    async def _order(self, request: RemoveCheckpointsRequest) -> None:
+        """Have the optimizer remove checkpoints.
+
+        Raises:
+            Failed: Some are still there.
+        """
+        reply = await _answer(self._link.remove_checkpoints(request))
+        if reply is None:
+            raise Failed("the optimizer's answer to RemoveCheckpoints was damaged; try again")
+        if reply.kept:
+            raise Failed(reply.kept)
+
+    async def _remove_job(self, job: str) -> None:
+        if not await asyncio.to_thread(self._begin_removal, job):
+            raise Failed("it is gone already")
+        await self._finish_removal(job)
+
+    def _begin_removal(self, job: str) -> bool:
+        begun = self._queue.begin_removal(job)
+        hit_failpoint("aggregator.prune.begun")
+        return begun
+
+    async def _finish_removal(self, job: str) -> None:
+        """Delete log and checkpoints of a job that is out of the queue.
+
+        What fails is tried again by a later pass, and by the next aggregator that leads.
+        """
+        self._going.setdefault(job, None)
+        try:
+            await self._journal.remove(job)
+            await self._order(RemoveCheckpointsRequest(job=job, all=True))
+            await asyncio.to_thread(self._end_removal, job)
+        except (TiermeshError, OSError) as error:
+            self._going[job] = None  # until they are gone
+            log.warning("job %s: pruned, but its files are left for now: %s", job, error, extra={"job": job})
+            return
+        del self._going[job]
+
+    def _end_removal(self, job: str) -> None:
+        hit_failpoint("aggregator.prune.deleted")
+        self._queue.finish_removal(job)
+
+    # ---- by itself ----
+
+    def wake(self) -> None:
+        """Have a pass of the retention run soon: a job has ended, or the optimizer is there again."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Finish removals that an earlier process has begun, and apply the retention, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            began, is_done = loop.time(), True
+            try:
+                is_done = await self._pass()
+            except (TiermeshError, OSError) as error:
+                log.warning("retention: %s; trying again later", error)
+            except Exception as error:  # a defect here must not stop the jobs
+                log.error("retention: %s", name_internal_error(error), exc_info=error)
+            await asyncio.sleep(max(_LEAST_PAUSE_SECONDS, _PAUSE_FACTOR * (loop.time() - began)))
+            if is_done:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self._grace_seconds)
+
+    async def _pass(self) -> bool:
+        """Apply the retention; return whether nothing is left to do."""
+        async with self._lock:
+            for job in await asyncio.to_thread(self._queue.begun_removals, _MOST_BEGUN):
+                await self._finish_removal(job)
+        for part, limits in self._retention.items():
+            grace_seconds = self._grace_seconds if part is Part.JOBS else 0.0
+            surplus = await self.select(lambda job: True, part, limits, grace_seconds)
+            pruned = 0
+            for end in range(len(surplus), 0, -BATCH_JOBS):
+                if pruned >= PASS_JOBS:
+                    return False
+                ids = [each.id for each in surplus[max(0, end - BATCH_JOBS) : end]]
+                results = await self.prune(ids, part, by="the retention")
+                pruned += sum(not each.kept for each in results)
+        return True
+
+
+def _plan(
+    record: Job, part: Part, stored: _Stored | None, log_bytes: int, protection: Protection
+) -> _Plan | None:
+    """Return what goes of a job, or why it stays; None if there is nothing to prune."""
+    if part is Part.LOGS:
+        return _Plan(PrunedJob(job=record, bytes=log_bytes), []) if log_bytes else None
+    if stored is None:
+        return None
+    going, kept = stored.checkpoints, stored.problem
+    if part is Part.JOBS:
+        kept = kept or protection.why_job_kept(record.id, going)
+    else:
+        log_bytes = 0
+        result_step = record.checkpoint_step if record.checkpoint else None
+        going, needed = protection.select_removable(record.id, stored.checkpoints, result_step)
+        kept = kept or needed
+        if not going and not kept:
+            return None
+    size_bytes = log_bytes + sum(each.size_bytes for each in going)
+    return _Plan(PrunedJob(job=record, bytes=size_bytes, checkpoints=len(going), kept=kept), going)
+
+
+async def _answer(call: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return the answer of a call to the optimizer.
+
+    Raises:
+        Failed: There is none. When the link ends, grpcio cancels the call; that must not look as if this task were
+            cancelled, so the call has one of its own.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise Failed("the optimizer was lost; try again when it is connected")
+        return task.result()
+    except grpc.aio.AioRpcError as error:
+        details = error.details() or error.code().name.lower()
+        raise Failed(f"the optimizer has not answered: {details}; try again") from None
+    except Refused as refused:
+        raise Failed(str(refused)) from None
+    finally:
+        task.cancel()
