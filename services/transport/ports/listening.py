@@ -1,36 +1,13 @@
-"""Addresses to listen on: checked before they are bound, and errors that say whether they may be free later."""
+"""Errors of addresses to listen on, which say whether the address may be free later."""
 
 from __future__ import annotations
 
 import os
-import socket
 
 from services.errors import TiermeshError
 from services.system_errors import system_error
-from services.transport.security import join_address
 
 ANOTHER_ADDRESS = "choose another address or port, or port 0 for any free one"
-
-
-def check_port_free(name: str, host: str, port: int) -> None:
-    """Check that `host`:`port` can be bound, because gRPC's own error does not say why it can't.
-
-    Args:
-        name: name of the address, for the error.
-        host: host name or IP address.
-        port: port; 0 for any.
-
-    Raises:
-        NotYet: it is in use, not an address of this host, or its name does not resolve.
-        Refused: it is not permitted, or no host can have this name.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except (OSError, ValueError) as error:
-        raise listen_error(error, f"{name} {join_address(host, port)}", ANOTHER_ADDRESS) from None
 
 
 def listen_error(error: OSError | ValueError, place: str, hint: str) -> TiermeshError:

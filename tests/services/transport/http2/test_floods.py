@@ -70,6 +70,18 @@ class Flood:
         await connection.closed.wait()
 
 
+def test_connections_that_end_share_the_memory_for_what_they_ignore() -> None:
+    async def scenario() -> list[memoryview]:
+        connections = [make_pending_connection(ignore) for _ in range(3)]
+        for connection in connections:
+            connection.connection_made(FakeTransport(connection))
+            connection.close_with_goaway()
+        return [connection.get_buffer(1) for connection in connections]
+
+    buffers = asyncio.run(scenario())
+    assert all(each.obj is buffers[0].obj for each in buffers)
+
+
 @pytest.mark.parametrize("whose", ["unknown", "known", "client"])
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_flood_ends_its_connection_soon(kind: str, whose: str) -> None:
