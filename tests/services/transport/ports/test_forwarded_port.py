@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -19,9 +20,8 @@ from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import unwrap, wrap
 from services.transport.access.enforcement import caller_address
 from services.transport.control.attend_server import serve_attend
-from services.transport.ports import forwarded_port
 from services.transport.ports.admission import ConnectionLimits, Refusal
-from services.transport.ports.forwarded_port import CallerConnections, ForwardedPort
+from services.transport.ports.forwarded_port import PENDING_SECONDS, CallerConnections, ForwardedPort
 from services.transport.security import Security
 from services.transport.server import RoleServer, open_channel, start_server
 
@@ -118,9 +118,7 @@ def test_calls_and_attending_workers_count_for_no_address() -> None:
     assert asyncio.run(scenario()) == {}
 
 
-def test_a_call_without_hello_ends_and_an_attending_worker_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarded_port, "PENDING_SECONDS", 1.0)
-
+def test_a_call_without_hello_ends_and_an_attending_worker_stays() -> None:
     async def scenario() -> None:
         async with serving(ConnectionLimits()) as (server, _):
             hello = encode_with_checksum(wrap(pb.WorkerMessage, 1, pb.Hello(role="worker", name="w")))
@@ -130,7 +128,10 @@ def test_a_call_without_hello_ends_and_an_attending_worker_stays(monkeypatch: py
                 assert await asyncio.wait_for(stream.read(), LIMIT_SECONDS) == b"welcome"
                 reader, writer = await connect(server.port)
                 writer.write(opening(ATTEND))
-                assert await ended(reader), "it was opened after the worker's"
+                assert await asyncio.wait_for(reader.read(1), LIMIT_SECONDS), "grpcio has it"
+                loop = asyncio.get_running_loop()
+                loop.time = lambda: time.monotonic() + 2 * PENDING_SECONDS  # type: ignore[method-assign]
+                assert await ended(reader)
                 writer.close()
                 assert not stream.done()
                 stream.cancel()
