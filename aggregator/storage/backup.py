@@ -19,7 +19,7 @@ from aggregator.storage import schema
 from aggregator.storage.queue_check import QueueSummary, check_queue, damaged, read_identity, seal
 from aggregator.storage.queue_copy import connect, copy_database, new_file, sync_file
 from services.checkpoints.write import sync_folder
-from services.errors import Failed, Refused, is_out_of_space
+from services.errors import Failed, NotYet, Refused, is_out_of_space
 from services.input_files import open_input_file
 from services.instrumentation.failpoints import hit_failpoint
 from services.printable import one_line, printable_path
@@ -70,7 +70,8 @@ def back_up_queue(state_dir: Path, target: Path, *, force: bool) -> QueueSummary
 
     Raises:
         Refused: There is no queue, it is damaged, or the target can't be written.
-        Failed: The queue stays locked, the disk is full, or the copy takes too long.
+        NotYet: The queue stays locked, or the disk is full.
+        Failed: The copy takes too long, or a disk is broken.
     """
     queue = state_dir / QUEUE_FILE
     shown = f"queue {printable_path(queue)}"
@@ -95,8 +96,8 @@ def restore_queue(backup: Path, state_dir: Path, *, adopt: bool) -> Restored:
 
     Raises:
         Refused: The backup is damaged, no queue, of a newer version or of another cluster.
-        NotYet: A daemon uses the state dir.
-        Failed: A disk is full or broken; the state dir has its queue from before.
+        NotYet: A daemon uses the state dir, or its disk is full.
+        Failed: A disk is broken. The state dir has its queue from before.
     """
     open_input_file("", backup).close()
     shown = f"backup {printable_path(backup)}"
@@ -143,18 +144,18 @@ def _check_target(queue: Path, target: Path, *, force: bool) -> None:
 
 @contextmanager
 def _explained(shown: str, target: Path) -> Iterator[None]:
-    """Turn errors of SQLite and of the file system into one line (Failed)."""
+    """Turn errors of SQLite and of the file system into one line (Failed, Refused)."""
     where = printable_path(target)
     try:
         yield
     except sqlite3.Error as error:
         text = one_line(str(error), 80)
         if "locked" in text:
-            raise Failed(
+            raise NotYet(
                 f"{shown}: locked by another process for more than {STANDARD_TIMEOUTS.lock:g} s; try again"
             ) from None
         if "full" in text:
-            raise Failed(
+            raise NotYet(
                 f"{where}: not written, since its disk is full; free space, then try again"
             ) from None
         if "malformed" in text or "not a database" in text:
@@ -162,7 +163,7 @@ def _explained(shown: str, target: Path) -> Iterator[None]:
         raise Failed(f"{shown}: not copied to {where} ({text}), which is unchanged") from None
     except OSError as error:
         if is_out_of_space(error):
-            raise Failed(
+            raise NotYet(
                 f"{where}: not written, since its disk is full; free space, then try again"
             ) from None
         raise Failed(f"{where}: not written ({error.strerror or error}); it is unchanged") from None

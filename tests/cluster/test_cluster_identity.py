@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.core.succession import SKIPPED_EPOCHS
+from services.errors import ExitCode
 from tests.support.cluster.bits import Bits, bits
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh
 
@@ -43,7 +44,10 @@ def test_an_optimizer_obeys_one_cluster_until_it_adopts_another(
         assert (bits(ended), ended.generation) == (undisturbed, 1), "the job was never thrown back"
 
         refused = tiermesh("cluster", "adopt", "0123456789abcdef", "--state-dir", str(state))
-        assert refused.returncode == 1 and "a daemon uses it; stop the daemon first" in refused.stderr
+        assert (
+            refused.returncode == ExitCode.NOT_YET
+            and "a daemon uses it; stop the daemon first" in refused.stderr
+        )
         own = show_running(other)
         cluster.aggregator.terminate()
         cluster.optimizer.terminate()
