@@ -13,9 +13,11 @@ import google_crc32c
 
 from services.checkpoints.write import sync_folder
 from services.errors import Failed, Refused
+from services.input_files import NoSuchFile, open_input_file, read_input_file
 
 _BLOCK_BYTES = 4096
 _BLOCKS = 2
+_MOST_BYTES = 1 << 16
 
 
 class NumberFile:
@@ -39,9 +41,9 @@ class NumberFile:
             Refused: The file is damaged.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_input_file("", self._path) as file:
                 return max(self._numbers(file.read(_BLOCKS * _BLOCK_BYTES)))
-        except FileNotFoundError:
+        except NoSuchFile:
             return 0
         except (OSError, ValueError) as error:
             raise Refused(f"{self._path}: {error}; expected one number, {self._meaning}") from None
@@ -53,7 +55,7 @@ class NumberFile:
             Failed: The file can't be written.
         """
         try:
-            content = self._path.read_bytes() if self._path.exists() else b""
+            content = read_input_file("", self._path, _MOST_BYTES) if self._path.exists() else b""
             if len(content) != _BLOCKS * _BLOCK_BYTES:
                 self._create(number)
                 return

@@ -17,12 +17,13 @@ from pathlib import Path
 from cli.certs import authority
 from cli.certs.authority import KeyPair
 from services.errors import Refused
+from services.input_files import NoSuchFile, read_input_file
 from services.printable import printable_path
 from services.system_errors import system_error
 from services.transport.access.identity import check_name
 from services.transport.access.permissions import CallerKind
 from services.transport.access.revocations import read_revoked
-from services.transport.access.watched_files import read_small_file
+from services.transport.access.watched_files import MAX_FILE_BYTES, read_small_file
 
 AUTHORITY, RECORD, REVOKED = "authority", "issued.txt", "revoked.txt"
 PRIVATE_MODE = 0o600
@@ -205,9 +206,11 @@ class CertificateFolder:
     def _load(self, stem: str, hint: str) -> KeyPair:
         certificate, key = self.path / f"{stem}.pem", self.path / f"{stem}.key"
         try:
-            return authority.load_pair(certificate.read_bytes(), key.read_bytes())
-        except OSError as error:
-            raise Refused(f"{error.filename}: can't be read ({error.strerror}); {hint}") from None
+            contents = [read_input_file("", each, MAX_FILE_BYTES) for each in (certificate, key)]
+        except NoSuchFile:
+            raise Refused(f"{printable_path(certificate)}: can't be read with its key; {hint}") from None
+        try:
+            return authority.load_pair(*contents)
         except Refused as refused:
             raise Refused(f"{certificate}, {key}: {refused}") from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from services.checkpoints.write import sync_folder
 from services.errors import NotYet, Refused
+from services.input_files import NoSuchFile, read_input_file
 from services.printable import printable
 from services.protocol.hello import is_cluster
 from services.runtime.file_locks import try_lock
@@ -100,12 +101,9 @@ def read_cluster(path: Path) -> str:
         Refused: the file is damaged.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES).decode("ascii", "replace").strip()
-    except FileNotFoundError:
+        text = read_input_file("", path, _MOST_BYTES).decode("ascii", "replace").strip()
+    except NoSuchFile:
         return ""
-    except OSError as error:
-        raise Refused(f"{path}: can't be read ({error.strerror}); make it readable for this user") from None
     if not is_cluster(text):
         raise Refused(
             f"{path}: {printable(text, 40)!r}, expected the 16 hexadecimal digits of a cluster; remove the file, and "
