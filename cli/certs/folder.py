@@ -252,7 +252,10 @@ def _stem(kind: CallerKind, name: str) -> str:
 
 def _parse(where: str, line: str) -> Issued:
     try:
-        serial, kind, name, expires = line.split()
-        return Issued(int(serial, 16), CallerKind(kind), name, datetime.fromisoformat(expires))
+        serial, kind, name, text = line.split()
+        expires = datetime.fromisoformat(text)
+        if expires.tzinfo is None:
+            expires = expires.replace(tzinfo=timezone.utc)
+        return Issued(int(serial, 16), CallerKind(kind), name, expires)
     except ValueError:
         raise Refused(f"{where}: expected SERIAL KIND NAME EXPIRES; restore the file from a backup") from None

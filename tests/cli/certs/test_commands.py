@@ -260,3 +260,11 @@ def test_a_token_is_not_sent_in_plain_text_to_another_host(run: Run) -> None:
     code, result = run("jobs", "--token-file", "bob.txt")
     assert code == 2
     assert "bob.txt: has no token" in result["error"]
+
+
+def test_a_time_without_a_zone_in_the_record_is_utc(run: Run, tmp_path: Path) -> None:
+    run("certs", "init")
+    (tmp_path / "certs/issued.txt").write_text("1f worker w 2027-01-01T00:00:00\n")
+    code, result = run("certs", "show")
+    assert code == 0
+    assert result["certificates"][0]["expires"] == "2027-01-01T00:00:00+00:00"
