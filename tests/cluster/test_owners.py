@@ -51,3 +51,37 @@ def test_only_owners_and_admins_cancel_and_all_is_on_record(tmp_path: Path, corp
         log = cluster.aggregator.log_text()
         assert f"job {jobs[0]}: submitted by person alice (certificate " in log
         assert f"job {jobs[1]}: cancelled by admin root (certificate " in log
+
+
+def test_only_owners_and_admins_prune_and_all_is_on_record(tmp_path: Path, corpus: Path) -> None:
+    files = make_certificates(tmp_path)
+    for name, kind in (
+        ("alice", CallerKind.PERSON),
+        ("bob", CallerKind.PERSON),
+        ("root", CallerKind.ADMIN),
+    ):
+        make_certificate(tmp_path, name, files / "authority.pem", kind)
+    config = write_config(corpus.parent, gpt_config(corpus))
+
+    with Cluster(tmp_path, certificates=files) as cluster:
+
+        def run(person: str, *words: object) -> tuple[int, dict[str, Any], str]:
+            address = ("--aggregator", cluster.aggregator.address)
+            done = tiermesh(*words, "--json", *address, *tls_flags(files, person))
+            return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+        jobs = [str(run(person, "submit", config)[1]["job"]) for person in ("alice", "bob", "bob")]
+        for person, job in zip(("alice", "bob", "bob"), jobs, strict=True):
+            assert run(person, "cancel", job)[0] == 0
+        code, _, errors = run("bob", "prune", jobs[0], "--yes")
+        assert code == 2
+        assert "Prune of another owner's job: not allowed for person bob" in errors
+        for person, expected in (("bob", jobs[:0:-1]), ("root", jobs[::-1])):
+            code, result, errors = run(person, "prune", "--keep", "0", "--dry-run")
+            assert (code, [each["job"] for each in result["pruned"]]) == (0, expected), errors
+        assert run("alice", "prune", jobs[0], "--yes")[0] == 0
+        assert run("root", "prune", jobs[1], "--yes")[0] == 0
+        assert [each["job"] for each in run("bob", "jobs")[1]["jobs"]] == jobs[2:]
+        log = cluster.aggregator.log_text()
+        assert f"job {jobs[0]}: jobs pruned by person alice (certificate " in log
+        assert f"job {jobs[1]}: jobs pruned by admin root (certificate " in log
