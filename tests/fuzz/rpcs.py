@@ -64,6 +64,8 @@ _STATES = {
     "Jobs": (_FRESH, _TRAINING),
 }
 """States in which the methods of a service are called at first."""
+_LONG_METADATA = bytes(62) + b"\0"
+"""Choices of an incarnation of 1,860 characters, and of an offer of shared memory."""
 _OFFERS = ("1 2 " + 64 * "0", "x", "9" * 300 + " 1 " + 64 * "0")
 
 
@@ -206,6 +208,14 @@ def _seed(role: int, state: int, *messages: Message) -> bytes:
     return bytes([role, state, 0]) + b"".join(map(record, messages))
 
 
+def _filled(message: Message) -> Message:
+    """Return a message whose own texts are long."""
+    for field in message.DESCRIPTOR.fields:
+        if field.type == field.TYPE_STRING and not field.is_repeated:
+            setattr(message, field.name, "x" * 2000)
+    return message
+
+
 def _targets() -> dict[str, Target]:
     streams, targets = _streams(), {}
     for service in own_services():
@@ -220,6 +230,7 @@ def _targets() -> dict[str, Target]:
                 for role in roles
                 for state in states
             ]
+            seeds.append(bytes([0, _FRESH, 254]) + _LONG_METADATA + record(_filled(request())))
             targets[f"{service.name}.{described.name}"] = Target(partial(_run, method, request), tuple(seeds))
     return targets
 
