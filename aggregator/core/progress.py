@@ -18,6 +18,7 @@ from protos.jobs_pb2 import Job
 from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
+from services.tensors.chunk_set import ChunkSet
 from services.tensors.layout import chunk_count
 
 
@@ -102,7 +103,7 @@ class JobProgress:
         self._router.weights.begin(None, 0)
         self._out.put(DropAll())
 
-    def continue_at(self, version: Version, missing: set[int], now: float) -> None:
+    def continue_at(self, version: Version, missing: ChunkSet, now: float) -> None:
         """Continue at the optimizer's version; `missing` are the chunks of the step's sum that it lacks."""
         if self.version is not None and version == self.version.following:
             self.advance(now)  # the link broke before its COMMIT arrived

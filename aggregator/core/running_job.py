@@ -33,7 +33,7 @@ from services.protocol.fingerprint import CODE
 from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
-from services.tensors.chunk_ranges import from_ranges
+from services.tensors.chunk_set import ChunkSet
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import Timeouts
 
@@ -183,14 +183,14 @@ class RunningJob:
             self.progress.forget_weights()
             current = self.lease_book.initialisation
             if current is not None and current.described:
-                current.missing = set(from_ranges(status.missing, self.progress.chunks))
+                current.missing = ChunkSet.from_ranges(status.missing, self.progress.chunks)
                 current.since_seconds = now
                 self._orders.resend(current.session, current.lease, status.missing)
         else:
-            missing = set(from_ranges(status.missing, self.progress.chunks))
+            missing = ChunkSet.from_ranges(status.missing, self.progress.chunks)
             # The checks of a sum that a previous aggregator began are unknown: it may contain wrong gradients.
             unchecked = version != self.progress.version and bool(self.plan.verify_fraction)
-            partial = 0 < sum(each.count for each in status.missing) < self.progress.chunks
+            partial = 0 < len(missing) < self.progress.chunks
             if self._is_void(version) or (unchecked and partial):
                 self._start_over(version)
             else:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
 from services.protocol.plan import JobPlan
-from services.tensors.chunk_ranges import to_ranges
+from services.tensors.chunk_set import ChunkSet, to_ranges
 from services.tensors.layout import chunk_count
 
 
@@ -45,7 +45,7 @@ class OpenJob:
         self.layout_hash = ""
         self.elements = 0
         self.chunks = 0
-        self.staged: set[int] = set()
+        self.staged = ChunkSet(0)
         self.non_finite: list[NonFinite] = []
         self.deciding = False
         self.starts_over = False
@@ -60,6 +60,7 @@ class OpenJob:
     def set_layout(self, layout_hash: str, elements: int) -> None:
         """Set the layout's hash, its number of elements and of chunks."""
         self.layout_hash, self.elements, self.chunks = layout_hash, elements, chunk_count(elements)
+        self.staged = ChunkSet(self.chunks)
 
     def start_training(self, step: int) -> None:
         """Enter TRAINING with complete weights of `step`."""
@@ -83,8 +84,11 @@ class OpenJob:
         return self.updated_chunks == self.chunks
 
     def optimizer_status(self) -> pb.OptimizerStatus:
-        """Return the job's state, with the chunks that are missing of the step's sum or of the initial weights."""
-        missing = [] if self.deciding else [each for each in range(self.chunks) if each not in self.staged]
+        """Return the job's state, with the chunks that are missing of the step's sum or of the initial weights.
+
+        If there are very many gaps, chunks between them are named too; they come again and are dropped.
+        """
+        missing = [] if self.deciding else to_ranges(self.staged.gaps())
         return pb.OptimizerStatus(
             job=self.job,
             state=self.state,
@@ -92,7 +96,7 @@ class OpenJob:
             step=self.step,
             layout_hash=self.layout_hash,
             elements=self.elements,
-            missing=to_ranges(missing),
+            missing=missing,
         )
 
 

@@ -22,6 +22,7 @@ from services.errors import Failed
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
+from services.tensors.chunk_set import MAX_RUNS
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 """Longest message sent or received, without its 5-byte gRPC prefix."""
@@ -135,7 +136,7 @@ BOUNDS: Mapping[str, Bound] = {
     "MissingReply.missing": Bound(count=128),
     "MissingRequest.files": Bound(count=128),
     "Open.void": Bound(count=1024),
-    "OptimizerStatus.missing": Bound(count=MAX_CHUNKS // 2),
+    "OptimizerStatus.missing": Bound(count=MAX_RUNS),
     "PruneRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "RemoveCheckpointsRequest.steps": Bound(count=MAX_NAMED_STEPS),
     "SharedPlaces.indices": Bound(count=64),
@@ -145,7 +146,7 @@ BOUNDS: Mapping[str, Bound] = {
     "Welcome.shard_tensor_ports": Bound(count=MAX_SHARDS),
     "Welcome.shards": Bound(bytes=300, count=MAX_SHARDS),
     "checksums": Bound(count=MAX_MICRO_BATCHES),
-    "chunks": Bound(count=MAX_CHUNKS // 2),
+    "chunks": Bound(count=MAX_RUNS),
     "files": Bound(bytes=128, count=128),
     "fingerprint": Bound(bytes=1024, count=64),
     "non_finite": Bound(count=MAX_REPORTED_MICRO_BATCHES),

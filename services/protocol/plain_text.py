@@ -38,10 +38,14 @@ def make_printable(message: Message) -> None:
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             _clean_map(getattr(message, field.name), field)
-        elif field.message_type is not None:
+        elif field.message_type is not None and has_text(field.message_type):
             for each in value if field.is_repeated else (value,):
                 make_printable(each)
-        elif field.type == FieldDescriptor.TYPE_STRING and field.name not in _UNTOUCHED_FIELDS:
+        elif (
+            field.message_type is None
+            and field.type == FieldDescriptor.TYPE_STRING
+            and field.name not in _UNTOUCHED_FIELDS
+        ):
             limit = limit_of(field)
             if not field.is_repeated:
                 if not _is_plain(value, limit):

@@ -1,25 +1,10 @@
-"""Conversion between chunk indices and the ranges that messages carry."""
+"""Chunk indices of the ranges that messages carry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from protos.cluster_pb2 import Range
-
-
-def to_ranges(chunks: Iterable[int]) -> list[Range]:
-    """Return chunk indices as the fewest ranges, in ascending order."""
-    runs: list[Range] = []
-    first = stop = -1
-    for chunk in sorted(set(chunks)):
-        if chunk != stop:
-            if first >= 0:
-                runs.append(Range(first=first, count=stop - first))
-            first = chunk
-        stop = chunk + 1
-    if first >= 0:
-        runs.append(Range(first=first, count=stop - first))
-    return runs
 
 
 def from_ranges(ranges: Iterable[Range], chunks: int) -> Iterator[int]:

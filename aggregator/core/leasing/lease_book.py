@@ -18,7 +18,7 @@ from protos.jobs_pb2 import Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.protocol.versions import Version
-from services.tensors.chunk_ranges import to_ranges
+from services.tensors.chunk_set import ChunkSet, to_ranges
 from services.timeouts import Timeouts
 
 
@@ -38,7 +38,7 @@ class Initialisation:
     session: int
     since_seconds: float
     described: bool = False
-    missing: set[int] | None = None
+    missing: ChunkSet | None = None
 
     @property
     def awaits_worker(self) -> bool:
@@ -257,12 +257,12 @@ class LeaseBook:
             if not self._members[session].in_place:
                 self._orders.send_window(session, step_sum, step_sum.window_end)
 
-    def reconcile(self, step_sum: StepSum, missing: set[int]) -> None:
+    def reconcile(self, step_sum: StepSum, missing: ChunkSet) -> None:
         """Adjust a step's coverage to the chunks that the optimizer lacks, and have lost ones sent again."""
         for chunk, node in step_sum.coverage.mark_all_done_except(missing):
             self._out.put(Drop(chunk, node))
         end_before = step_sum.window_end
-        reopened = to_ranges(step_sum.reopen(missing))
+        reopened = to_ranges(step_sum.reopen(missing).runs())
         if step_sum.widen() or step_sum.window_end != end_before:
             self.send_windows(step_sum)
         for each in step_sum.assignments:

@@ -11,6 +11,7 @@ from protos import cluster_pb2 as pb
 from protos.files_pb2 import FileRef
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
+from services.tensors.chunk_set import to_ranges
 from services.tensors.reduction_tree import Node
 
 
@@ -64,7 +65,7 @@ class WorkerOrders:
         step_sum.grant(assignment, self._new_lease(), now)
         lease = self._lease(step_sum.version, assignment.lease, pb.TRAIN, assignment.node)
         if missing != [range(step_sum.coverage.chunks)]:
-            lease.chunks.extend(pb.Range(first=run.start, count=len(run)) for run in missing)
+            lease.chunks.extend(to_ranges(missing))
         lease.checksums.extend(step_sum.checks.within(assignment.node))
         self.send_window(session, step_sum, step_sum.coverage.chunks if in_place else step_sum.window_end)
         self._send(session, lease)

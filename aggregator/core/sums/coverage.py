@@ -6,9 +6,9 @@ is finished: it is passed on, and its payload is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
+from services.tensors.chunk_set import ChunkSet
 from services.tensors.reduction_tree import Node, path_to
 
 
@@ -32,8 +32,8 @@ class Arrival:
 class Coverage:
     """Coverage of one step: `chunks` chunks, each summed up the tree of `root`.
 
-    No method loops over the tree's leaves. Only `missing`, `reopen` and `mark_all_done_except` may take time for each
-    chunk of the layout.
+    No method loops over the tree's leaves. Only `missing` and `mark_all_done_except` may take time for each stored
+    chunk.
 
     Attributes:
         gated: Whether the last chunk is held back, so that the optimizer can't COMMIT yet.
@@ -45,7 +45,7 @@ class Coverage:
         self.gated = gated
         self._stored: dict[int, set[Node]] = {}
         self._chunks_of: dict[Node, set[int]] = {}  # the same by node
-        self._done: set[int] = set()
+        self._done = ChunkSet(chunks)
 
     @property
     def complete(self) -> bool:
@@ -61,10 +61,7 @@ class Coverage:
 
         Positions follow the agreed sending order: 0 is the last chunk of the layout.
         """
-        position = start
-        while position < self.chunks and self.chunks - 1 - position in self._done:
-            position += 1
-        return position
+        return self.chunks - 1 - self._done.find_last_absent(self.chunks - start)
 
     def add(self, node: Node, chunk: int) -> Arrival:
         """Count the arrival of `chunk` of `node`."""
@@ -123,19 +120,20 @@ class Coverage:
         return len(self._done) + sum(covering) < self.chunks
 
     def missing(self, node: Node) -> list[range]:
-        """Return the chunks for which something of `node` is missing, as runs in ascending order."""
-        covering = [found for other in self._with_ancestors(node) if (found := self._chunks_of.get(other))]
-        runs: list[range] = []
-        first = 0
-        for chunk in sorted(self._done.union(*covering)):
-            if first < chunk:
-                runs.append(range(first, chunk))
-            first = chunk + 1
-        if first < self.chunks:
-            runs.append(range(first, self.chunks))
-        return runs
+        """Return the chunks for which something of `node` is missing, as runs in ascending order.
 
-    def mark_all_done_except(self, missing: Set[int]) -> list[tuple[int, Node]]:
+        If there are very many runs, they contain chunks for which nothing is missing too.
+        """
+        covering = [found for other in self._with_ancestors(node) if (found := self._chunks_of.get(other))]
+        if not covering:
+            return self._done.gaps()
+        missing = self._done.complement()
+        for chunks in covering:
+            for chunk in chunks:
+                missing.discard(chunk)
+        return missing.runs()
+
+    def mark_all_done_except(self, missing: ChunkSet) -> list[tuple[int, Node]]:
         """Count all other chunks as finished, since the optimizer has their sums.
 
         Returns:
@@ -143,19 +141,17 @@ class Coverage:
         """
         if len(missing) >= self.chunks:
             return []
-        found = set(range(self.chunks)).difference(self._done, missing)
-        self._done |= found
-        dropped = [
-            (chunk, node) for chunk in sorted(found & self._stored.keys()) for node in self._stored[chunk]
-        ]
+        self._done.update(missing.complement())
+        found = [chunk for chunk in self._stored if chunk not in missing]
+        dropped = [(chunk, node) for chunk in found for node in self._stored[chunk]]
         for chunk, node in dropped:
             self._chunks_of[node].discard(chunk)
-        for chunk in found & self._stored.keys():
+        for chunk in found:
             del self._stored[chunk]
         return sorted(dropped)
 
-    def reopen(self, chunks: Iterable[int]) -> list[int]:
+    def reopen(self, chunks: ChunkSet) -> ChunkSet:
         """Count chunks as missing, since the optimizer lost their sums; return those that had been passed on."""
         lost = self._done.intersection(chunks)
-        self._done -= lost
-        return sorted(lost)
+        self._done.remove(lost)
+        return lost

@@ -15,6 +15,7 @@ from services.printable import printable
 from services.protocol.non_finite import MAX_PARAMETER_NAME_CHARACTERS, MAX_REPORTED_MICRO_BATCHES
 from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.protocol.versions import Version
+from services.tensors.chunk_set import ChunkSet
 from services.tensors.reduction_tree import Node
 
 
@@ -208,7 +209,7 @@ class StepSum:
         """The first of the micro-batches known to have gradients that are not finite, in their order."""
         return [self._non_finite[index] for index in sorted(self._non_finite)[:MAX_REPORTED_MICRO_BATCHES]]
 
-    def reopen(self, chunks: Iterable[int]) -> list[int]:
+    def reopen(self, chunks: ChunkSet) -> ChunkSet:
         """Count chunks as missing that the optimizer lacks; return those that must be sent again.
 
         The send window restarts at the first chunk that is not finished.

@@ -6,14 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.cluster_pb2 import Range
-from services.tensors.chunk_ranges import from_ranges, to_ranges
+from services.tensors.chunk_ranges import from_ranges
 
 NUMBERS = st.integers(0, 12) | st.just((1 << 32) - 1)
-
-
-@given(st.sets(st.integers(0, 40)))
-def test_ranges_survive_the_round_trip(chunks: set[int]) -> None:
-    assert list(from_ranges(to_ranges(chunks), 41)) == sorted(chunks)
 
 
 @given(st.lists(st.builds(Range, first=NUMBERS, count=NUMBERS)), st.integers(0, 10))

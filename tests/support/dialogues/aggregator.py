@@ -14,9 +14,10 @@ from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, 
 from services.errors import Refusal
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
-from services.tensors.chunk_ranges import from_ranges, to_ranges
+from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node
+from tests.support.chunk_sets import to_ranges
 
 FINGERPRINT = {"backend": "emulator", "blas": "SkylakeX"}
 

@@ -9,8 +9,8 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
-from services.tensors.chunk_ranges import to_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
+from tests.support.chunk_sets import to_ranges
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 

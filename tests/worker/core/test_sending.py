@@ -6,9 +6,9 @@ from protos import cluster_pb2 as pb
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, NonFinite
 from services.protocol.plan import WINDOW_CHUNKS, WireTypes
-from services.tensors.chunk_ranges import to_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.stripes import Stripe
+from tests.support.chunk_sets import to_ranges
 from tests.support.dialogues.worker import Dialogue, start_with_weights
 from worker.core import events as ev
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from aggregator.core.sums.coverage import Coverage
 from services.tensors.reduction_tree import Node, children
+from tests.support.chunk_sets import chunk_set
 
 
 @st.composite
@@ -77,9 +78,9 @@ def test_a_bigger_node_takes_the_place_of_its_parts() -> None:
 
 def test_a_sum_that_the_optimizer_lost_is_made_again() -> None:
     coverage = Coverage(Node(0, 2), 2)
-    assert coverage.reopen([0]) == [], "it was never passed on"
+    assert not coverage.reopen(chunk_set([0], 2)), "it was never passed on"
     coverage.add(Node(0, 2), 0)
-    assert coverage.reopen([0, 1]) == [0]
+    assert coverage.reopen(chunk_set([0, 1], 2)).runs() == [range(1)]
     assert missing(coverage, Node(0, 2)) == [0, 1]
     assert coverage.add(Node(0, 2), 0).done
 
@@ -89,8 +90,8 @@ def test_chunks_that_the_optimizer_has_are_dropped() -> None:
     coverage.add(Node(0, 1), 0)
     coverage.add(Node(2, 2), 0)
     coverage.add(Node(0, 1), 1)
-    assert coverage.mark_all_done_except({1}) == [(0, Node(0, 1)), (0, Node(2, 2))]
-    assert coverage.mark_all_done_except({1}) == []
+    assert coverage.mark_all_done_except(chunk_set([1], 2)) == [(0, Node(0, 1)), (0, Node(2, 2))]
+    assert coverage.mark_all_done_except(chunk_set([1], 2)) == []
     assert coverage.add(Node(1, 1), 0).duplicate
     assert coverage.stored_nodes() == {(1, Node(0, 1))}
 
@@ -104,7 +105,7 @@ def test_what_is_missing_is_what_no_stored_node_covers(
     for node in nodes:
         chunk = data.draw(st.integers(0, chunks - 1))
         if data.draw(st.integers(0, 9)) == 0:
-            coverage.reopen([chunk])
+            coverage.reopen(chunk_set([chunk], chunks))
         coverage.add(node, chunk)
         for other in nodes:
             uncovered = [each for each in range(chunks) if not coverage.covers(other, each)]
