@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from optimizer.checkpoint_removal import CheckpointRemoval
 from optimizer.checkpoint_use import CheckpointUse, Reader
 from optimizer.core.open_job import is_void
-from optimizer.number_file import NumberFile
 from optimizer.void_file import VoidFile
 from protos import cluster_pb2 as pb
 from services.checkpoints.format import (
@@ -37,6 +36,7 @@ from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
+from services.runtime.number_file import NumberFile
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 

@@ -26,7 +26,6 @@ from optimizer.core import events as ev
 from optimizer.core.checkpoint_schedule import SPACE_RETRY_SECONDS
 from optimizer.core.optimizer import OptimizerCore
 from optimizer.local_tensor_store import LocalTensorStore
-from optimizer.number_file import NumberFile
 from optimizer.tensor_store import (
     TensorStore,
     TensorStoreCallbacks,
@@ -48,6 +47,7 @@ from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.envelope import OptimizerBody
 from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.runtime.metrics import OptimizerMetrics
+from services.runtime.number_file import NumberFile
 from services.runtime.recording import make_core
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout

@@ -10,10 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from aggregator.storage.capped_log import CappedLog
+from aggregator.storage.loss_mark import LossMark
 from services.caps import MB, Cap
 from services.instrumentation.failpoints import hit_failpoint
 
 log = logging.getLogger("tiermesh.aggregator")
+
+_LOST_BEFORE = (
+    "lines of this log or of another job's may be missing before this one: the aggregator was killed while they could "
+    "not be written"
+)
 
 
 class LogWriter:
@@ -38,6 +44,8 @@ class LogWriter:
         self._count_lost = count_lost
         self._count_cap_reached = count_cap_reached
         self._lost: dict[str, int] = {}  # lines lost and not yet reported, by job
+        self._mark = LossMark(folder / ".lost")
+        self._lost_before = self._mark.is_set  # by an aggregator that was killed before it could report them
 
     def log_of(self, job: str) -> CappedLog:
         """Return a job's log."""
@@ -59,12 +67,16 @@ class LogWriter:
                 log.warning(
                     "job %s: lines of its log are lost: %s", job, error.strerror or error, extra={"job": job}
                 )
+            self._mark.change(lost=True)
             self._lost[job] = self._lost.get(job, 0) + 1
             self._count_lost(1)
             return
         with suppress(OSError):  # a later line reports them
             for other in list(self._lost):
                 self._append(other)
+        self._mark.prepare()
+        if not self._lost and not self._lost_before:
+            self._mark.change(lost=False)
 
     def _append(self, job: str, *events: Mapping[str, object]) -> None:
         """Append events to a log and how many lines it has lost before them, or leave the file as it was (OSError)."""
@@ -72,7 +84,13 @@ class LogWriter:
         if lost:
             text = f"{lost} lines of this log were lost before this one, since they could not be written"
             events = ({"seconds": round(time.time(), 3), "kind": "lost", "text": text}, *events)
+        told = self._lost_before and self.log_of(job).first.exists()
+        if told:
+            events = ({"seconds": round(time.time(), 3), "kind": "lost", "text": _LOST_BEFORE}, *events)
+            log.warning("job %s: %s", job, _LOST_BEFORE, extra={"job": job})
         self._append_text(job, "".join(f"{json.dumps(event)}\n" for event in events))
+        if told:
+            self._lost_before = False
         if self._lost.pop(job, 0):
             log.warning("job %s: its log is written again; %d lines are lost", job, lost, extra={"job": job})
 

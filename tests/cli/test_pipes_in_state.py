@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cli.certs.folder import CertificateFolder
-from optimizer.number_file import NumberFile
 from services.errors import Refused
 from services.runtime.cluster_identity import read_cluster
+from services.runtime.number_file import NumberFile
 from services.transport.access.permissions import CallerKind
 
 LIMIT_SECONDS = 60

@@ -11,13 +11,19 @@ from typing import Any
 import pytest
 
 from aggregator.core import events as ev
+from optimizer.core.open_job import OpenJob
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.config.bounds import MOST_CHECKS
 from services.config.field_types import MOST_MICRO_BATCHES
+from services.protocol.checksums import encode_with_checksum
+from services.protocol.envelope import wrap
+from services.protocol.plain_text import make_printable
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.tensors.layout import CHUNK_ELEMENTS, MAX_ELEMENTS
+from services.tensors.reduction_tree import Node
 from tests.support.dialogues.aggregator import Dialogue
+from tests.support.processor_time import limit_work
 
 WORKERS = 128
 CHUNKS = MAX_ELEMENTS // CHUNK_ELEMENTS
@@ -131,6 +137,25 @@ def test_steps_with_dying_and_joining_workers(fraction: float) -> None:
         dialogue.commits(1, step)
         for session in list(dialogue.core.members):
             dialogue.weights_loaded(session, 1, step + 1)
+    check(dialogue)
+
+
+def test_an_optimizer_that_lost_every_second_chunk() -> None:
+    dialogue = start()
+    for index in range(CHUNKS):
+        dialogue.core.run.lease_book.step_sum.coverage.add(Node(0, MOST_MICRO_BATCHES), index)
+    dialogue.give(ev.OptimizerLost("the link broke"))
+    dialogue.optimizer()
+    job = OpenJob("a", dialogue.core.run.plan, 1)
+    job.set_layout(dialogue.layout.hash, dialogue.layout.elements)
+    job.state = pb.OptimizerStatus.TRAINING
+    for index in range(0, CHUNKS, 2):
+        job.staged.add(index)
+    with limit_work(LIMIT_SECONDS):
+        status = job.optimizer_status()
+        encode_with_checksum(wrap(pb.OptimizerMessage, 1, status))
+        make_printable(status)
+    dialogue.give(ev.FromOptimizer(status))
     check(dialogue)
 
 

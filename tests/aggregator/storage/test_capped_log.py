@@ -49,8 +49,8 @@ class LoggedJob:
         self.published += 1
 
     def size(self) -> int:
-        """Return the size of all files."""
-        return sum(path.stat().st_size for path in self.folder.iterdir())
+        """Return the size of all files of the log."""
+        return sum(path.stat().st_size for path in self.folder.glob("*.jsonl"))
 
     def texts(self) -> list[str]:
         """Return what a reader of the log gets."""

@@ -96,6 +96,33 @@ def test_lines_that_a_full_disk_refuses_are_counted_and_told(tmp_path: Path) -> 
         assert read(journal, "b")[-1].text.startswith("line 6 ")
 
 
+def test_an_aggregator_killed_on_a_full_disk_leaves_word_that_lines_were_lost(tmp_path: Path) -> None:
+    def publish(journal: Journal, job: str, text: str) -> None:
+        journal.publish(JobEvent(job=Job(id=job), kind="step", text=text))
+
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        folder = disk.path / "logs"
+        journal = Journal(folder)
+        publish(journal, "a", "first")
+        disk.fill()
+        for number in range(4):
+            publish(journal, "a", f"{number} " + "x" * 3000)
+        disk.empty()
+        publish(Journal(folder), "b", "a job that had no log; then killed again")
+        journal = Journal(folder)
+        publish(journal, "a", "second")
+        publish(journal, "a", "third")
+        told, *others = [line.text for line in read(journal, "a")][-3:]
+        assert (
+            others == ["second", "third"] and "lines of this log or of another job's may be missing" in told
+        )
+        for job in "ab":
+            publish(Journal(folder), job, "last")
+            assert "missing" not in [line.text for line in read(Journal(folder), job)][-2], (
+                "it is reported once"
+            )
+
+
 def test_a_journal_begins_on_a_full_disk(tmp_path: Path) -> None:
     lost: list[int] = []
     (tmp_path / "logs").write_text("in the place of the folder")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.number_file import NumberFile
 from services.errors import Failed, Refused, is_out_of_space
+from services.runtime.number_file import NumberFile
 from tests.support.small_disk import small_disk
 
 
