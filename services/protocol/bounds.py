@@ -22,12 +22,13 @@ from services.errors import Failed
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
-from services.tensors.chunk_set import MAX_RUNS
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 """Longest message sent or received, without its 5-byte gRPC prefix."""
 MAX_CHUNKS = 1 << 18
 """Maximum number of chunks of a layout, which has at most 2^37 elements."""
+MAX_RUNS = 1024
+"""Maximum number of ranges that name chunks; where there were more, they are joined, and name further chunks."""
 MAX_MICRO_BATCHES = 1 << 16
 """Maximum number of micro-batches of a step."""
 MAX_LEASE_BATCHES = 1 << 16

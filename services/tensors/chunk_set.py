@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from protos.cluster_pb2 import Range
-
-MAX_RUNS = 1024
-"""Most ranges that name the chunks of a set; more of them are joined, so that they name further chunks."""
+from services.protocol.bounds import MAX_RUNS
 
 _ABSENT, _PRESENT = b"\0", b"\1"
 _INVERTED = bytes.maketrans(_ABSENT + _PRESENT, _PRESENT + _ABSENT)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.cluster_pb2 import Range
-from services.protocol.bounds import MAX_CHUNKS
-from services.tensors.chunk_set import MAX_RUNS, ChunkSet, to_ranges
+from services.protocol.bounds import MAX_CHUNKS, MAX_RUNS
+from services.tensors.chunk_set import ChunkSet, to_ranges
 from tests.support.chunk_sets import chunk_set
 from tests.support.processor_time import limit_work
 
