@@ -10,13 +10,14 @@ import hashlib
 import sqlite3
 import time
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from aggregator.storage.queue_copy import connect
-from aggregator.storage.schema import FORMAT, LIVE_STATES
+from aggregator.storage.schema import FORMAT, LIVE_STATES, create_tables
 from protos import jobs_pb2
 from services.errors import Refused
 from services.printable import one_line
@@ -24,7 +25,7 @@ from services.protocol.hello import is_cluster
 from services.protocol.versions import LAST_EPOCH
 
 _NEEDED = {1: {"cluster", "jobs"}, FORMAT: {"cluster", "jobs", "specs", "reserve", "leader", "standbys"}}
-_TABLES = {*_NEEDED[FORMAT], "sqlite_sequence"}
+"""Tables that a file must have, by format. Others of today's tables are added when an aggregator opens it."""
 _SEAL = "CREATE TABLE backup (made_seconds REAL NOT NULL, sha256 TEXT NOT NULL)"
 
 
@@ -131,15 +132,8 @@ def _check_tables(connection: sqlite3.Connection, version: int) -> float | None:
     found = {(kind, name) for kind, name in connection.execute("SELECT type, name FROM sqlite_master")}
     tables = {name for kind, name in found if kind == "table"}
     needed = _NEEDED.get(version)
-    if (
-        needed is None
-        or not needed <= tables <= {*_TABLES, "backup"}
-        or {kind for kind, _ in found}
-        - {
-            "table",
-            "index",
-        }
-    ):
+    has_queue = needed is not None and needed <= tables <= {*_known_tables(), "backup"}
+    if not has_queue or not {kind for kind, _ in found} <= {"table", "index"}:
         raise ValueError(f"format {version} with {len(tables)} tables, expected those of a queue")
     if "backup" not in tables:
         return None
@@ -149,6 +143,16 @@ def _check_tables(connection: sqlite3.Connection, version: int) -> float | None:
     return made_seconds
 
 
+@cache
+def _known_tables() -> frozenset[str]:
+    """Return the names of all tables of a queue, SQLite's own among them."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        create_tables(connection)
+        return frozenset(
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        )
+
+
 def _checksum(connection: sqlite3.Connection, made_seconds: float) -> str:
     """Return the SHA-256 of a file's version, tables and rows, but the table `backup`, and of the backup's time."""
     digest = hashlib.sha256(repr((made_seconds, *connection.execute("PRAGMA user_version"))).encode())
@@ -156,8 +160,9 @@ def _checksum(connection: sqlite3.Connection, made_seconds: float) -> str:
         "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name != 'backup' ORDER BY name"
     ).fetchall()
     digest.update(repr(schema).encode())
+    known = _known_tables()
     for kind, name, _, _ in schema:
-        if kind == "table" and name in _TABLES:
+        if kind == "table" and name in known:
             for row in connection.execute(f"SELECT * FROM {name} ORDER BY rowid"):
                 digest.update(repr(row).encode())
     return digest.hexdigest()
