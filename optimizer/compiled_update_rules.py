@@ -46,7 +46,7 @@ def decay_piece(starts: Any, stops: Any, first: Any, stop: Any) -> Any:
 
 @jit(
     types.void(
-        *(_float32, _float32_in, _float32, _float32),
+        *(_float32, _float32_in, _float32, _float32, _float32),
         *(types.int64, types.int64, _int64_in, _int64_in),
         *(types.float32,) * 7,
     )
@@ -56,6 +56,7 @@ def adamw(
     gradient: Any,
     mean: Any,
     square: Any,
+    largest: Any,
     start: Any,
     stop: Any,
     decay_starts: Any,
@@ -75,6 +76,7 @@ def adamw(
         gradient: mean gradient, [elements] float32.
         mean: first moment m, [elements] float32, changed in place.
         square: second moment v, [elements] float32, changed in place.
+        largest: largest v so far, [elements] float32, changed in place; [0] without AMSGrad.
         start: first element of the range.
         stop: end of the range, exclusive.
         decay_starts: first elements of the decaying runs, [runs] int64, ascending.
@@ -87,18 +89,25 @@ def adamw(
         floor: epsilon with the bias correction of the second moment.
         shrink: 1 - learning rate * weight decay.
     """
+    amsgrad = largest.size > 0
     first = start
     while first < stop:
         piece_stop, decays = decay_piece(decay_starts, decay_stops, first, stop)
         kept = shrink if decays else np.float32(1.0)
         w, g = weights[first:piece_stop], gradient[first:piece_stop]
-        m, v = mean[first:piece_stop], square[first:piece_stop]
+        m, v, top = mean[first:piece_stop], square[first:piece_stop], largest[first:piece_stop]
         for i in range(w.size):
             clipped = g[i] * clip
             moment = m[i] + (clipped - m[i]) * blend1
             second = v[i] * keep2 + (clipped * clipped) * blend2
             m[i] = moment
             v[i] = second
+            if amsgrad:
+                if not (
+                    top[i] >= second or top[i] != top[i]
+                ):  # as numpy's maximum, NaN counts as the largest
+                    top[i] = second
+                second = top[i]
             w[i] = w[i] * kept - moment / (np.sqrt(second) + floor) * rate
         first = piece_stop
 

@@ -139,7 +139,7 @@ class LocalTensorStore:
     def _update(self, tensors: MasterTensors, effect: ev.Update, header: ChunkHeader) -> None:
         started = time.perf_counter()
         if effect.applied:
-            tensors.begin_update(effect.norm, effect.learning_rate)
+            tensors.begin_update(effect.norm, effect.learning_rate, effect.step)
         for chunk in range(tensors.layout.chunks):
             with timeline.span("kernel", "update", effect.step, chunk=chunk):
                 if effect.applied:

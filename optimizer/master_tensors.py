@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.huge_page_arrays import allocate_zeros
-from optimizer.schedules import learning_rate
+from optimizer.schedules import first_moment_decay, learning_rate
 from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
 from services.config.job import JobConfig
 from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared_blocks, scale
@@ -88,14 +88,16 @@ class MasterTensors:
         """
         return self._block_sums.pop(chunk)
 
-    def begin_update(self, grad_norm: float, rate: float) -> None:
+    def begin_update(self, grad_norm: float, rate: float, step: int) -> None:
         """Fix the scalars of the next update.
 
         Args:
             grad_norm: global L2 norm of the mean gradient, for clipping.
             rate: learning rate of the update.
+            step: index of the update, from 0.
         """
-        self.rule.begin(rate, clip_coefficient(grad_norm, self.config.clip_grad_norm))
+        clip = clip_coefficient(grad_norm, self.config.clip_grad_norm)
+        self.rule.begin(rate, clip, beta1=first_moment_decay(self.config.schedule, step))
 
     def update(self, chunk: int) -> None:
         """Update the weights of one chunk."""

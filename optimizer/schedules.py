@@ -14,7 +14,7 @@ def learning_rate(schedule: ScheduleConfig, base: float, step: int) -> float:
     """Return the learning rate of the update from version `step` to version `step + 1`.
 
     Args:
-        schedule: type, total steps and warm-up steps; for warmup_cosine also the learning rate at its end.
+        schedule: type of the schedule and its settings.
         base: learning rate of the job.
         step: number of earlier updates; beyond `total_steps` the rate keeps its last value.
     """
@@ -22,7 +22,22 @@ def learning_rate(schedule: ScheduleConfig, base: float, step: int) -> float:
         return base * _warmup_linear_factor(schedule, step + 1)
     if schedule.type == "warmup_cosine":
         return _warmup_cosine(schedule, base, step)
+    if schedule.type == "speedrun":
+        return _speedrun(schedule, base, step)
+    if schedule.type == "step":
+        return base * schedule.gamma ** (step // schedule.step_size)
     return base
+
+
+def first_moment_decay(schedule: ScheduleConfig, step: int) -> float | None:
+    """Return beta1 of the update from version `step` to `step + 1`; None if the schedule leaves it to the optimizer.
+
+    The speedrun schedule raises or lowers it in equal steps, from `beta1_start` to `beta1_end` (tt-train's `beta1_at`).
+    """
+    if not schedule.beta1_warmup_steps:
+        return None
+    share = min(1.0, step / schedule.beta1_warmup_steps)
+    return (1.0 - share) * schedule.beta1_start + share * schedule.beta1_end
 
 
 def _warmup_linear_factor(schedule: ScheduleConfig, update: int) -> float:
@@ -48,3 +63,18 @@ def _warmup_cosine(schedule: ScheduleConfig, base: float, step: int) -> float:
         return schedule.min_lr
     progress = (step - warmup) / (schedule.total_steps - warmup)
     return schedule.min_lr + 0.5 * (1.0 + math.cos(math.pi * progress)) * (base - schedule.min_lr)
+
+
+def _speedrun(schedule: ScheduleConfig, base: float, step: int) -> float:
+    """Return the rate of tt-train's `SpeedrunScheduler.lr_at`: linear from 0 to `base`, held, then linear to `min_lr`.
+
+    The first update has rate 0, even without a warm-up. It does not fall if warm-up and hold reach `total_steps`.
+    """
+    if step <= schedule.warmup_steps:
+        return base * step / max(1, schedule.warmup_steps)
+    decay_start = schedule.warmup_steps + schedule.hold_steps
+    decay_steps = schedule.total_steps - decay_start
+    if decay_steps <= 0:
+        return base
+    progress = min(1.0, max(0, step - decay_start) / decay_steps)
+    return base + (schedule.min_lr - base) * progress

@@ -3,7 +3,8 @@
 Formulas, as in `torch.optim` (results differ from torch by rounding only):
 
     AdamW           Kingma and Ba 2015 (arXiv:1412.6980), with the decoupled weight decay of Loshchilov and Hutter 2019
-                    (arXiv:1711.05101); see torch.optim.AdamW
+                    (arXiv:1711.05101) and, if asked for, the AMSGrad of Reddi et al. 2018 (arXiv:1904.09237); see
+                    torch.optim.AdamW
     SGD             with momentum, dampening and Nesterov momentum (Sutskever et al. 2013); see torch.optim.SGD
     gradient clip   by the global norm, Pascanu et al. 2013 (arXiv:1211.5063); see torch.nn.utils.clip_grad_norm_
 
@@ -35,7 +36,7 @@ _BLOCK_ELEMENTS = 32 * 1024
 
 COMPILED = "optimizer.compiled_update_rules"
 """Name of the module with the compiled update rules."""
-_NO_VELOCITY = np.zeros(0, np.float32)
+_NO_ARRAY = np.zeros(0, np.float32)
 
 
 def prepare() -> None:
@@ -100,16 +101,17 @@ class UpdateRule(ABC):
         for name, array in self.state.items():
             np.copyto(array, state[name])
 
-    def begin(self, learning_rate: float, clip: float = 1.0) -> None:
+    def begin(self, learning_rate: float, clip: float = 1.0, *, beta1: float | None = None) -> None:
         """Begin the next update.
 
         Args:
             learning_rate: learning rate of this update.
             clip: factor on the mean gradient, see `clip_coefficient`.
+            beta1: decay of the first moment in this update; None for the config's. Rules without moments ignore it.
         """
         self._applied[0] += 1
         self._clip = np.float32(clip)
-        self._begin(learning_rate, int(self._applied[0]))
+        self._begin(learning_rate, beta1, int(self._applied[0]))
 
     def update(self, weights: Float32Array, gradient: Float32Array, start: int, stop: int) -> None:
         """Update a range of the weights by the mean gradient.
@@ -133,8 +135,8 @@ class UpdateRule(ABC):
                 self._update_block(weights, clipped, block, scratch[:size])
 
     @abstractmethod
-    def _begin(self, learning_rate: float, applied: int) -> None:
-        """Compute the scalars of update number `applied`, from 1."""
+    def _begin(self, learning_rate: float, beta1: float | None, applied: int) -> None:
+        """Compute the scalars of update number `applied`, from 1; arguments as for `begin`."""
 
     @abstractmethod
     def _update_range(
@@ -174,19 +176,26 @@ class AdamW(UpdateRule):
         v = v beta2 + g^2 (1 - beta2)
         w = w (1 - lr weight_decay) - m / (sqrt(v) + floor) rate
         rate = lr sqrt(1 - beta2^t) / (1 - beta1^t),  floor = epsilon sqrt(1 - beta2^t)
+
+    With `amsgrad` the root is that of `max_exp_avg_sq`, the largest v so far. Where beta1 changes between updates, the
+    bias correction takes its current value for all of them, as torch does.
     """
 
     def __init__(self, config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> None:
-        super().__init__(config, layout, ("exp_avg", "exp_avg_sq"), use_compiled=use_compiled)
+        names = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if config.amsgrad else ()))
+        super().__init__(config, layout, names, use_compiled=use_compiled)
         self._weight_decay = config.weight_decay
         self._beta1, self._beta2, self._epsilon = config.beta1, config.beta2, config.epsilon
-        self._blend1 = np.float32(1 - config.beta1)
+        self._largest = self._arrays.get("max_exp_avg_sq")
         self._keep2, self._blend2 = np.float32(config.beta2), np.float32(1 - config.beta2)
 
-    def _begin(self, learning_rate: float, applied: int) -> None:
+    def _begin(self, learning_rate: float, beta1: float | None, applied: int) -> None:
+        if beta1 is None:
+            beta1 = self._beta1
         # torch divides sqrt(v) by `correction2` and adds epsilon. Multiplying numerator and denominator by
         # `correction2` moves that division from the elements to the scalars.
-        correction1, correction2 = 1 - self._beta1**applied, math.sqrt(1 - self._beta2**applied)
+        correction1, correction2 = 1 - beta1**applied, math.sqrt(1 - self._beta2**applied)
+        self._blend1 = np.float32(1 - beta1)
         self._rate = np.float32(learning_rate / correction1 * correction2)
         self._floor = np.float32(self._epsilon * correction2)
         self._shrink = np.float32(1 - learning_rate * self._weight_decay)
@@ -200,6 +209,7 @@ class AdamW(UpdateRule):
                 gradient,
                 self._arrays["exp_avg"],
                 self._arrays["exp_avg_sq"],
+                _NO_ARRAY if self._largest is None else self._largest,
                 start,
                 stop,
                 *self._runs,
@@ -220,6 +230,8 @@ class AdamW(UpdateRule):
         np.multiply(gradient, self._blend2, out=gradient)
         np.multiply(square, self._keep2, out=square)
         np.add(square, gradient, out=square)
+        if self._largest is not None:
+            square = np.maximum(self._largest[block], square, out=self._largest[block])
         np.sqrt(square, out=scratch)
         np.add(scratch, self._floor, out=scratch)
         np.divide(mean, scratch, out=scratch)
@@ -243,7 +255,7 @@ class SGD(UpdateRule):
         self._nesterov, self._dampening = config.nesterov, config.dampening
         self._momentum, self._decay = np.float32(config.momentum), np.float32(config.weight_decay)
 
-    def _begin(self, learning_rate: float, applied: int) -> None:
+    def _begin(self, learning_rate: float, beta1: float | None, applied: int) -> None:
         self._rate = np.float32(learning_rate)
         # As in torch, the first velocity is the gradient, without dampening.
         self._enter = np.float32(1.0 if applied == 1 else 1 - self._dampening)
@@ -252,7 +264,7 @@ class SGD(UpdateRule):
         self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
     ) -> None:
         compiled.sgd(
-            *(weights, gradient, self._arrays.get("momentum_buffer", _NO_VELOCITY), start, stop, *self._runs),
+            *(weights, gradient, self._arrays.get("momentum_buffer", _NO_ARRAY), start, stop, *self._runs),
             *(self._clip, self._decay, self._momentum, self._enter, self._rate, self._nesterov),
         )
 
@@ -277,9 +289,29 @@ class SGD(UpdateRule):
         np.subtract(weights[block], scratch, out=weights[block])
 
 
+class NoOp(UpdateRule):
+    """Rule that leaves the weights as they are: what is measured is all but the update (tt-train's NoOp)."""
+
+    def __init__(self, config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> None:
+        super().__init__(config, layout, (), use_compiled=False)
+
+    def update(self, weights: Float32Array, gradient: Float32Array, start: int, stop: int) -> None:
+        """Change nothing; arguments as for `UpdateRule.update`."""
+
+    def _begin(self, learning_rate: float, beta1: float | None, applied: int) -> None: ...
+
+    def _update_range(
+        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
+    ) -> None: ...
+
+    def _update_block(
+        self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
+    ) -> None: ...
+
+
 def build_rule(config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> UpdateRule:
     """Return the update rule of a job's config, its state all zero; arguments as for `UpdateRule`."""
-    rules: dict[str, type[AdamW | SGD]] = {"adamw": AdamW, "sgd": SGD}
+    rules: dict[str, type[AdamW | SGD | NoOp]] = {"adamw": AdamW, "sgd": SGD, "noop": NoOp}
     return rules[config.type](config, layout, use_compiled=use_compiled)
 
 

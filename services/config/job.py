@@ -104,7 +104,7 @@ class JobConfig(ConfigRecord):
         check_model_size(self.model)
         check_batches(self.model, self.batch_size, self.validation_batch_size)
         check_mesh_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
-        if self.schedule.type == "warmup_cosine" and self.schedule.min_lr > self.optimizer.lr:
+        if self.schedule.type in ("warmup_cosine", "speedrun") and self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
                 f"scheduler_config.min_lr: {self.schedule.min_lr} given, expected at most the optimizer's lr, "
                 f"{self.optimizer.lr}; lower it"

@@ -27,25 +27,28 @@ class OptimizerConfig(ConfigRecord):
     """Update rule, with the settings of all rules; each rule reads its own.
 
     Attributes:
-        type: `adamw` (reads beta1, beta2, epsilon) or `sgd` (reads momentum, dampening, nesterov).
+        type: `adamw` (reads beta1, beta2, epsilon, amsgrad), `sgd` (reads momentum, dampening, nesterov), or `noop`,
+            which leaves the weights as they are.
         lr: learning rate before the schedule's factor.
         weight_decay: decoupled weight decay for adamw; L2 term of the gradient for sgd, as in torch.
         weight_decay_on: `all` parameters (tt-train), or `matrices` only, embedding tables included (nanoGPT).
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         epsilon: term added to the root of the second moment.
+        amsgrad: use of the largest second moment so far; one more array of state.
         momentum: decay of sgd's velocity; 0 for none.
         dampening: share of the gradient that does not enter the velocity.
         nesterov: use of Nesterov momentum; needs momentum above 0 and dampening 0.
     """
 
-    type: Literal["adamw", "sgd"] = "adamw"
+    type: Literal["adamw", "sgd", "noop"] = "adamw"
     lr: NonNegativeFloat = 3e-4
     weight_decay: NonNegativeFloat = 0.01
     weight_decay_on: Literal["all", "matrices"] = "all"
     beta1: Probability = 0.9
     beta2: Probability = 0.999
     epsilon: PositiveFloat = 1e-8
+    amsgrad: bool = False
     momentum: Probability = 0.0
     dampening: Fraction = 0.0
     nesterov: bool = False
@@ -60,25 +63,43 @@ class OptimizerConfig(ConfigRecord):
         return self
 
 
+ScheduleType = Literal["identity", "warmup_linear", "warmup_cosine", "speedrun", "step"]
+"""Type of a learning rate schedule."""
+
+
 class ScheduleConfig(ConfigRecord):
-    """Learning rate over the steps.
+    """Learning rate, and beta1 of AdamW, over the steps.
 
     Attributes:
         type: `identity` is constant. `warmup_linear` is tt-train's: 0 → lr over the warm-up, then lr → 0.01 lr.
-            `warmup_cosine` is nanoGPT's: 0 → lr over the warm-up, then a half cosine lr → min_lr.
+            `warmup_cosine` is nanoGPT's: 0 → lr over the warm-up, then a half cosine lr → min_lr. `speedrun` is
+            tt-train's: 0 → lr over the warm-up, then lr, then lr → min_lr. `step` multiplies the rate by `gamma`
+            every `step_size` steps.
         total_steps: step at which the decay ends.
-        warmup_steps: steps of the warm-up, fewer than `total_steps`.
-        min_lr: learning rate (not a factor) at the end of warmup_cosine.
+        warmup_steps: steps of the warm-up, fewer than `total_steps` unless the type is `speedrun`.
+        hold_steps: steps between warm-up and decay of speedrun.
+        min_lr: learning rate (not a factor) at the end of warmup_cosine and speedrun.
+        step_size: steps with the same rate, of `step`.
+        gamma: factor from one rate to the next, of `step`.
+        beta1_warmup_steps: steps over which speedrun moves beta1; 0: beta1 is the optimizer's.
+        beta1_start: beta1 of the first step.
+        beta1_end: beta1 after `beta1_warmup_steps` steps.
     """
 
-    type: Literal["identity", "warmup_linear", "warmup_cosine"] = "identity"
+    type: ScheduleType = "identity"
     total_steps: PositiveInt = 1000
     warmup_steps: NonNegativeInt = 0
+    hold_steps: NonNegativeInt = 0
     min_lr: NonNegativeFloat = 0.0
+    step_size: PositiveInt = 1
+    gamma: Fraction = 1.0
+    beta1_warmup_steps: NonNegativeInt = 0
+    beta1_start: Probability = 0.0
+    beta1_end: Probability = 0.0
 
     @model_validator(mode="after")
     def _check_warmup(self) -> ScheduleConfig:
-        if self.type != "identity" and self.warmup_steps >= self.total_steps:
+        if self.type in ("warmup_linear", "warmup_cosine") and self.warmup_steps >= self.total_steps:
             raise ValueError(
                 f"scheduler_config.warmup_steps: {self.warmup_steps} given, expected fewer than the "
                 f"{self.total_steps} steps of the schedule; lower it or set training_config.total_steps"

@@ -30,7 +30,7 @@ from services.config.field_types import (
     ThreadCount,
     Width,
 )
-from services.config.job_parts import CheckpointConfig, WireConfig, WireConfigField
+from services.config.job_parts import CheckpointConfig, ScheduleType, WireConfig, WireConfigField
 from services.config.models import RunnerType
 from services.config.refusals import format_value, validation_refused
 from services.errors import Refused
@@ -64,7 +64,7 @@ class TrainingSection(Section):
     data_path: Annotated[PathText, Field(min_length=1)] = "data/shakespeare.txt"
     tokenizer_type: Literal["char", "bpe"] = "char"
     tokenizer_path: PathText | None = None
-    scheduler_type: Literal["identity", "warmup_linear", "warmup_cosine"] = "identity"
+    scheduler_type: ScheduleType | None = None
     use_clip_grad_norm: bool = False
     clip_grad_norm_max_norm: PositiveFloat = 1.0
     checkpoint_dir: PathText | None = None
@@ -73,6 +73,7 @@ class TrainingSection(Section):
     beta1: Probability | None = None
     beta2: Probability | None = None
     eps: PositiveFloat | None = None
+    momentum: Probability | None = None
     weight_decay: NonNegativeFloat | None = None
     weight_decay_on: Literal["all", "matrices"] | None = None
     use_moreh_adamw: bool = False
@@ -114,6 +115,12 @@ class SGDSection(Section):
     weight_decay: NonNegativeFloat = 0.0
     weight_decay_on: Literal["all", "matrices"] = "all"
     nesterov: bool = False
+
+
+class NoOpSection(Section):
+    """`training_config.optimizer` of type NoOp."""
+
+    type: Literal["NoOp"] = "NoOp"
 
 
 class DeviceSection(Section):
@@ -214,15 +221,17 @@ class MLPSection(Section):
 
 
 class SchedulerSection(Section):
-    """`scheduler_config`: settings of `training_config.scheduler_type`, and those of tt-train's SpeedrunScheduler."""
+    """`scheduler_config`: settings of `training_config.scheduler_type`; each type reads its own."""
 
     warmup_steps: NonNegativeInt | None = None
     min_lr: NonNegativeFloat | None = None
     max_lr: NonNegativeFloat | None = None
-    hold_steps: NonNegativeInt = 0
+    hold_steps: NonNegativeInt | None = None
     beta1_start: Probability | None = None
     beta1_end: Probability | None = None
-    beta1_warmup_steps: NonNegativeInt = 0
+    beta1_warmup_steps: NonNegativeInt | None = None
+    step_size: PositiveInt | None = None
+    gamma: Fraction | None = None
 
 
 class EvalSection(Section):

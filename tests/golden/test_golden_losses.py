@@ -82,7 +82,7 @@ def compute_losses(config: JobConfig) -> list[float]:
                 tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
             norm, finite, rate = tensors.measure(number)
             assert finite
-            tensors.begin_update(norm, rate)
+            tensors.begin_update(norm, rate, number)
             for chunk in chunks:
                 tensors.update(chunk)
     return losses

@@ -16,7 +16,10 @@ from services.tensors.layout import Layout
 
 CONFIGS = st.one_of(
     st.builds(
-        OptimizerConfig, weight_decay=st.sampled_from([0.0, 0.1]), epsilon=st.sampled_from([1e-8, 1e-3])
+        OptimizerConfig,
+        weight_decay=st.sampled_from([0.0, 0.1]),
+        epsilon=st.sampled_from([1e-8, 1e-3]),
+        amsgrad=st.booleans(),
     ),
     st.builds(
         OptimizerConfig,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.schedules import learning_rate
+from optimizer.schedules import first_moment_decay, learning_rate
 from services.config.job_parts import ScheduleConfig
 
 schedules = st.builds(
@@ -48,6 +48,36 @@ def test_warmup_cosine_matches_nanogpt() -> None:
     assert values[1050] == pytest.approx((1e-3 + 1e-4) / 2)
     assert values[575] == pytest.approx(1e-4 + 0.5 * (1 + math.cos(math.pi / 4)) * 9e-4)
     assert values[2000:] == [1e-4] * 5
+
+
+def test_speedrun_matches_tt_train() -> None:
+    schedule = ScheduleConfig(type="speedrun", total_steps=50, warmup_steps=20, hold_steps=10, min_lr=2e-4)
+    values = rates(schedule)
+    assert values[0] == 0
+    assert values[5] == pytest.approx(0.25e-3)
+    assert values[20:31] == [1e-3] * 11
+    assert values[40] == pytest.approx(6e-4)
+    assert values[50:] == pytest.approx([2e-4] * 5)
+
+
+@pytest.mark.parametrize(("warmup", "hold"), [(20, 1000), (40, 10), (50, 0)])
+def test_speedrun_keeps_its_peak_if_warm_up_and_hold_fill_the_schedule(warmup: int, hold: int) -> None:
+    schedule = ScheduleConfig(type="speedrun", total_steps=50, warmup_steps=warmup, hold_steps=hold)
+    assert {learning_rate(schedule, 1e-3, step) for step in range(warmup, 2000)} == {1e-3}
+
+
+def test_speedrun_moves_beta1_in_equal_steps_and_other_schedules_leave_it() -> None:
+    schedule = ScheduleConfig(
+        type="speedrun", total_steps=50, beta1_start=0.85, beta1_end=0.95, beta1_warmup_steps=10
+    )
+    found = [first_moment_decay(schedule, step) for step in range(12)]
+    assert found == pytest.approx([0.85 + 0.01 * step for step in range(11)] + [0.95])
+    assert first_moment_decay(ScheduleConfig(type="speedrun"), 3) is None
+
+
+def test_step_multiplies_the_rate_every_few_steps() -> None:
+    schedule = ScheduleConfig(type="step", total_steps=9, step_size=3, gamma=0.5)
+    assert rates(schedule)[:9] == [1e-3] * 3 + [5e-4] * 3 + [2.5e-4] * 3
 
 
 @pytest.mark.parametrize("kind", ["warmup_linear", "warmup_cosine"])

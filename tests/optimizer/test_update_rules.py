@@ -25,7 +25,9 @@ ADAMW = OptimizerConfig(lr=0.1, beta2=0.99, weight_decay=0.1)
 SGD = OptimizerConfig(type="sgd", lr=0.1, weight_decay=0.1)
 MOMENTUM = OptimizerConfig(type="sgd", lr=0.1, weight_decay=0.1, momentum=0.9, dampening=0.5)
 NESTEROV = OptimizerConfig(type="sgd", lr=0.1, weight_decay=0.1, momentum=0.9, nesterov=True)
-ALL = pytest.mark.parametrize("config", [ADAMW, SGD, MOMENTUM, NESTEROV], ids=str)
+AMSGRAD = ADAMW.model_copy(update={"amsgrad": True})
+NO_OP = OptimizerConfig(type="noop", lr=0.0, weight_decay=0.0)
+ALL = pytest.mark.parametrize("config", [ADAMW, AMSGRAD, SGD, MOMENTUM, NESTEROV], ids=str)
 
 SMALL = Layout.build([("a", (3,), True, "a", False), ("b", (3,), False, "b", False)])
 SMALL_WEIGHTS = [1.0, -0.5, 0.25, 2.0, -3.0, 0.125]
@@ -99,6 +101,34 @@ def test_adamw_matches_its_formula_in_float64_over_many_updates() -> None:
         corrected_mean, corrected_square = mean / (1 - 0.9**step), square / (1 - 0.999**step)
         exact = decay * exact - config.lr * corrected_mean / (np.sqrt(corrected_square) + 1e-8)
     np.testing.assert_allclose(weights, exact, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adamw_with_a_changing_beta1_matches_its_formula_in_float64(amsgrad: bool) -> None:
+    config, steps = OptimizerConfig(lr=0.01, weight_decay=0.1, beta2=0.9, amsgrad=amsgrad), 40
+    rule, weights = build_rule(config, SMALL), values(1, 6)
+    exact, mean, square, largest = weights.astype(np.float64), np.zeros(6), np.zeros(6), np.zeros(6)
+    decay = np.array([1 - 0.01 * 0.1] * 3 + [1.0] * 3)
+    for step in range(1, steps + 1):
+        gradient = values(1 + step, 6) / np.float32(step)  # falling, so that the largest v is an earlier one
+        beta1 = 0.85 + 0.1 * step / steps
+        rule.begin(config.lr, beta1=beta1)
+        rule.update(weights, gradient, 0, 6)
+        mean = beta1 * mean + (1 - beta1) * gradient
+        square = 0.9 * square + 0.1 * gradient.astype(np.float64) ** 2
+        largest = np.maximum(largest, square)
+        root = np.sqrt((largest if amsgrad else square) / (1 - 0.9**step))
+        exact = decay * exact - config.lr * mean / (1 - beta1**step) / (root + 1e-8)
+    np.testing.assert_allclose(weights, exact, rtol=0, atol=3e-6)
+
+
+def test_no_op_keeps_the_weights_and_counts_its_updates() -> None:
+    rule, weights = build_rule(NO_OP, SMALL), np.array(SMALL_WEIGHTS, np.float32)
+    for _ in range(3):
+        rule.begin(0.1)
+        rule.update(weights, np.ones(6, np.float32), 0, 6)
+    assert weights.tolist() == SMALL_WEIGHTS
+    assert {name: array.tolist() for name, array in rule.state.items()} == {"applied": [3]}
 
 
 @ALL

@@ -106,7 +106,7 @@ class ShardTensors:
         """Update all chunks; call `on_ready` after each, when its weights can be sent."""
         started = time.perf_counter()
         if order.applied:
-            self.master.begin_update(order.grad_norm, order.learning_rate)
+            self.master.begin_update(order.grad_norm, order.learning_rate, order.step)
         for local in range(self.master.layout.chunks):
             with timeline.span("kernel", "update", order.step, chunk=self._stripe.to_global(local)):
                 if order.applied:

@@ -46,12 +46,9 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
     try:
         resolved = resolve_model(sections, training, folder)
         device, device_notices = resolve_device(sections.get("device_config"))
-        notices = [
-            *ineffective_settings(sections, device),
-            *resolved.notices,
-            *device_notices,
-            *schedule_notices(training, scheduler),
-        ]
+        notices = [*ineffective_settings(sections, device), *resolved.notices, *device_notices]
+        optimizer = resolve_optimizer(training, scheduler, notices)
+        notices += schedule_notices(training, scheduler, optimizer)
         workers = _num_workers(sections.get("multihost_config"), notices)
         steps = _steps(training)
         job = JobConfig(
@@ -68,8 +65,8 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
             model=resolved.model,
             pretrained=resolved.pretrained,
             device=device,
-            optimizer=resolve_optimizer(training),
-            schedule=resolve_schedule(training, scheduler, steps),
+            optimizer=optimizer,
+            schedule=resolve_schedule(training, scheduler, optimizer, steps),
             clip_grad_norm=training.clip_grad_norm_max_norm if training.use_clip_grad_norm else None,
             data=resolve_data(training, resolved, folder, notices),
             sampling=_sampling(sections.get("eval_config")),

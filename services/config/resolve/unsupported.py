@@ -45,10 +45,6 @@ def _is_one_of(*values: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in values
 
 
-def _is_above_zero(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
-
-
 _LATER_MODELS = _is_one_of("deepseek", "qwen3", "bert")
 _INTEGERS = _is_one_of("int8", "int4")
 _NOT_BUILT = (
@@ -61,24 +57,14 @@ _NOT_BUILT = (
         _is_given,
         "remove it: the job is then trained without a pipeline",
     ),
-    _Rule("training_config.use_no_op", _is_true, "set learning_rate: 0 instead"),
-    _Rule(
-        "training_config.use_kahan_summation", _is_true, "remove it: float32 weights need no Kahan summation"
-    ),
     _Rule("training_config.wire_dtype", _INTEGERS, "use bfloat16"),
     _Rule("training_config.wire_dtype.gradients", _INTEGERS, "use bfloat16"),
     _Rule("training_config.wire_dtype.weights", _INTEGERS, "use bfloat16"),
     _Rule("training_config.accumulation", _is_one_of("mesh"), "use host"),
-    _Rule("training_config.optimizer.type", _is_one_of("Muon", "NoOp"), "use AdamW or SGD"),
-    _Rule("training_config.optimizer.amsgrad", _is_true, "set it to false"),
     _Rule(
-        "training_config.optimizer.kahan_summation",
-        _is_true,
-        "remove it: float32 weights need no Kahan summation",
-    ),
-    _Rule("scheduler_config.hold_steps", _is_above_zero, "remove it, or use scheduler_type: warmup_cosine"),
-    _Rule(
-        "scheduler_config.beta1_warmup_steps", _is_above_zero, "remove it: beta1 stays what the optimizer has"
+        "training_config.optimizer.type",
+        _is_one_of("Muon", "MuonComposite", "MuonWithAdamW"),
+        "use AdamW or SGD",
     ),
 )
 
@@ -100,20 +86,19 @@ _WITHOUT_EFFECT = (
         "training_config.checkpoint_dir", _is_given, "checkpoints are written to the optimizer's --state-dir"
     ),
     _Rule("training_config.use_moreh_adamw", _is_true, _FLOAT32_STATE),
+    _Rule("training_config.use_kahan_summation", _is_true, _FLOAT32_STATE),
     _Rule(
         "training_config.optimizer.type",
         _is_one_of("MorehAdamW", "AdamWComposite", "SGDComposite"),
         _FLOAT32_STATE,
     ),
     _Rule("training_config.optimizer.stochastic_rounding", _is_true, _FLOAT32_STATE),
+    _Rule("training_config.optimizer.kahan_summation", _is_true, _FLOAT32_STATE),
     _Rule("device_config.device_ids", _is_given, "a worker uses the chips in its TT_VISIBLE_DEVICES"),
     _Rule("multihost_config.socket_type", _is_one_of("mpi", "fabric"), "roles speak gRPC"),
     _Rule(
         "transformer_config.experimental.use_composite_layernorm", _is_true, "there is only one layer norm"
     ),
-    _Rule("scheduler_config.max_lr", _is_given, "the peak is the optimizer's lr"),
-    _Rule("scheduler_config.beta1_start", _is_given, "beta1 is the optimizer's"),
-    _Rule("scheduler_config.beta1_end", _is_given, "beta1 is the optimizer's"),
 )
 
 

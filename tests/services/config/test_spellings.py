@@ -10,7 +10,7 @@ import pytest
 
 from protos.tensors_pb2 import DType
 from services.config.job import JobConfig
-from services.config.job_parts import SamplingConfig, WireConfig
+from services.config.job_parts import SamplingConfig, ScheduleConfig, WireConfig
 from services.config.load import load_job
 from services.config.models import GPT2Config, LinearRegressionConfig
 from services.protocol.plan import WireTypes
@@ -90,6 +90,37 @@ def test_warmup_cosine_takes_its_settings_from_scheduler_config(load: Callable) 
     )
     assert (job.schedule.type, job.schedule.warmup_steps, job.schedule.min_lr) == ("warmup_cosine", 100, 1e-4)
     assert notices == []
+
+
+def test_speedrun_has_the_defaults_and_the_peak_of_tt_train(load: Callable) -> None:
+    job, _ = load(
+        training_config={"max_steps": 300, "optimizer": {"type": "AdamW", "amsgrad": True}},
+        scheduler_config={"max_lr": 1e-4, "min_lr": 3e-5, "hold_steps": 1000, "beta1_warmup_steps": 50},
+    )
+    assert (job.optimizer.type, job.optimizer.lr, job.optimizer.amsgrad) == ("adamw", 1e-4, True)
+    assert job.schedule == ScheduleConfig(
+        type="speedrun", total_steps=300, warmup_steps=100, hold_steps=1000, min_lr=3e-5,
+        beta1_warmup_steps=50, beta1_start=0.85, beta1_end=0.95,
+    )  # fmt: skip
+    assert JobConfig.from_json(job.to_json()) == job
+
+
+def test_step_schedule_takes_its_settings_from_scheduler_config(load: Callable) -> None:
+    job, notices = load(
+        training_config={"scheduler_type": "step"}, scheduler_config={"step_size": 30, "gamma": 0.5}
+    )
+    assert (job.schedule.type, job.schedule.step_size, job.schedule.gamma, notices) == ("step", 30, 0.5, [])
+
+
+def test_a_flat_momentum_means_sgd_as_in_tt_trains_perceptron(load: Callable) -> None:
+    sgd = load(training_config={"learning_rate": 0.1, "momentum": 0.9})[0].optimizer
+    assert (sgd.type, sgd.lr, sgd.momentum, sgd.weight_decay) == ("sgd", 0.1, 0.9, 0.0)
+
+
+@pytest.mark.parametrize("training", [{"use_no_op": True}, {"optimizer": {"type": "NoOp"}}])
+def test_no_op_in_both_spellings(load: Callable, training: dict) -> None:
+    job, notices = load(training_config=training)
+    assert (job.optimizer.type, job.optimizer.lr, notices) == ("noop", 0.0, [])
 
 
 def test_clipping_is_on_only_when_asked_for(load: Callable) -> None:
@@ -184,7 +215,21 @@ def test_a_bpe_tokenizer_is_a_file_or_its_folder(load: Callable, folder: Path, g
         ({"transformer_config": {"rope_scaling": {"scaling_factor": 2.0}}}, "transformer_config.rope_scaling"),
         ({"transformer_config": {"experimental": {"use_composite_layernorm": True}}},
          "transformer_config.experimental.use_composite_layernorm"),
-        ({"scheduler_config": {"max_lr": 0.1}}, "scheduler_config.max_lr"),
+        ({"training_config": {"scheduler_type": "identity"}, "scheduler_config": {"max_lr": 0.1}},
+         "scheduler_config.max_lr"),
+        ({"scheduler_config": {"hold_steps": 3}}, "scheduler_config"),
+        ({"training_config": {"scheduler_type": "speedrun"}, "scheduler_config": {"beta1_start": 0.8}},
+         "scheduler_config.beta1_start"),
+        ({"training_config": {"scheduler_type": "speedrun", "momentum": 0.9},
+          "scheduler_config": {"beta1_warmup_steps": 5}}, "scheduler_config.beta1_warmup_steps"),
+        ({"training_config": {"scheduler_type": "speedrun", "learning_rate": 0.1},
+          "scheduler_config": {"max_lr": 0.2}}, "training_config.learning_rate"),
+        ({"training_config": {"scheduler_type": "step"}, "scheduler_config": {"min_lr": 0.1}},
+         "scheduler_config.min_lr"),
+        ({"training_config": {"use_no_op": True, "weight_decay": 0.1}}, "training_config.weight_decay"),
+        ({"training_config": {"use_kahan_summation": True}}, "training_config.use_kahan_summation"),
+        ({"training_config": {"optimizer": {"type": "AdamWComposite"}}}, "training_config.optimizer.type"),
+        ({"training_config": {"optimizer": {"kahan_summation": True}}}, "training_config.optimizer.kahan_summation"),
         ({"scheduler_config": {"warmup_steps": 5}}, "scheduler_config.warmup_steps"),
         ({"training_config": {"scheduler_type": "warmup_linear"}, "scheduler_config": {"min_lr": 0.0}},
          "scheduler_config.min_lr"),
