@@ -25,6 +25,7 @@ from optimizer.checkpoint_store import CheckpointStore
 from optimizer.core import events as ev
 from optimizer.core.checkpoint_schedule import SPACE_RETRY_SECONDS
 from optimizer.core.optimizer import OptimizerCore
+from optimizer.job_files import CheckpointContents, JobFiles
 from optimizer.local_tensor_store import LocalTensorStore
 from optimizer.tensor_store import (
     TensorStore,
@@ -35,22 +36,17 @@ from optimizer.tensor_store import (
 )
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.checkpoints.format import Checkpoint, check_file_names
-from services.checkpoints.write import (
-    Fence,
-)
-from services.config.job import MOST_SPEC_BYTES, JobConfig
-from services.errors import Failed, Refused, is_out_of_space, name_internal_error
+from services.checkpoints.write import Fence
+from services.config.job import JobConfig
+from services.errors import Failed, is_out_of_space, name_internal_error
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.envelope import OptimizerBody
-from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.number_file import NumberFile
 from services.runtime.recording import make_core
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import Layout
 from services.transport.data.newest_weights import NewestWeights
 
 log = logging.getLogger("tiermesh.optimizer")
@@ -72,15 +68,6 @@ class EngineCallbacks:
     send: Callable[[OptimizerBody], None]
     refuse: Callable[[str], None]
     wake: Callable[[], None]
-
-
-@dataclass(frozen=True)
-class _CheckpointContents:
-    """Contents of the open job's checkpoints besides its tensors."""
-
-    config: JobConfig
-    layout: Layout
-    files: Mapping[str, bytes]
 
 
 class OptimizerEngine:
@@ -121,6 +108,7 @@ class OptimizerEngine:
         update_rules.prepare()
         self.checkpoint_store = CheckpointStore(state_dir / "checkpoints", fence)
         self._files = files
+        self._job_files = JobFiles(files, self.checkpoint_store)
         self._epoch_file = epoch_file
         self._record = record
         self._replaced = 0
@@ -129,7 +117,7 @@ class OptimizerEngine:
         self._hello: pb.Hello | None = None
         self._callbacks: EngineCallbacks | None = None
         self._config: JobConfig | None = None
-        self._contents: _CheckpointContents | None = None
+        self._contents: CheckpointContents | None = None
         self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
         self._disk.submit(self._finish_removals)
@@ -317,16 +305,18 @@ class OptimizerEngine:
 
     async def _load(self, effect: ev.Load) -> None:
         await self._wait_for_space(effect.job)
-        config, checkpoint, loaded = await self._loop.run_in_executor(self._disk, self._look_up, effect)
+        config, checkpoint, loaded = await self._loop.run_in_executor(
+            self._disk, self._job_files.look_up, effect
+        )
         if not self.core.is_loading(effect.job):
             return  # the job was closed in the meantime
-        contents: _CheckpointContents | None = None
+        contents: CheckpointContents | None = None
         if checkpoint is not None:
             await self._tensor_store.open(effect.job, config, checkpoint.layout, checkpoint)
             if not self.core.is_loading(effect.job):
                 self._tensor_store.drop()
                 return
-            contents = _CheckpointContents(config, checkpoint.layout, dict(checkpoint.files))
+            contents = CheckpointContents(config, checkpoint.layout, dict(checkpoint.files))
         self._config, self._contents = config, contents
         self.feed(loaded)
 
@@ -350,59 +340,17 @@ class OptimizerEngine:
         if self._callbacks is not None:
             self._callbacks.send(pb.CheckpointMissed(job=job, reason=reason))
 
-    def _look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
-        """Read a job from disk, on the disk thread."""
-        self._files.keep(effect.job, [effect.spec])
-        self._files.release_others(effect.job)
-        config = JobConfig.from_json(self._files.read(effect.spec, MOST_SPEC_BYTES))
-        plan = config.plan()
-        checkpoint, notices = self.checkpoint_store.read_newest(effect.job, effect.void)
-        for notice in notices:
-            log.warning("%s", notice)
-        loaded = ev.Loaded(
-            effect.job, plan, self.checkpoint_store.read_generation(effect.job), notices=tuple(notices)
-        )
-        if checkpoint is not None:
-            loaded = ev.Loaded(
-                effect.job,
-                plan,
-                max(loaded.generation, checkpoint.generation),
-                checkpoint.layout.hash,
-                checkpoint.layout.elements,
-                self.checkpoint_store.describe(checkpoint),
-                tuple(notices),
-            )
-        return config, checkpoint, loaded
-
     async def _allocate(self, effect: ev.Allocate) -> None:
         config = self._config
         if config is None:
             return  # the job was dropped in the meantime
-        layout, files = await self._loop.run_in_executor(self._disk, self._read_description, effect)
+        layout, files = await self._loop.run_in_executor(self._disk, self._job_files.read_description, effect)
         await self._tensor_store.open(effect.job, config, layout, None)
         if self._config is not config:
             self._tensor_store.drop()
             return
-        self._contents = _CheckpointContents(config, layout, files)
+        self._contents = CheckpointContents(config, layout, files)
         self.feed(ev.Allocated(effect.job, layout.hash, layout.elements))
-
-    def _read_description(self, effect: ev.Allocate) -> tuple[Layout, dict[str, bytes]]:
-        """Read the layout and the files of a job's checkpoints, on the disk thread."""
-        self._files.keep(effect.job, [effect.layout, *effect.files.values()])
-        check_file_names(effect.files)
-        try:
-            layout = Layout.loads(self._files.read(effect.layout, MAX_TEXT_BYTES).decode())
-        except ValueError as error:
-            raise Refused(
-                f"layout of the initial weights: {error}; install the same version of Tiermesh on all hosts"
-            ) from None
-        if not layout.elements:
-            raise Refused("layout of the initial weights: 0 elements, expected the parameters of a model")
-        if layout.hash != effect.layout.sha256:
-            raise Refused(
-                "layout of the initial weights: not in its canonical form, as Layout.dumps writes it"
-            )
-        return layout, {name: self._files.read(ref, MAX_TEXT_BYTES) for name, ref in effect.files.items()}
 
     # ---- a step ----
 
@@ -437,7 +385,7 @@ class OptimizerEngine:
     def _save(
         self,
         effect: ev.Snapshot,
-        contents: _CheckpointContents,
+        contents: CheckpointContents,
         weights: Float32Array,
         state: Mapping[str, NDArray[Any]],
     ) -> None:
@@ -448,7 +396,7 @@ class OptimizerEngine:
     def _write(
         self,
         effect: ev.Snapshot,
-        contents: _CheckpointContents,
+        contents: CheckpointContents,
         weights: Float32Array,
         state: Mapping[str, NDArray[Any]],
     ) -> bool:

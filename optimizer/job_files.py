@@ -1,0 +1,88 @@
+"""What an optimizer reads from its disk to open a job: spec, newest checkpoint, layout and the files beside them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optimizer.checkpoint_store import CheckpointStore
+from optimizer.core import events as ev
+from services.checkpoints.format import Checkpoint, check_file_names
+from services.config.job import MOST_SPEC_BYTES, JobConfig
+from services.errors import Refused
+from services.files.store import FileStore
+from services.protocol.file_refs import MAX_TEXT_BYTES
+from services.tensors.layout import Layout
+
+log = logging.getLogger("tiermesh.optimizer")
+
+
+@dataclass(frozen=True)
+class CheckpointContents:
+    """Contents of the open job's checkpoints besides its tensors."""
+
+    config: JobConfig
+    layout: Layout
+    files: Mapping[str, bytes]
+
+
+class JobFiles:
+    """Reader of the files of jobs; all methods block, so they are called on the disk thread.
+
+    Args:
+        files: files that orders refer to; those of the job that is opened are kept.
+        checkpoint_store: checkpoints on disk.
+    """
+
+    def __init__(self, files: FileStore, checkpoint_store: CheckpointStore) -> None:
+        self._files = files
+        self._checkpoint_store = checkpoint_store
+
+    def look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
+        """Read a job's spec, its newest intact checkpoint, None if there is none, and what the core is told of both.
+
+        Raises:
+            TiermeshError: a file is missing or wrong, or the disk failed.
+        """
+        self._files.keep(effect.job, [effect.spec])
+        self._files.release_others(effect.job)
+        config = JobConfig.from_json(self._files.read(effect.spec, MOST_SPEC_BYTES))
+        checkpoint, notices = self._checkpoint_store.read_newest(effect.job, effect.void)
+        for notice in notices:
+            log.warning("%s", notice)
+        generation = self._checkpoint_store.read_generation(effect.job)
+        loaded = ev.Loaded(effect.job, config.plan(), generation, notices=tuple(notices))
+        if checkpoint is not None:
+            loaded = ev.Loaded(
+                effect.job,
+                loaded.plan,
+                max(generation, checkpoint.generation),
+                checkpoint.layout.hash,
+                checkpoint.layout.elements,
+                self._checkpoint_store.describe(checkpoint),
+                tuple(notices),
+            )
+        return config, checkpoint, loaded
+
+    def read_description(self, effect: ev.Allocate) -> tuple[Layout, dict[str, bytes]]:
+        """Read the layout and the files of a job's checkpoints.
+
+        Raises:
+            TiermeshError: a file is missing or wrong, or the disk failed.
+        """
+        self._files.keep(effect.job, [effect.layout, *effect.files.values()])
+        check_file_names(effect.files)
+        try:
+            layout = Layout.loads(self._files.read(effect.layout, MAX_TEXT_BYTES).decode())
+        except ValueError as error:
+            raise Refused(
+                f"layout of the initial weights: {error}; install the same version of Tiermesh on all hosts"
+            ) from None
+        if not layout.elements:
+            raise Refused("layout of the initial weights: 0 elements, expected the parameters of a model")
+        if layout.hash != effect.layout.sha256:
+            raise Refused(
+                "layout of the initial weights: not in its canonical form, as Layout.dumps writes it"
+            )
+        return layout, {name: self._files.read(ref, MAX_TEXT_BYTES) for name, ref in effect.files.items()}
