@@ -34,6 +34,8 @@ log = logging.getLogger("tiermesh.aggregator")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """Statuses of failures, whose reasons may list several causes."""
+_OPTIMIZER_LOST = "the optimizer was lost amid the download"
+_DOWNLOAD_AGAIN = "download it again once `tiermesh status` shows an optimizer"
 ENDED_STATES = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
 _PARTS: Mapping[jobs.PrunePart, Part] = {
     jobs.WHOLE_JOB: Part.JOBS,
@@ -173,7 +175,16 @@ class JobsServicer:
         except Failed as failed:
             await _abort_failed(context, failed)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                await _abort_failed(
+                    context, Failed(f"{_OPTIMIZER_LOST} ({error.details()}); {_DOWNLOAD_AGAIN}")
+                )
             await _abort(context, error.code(), error.details() or "")
+        except asyncio.CancelledError:
+            if context.cancelled():
+                raise
+            # The caller is still there: grpcio cancels calls to the optimizer when the link to it ends.
+            await _abort_failed(context, Failed(f"{_OPTIMIZER_LOST}; {_DOWNLOAD_AGAIN}"))
         nothing: tuple[FilePart, ...] = ()
         for part in nothing:  # all parts are written above, each with a time limit
             yield part

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc.aio import Metadata
 
 from aggregator import jobs_service
 from aggregator.downloads import MOST_DOWNLOADS, Downloads
@@ -37,6 +38,10 @@ class Reader:
         self._takes -= 1
         if self._takes < 0:
             await asyncio.Event().wait()
+
+    def cancelled(self) -> bool:
+        """Return whether the caller has left."""
+        return False
 
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
         """End the call."""
@@ -94,3 +99,28 @@ def test_a_reader_that_takes_nothing_loses_its_place(monkeypatch: pytest.MonkeyP
 
     asyncio.run(scenario())
     assert reached == [Cap.DOWNLOADS]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        asyncio.CancelledError(),
+        grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "Socket closed"),
+    ],
+    ids=type,
+)
+def test_a_download_says_that_the_optimizer_was_lost(end: BaseException) -> None:
+    class LosingBackend(Backend):
+        async def read_checkpoint(self, _: object) -> AsyncIterator[FilePart]:
+            yield FilePart(path="a", data=b"x", size=3)
+            raise end
+
+    async def scenario() -> None:
+        backend: Any = LosingBackend()
+        reader = Reader(takes=3)
+        with pytest.raises(Aborted):
+            await download(JobsServicer(backend, Downloads(None, print), print), reader)
+        assert reader.status is not None and reader.status[0] is grpc.StatusCode.UNAVAILABLE
+        assert reader.status[1].startswith("the optimizer was lost amid the download")
+
+    asyncio.run(scenario())
