@@ -87,7 +87,14 @@ def test_a_job_runs_to_its_end_and_leaves_no_process(job_file: Path, tmp_path: P
     assert Path(result["checkpoint"]).name == "step-00000010"
     assert len(result["model_sha256"]) == 64
     logs = tmp_path / "state" / "logs"
-    names = [f"{result['job']}.jsonl", "aggregator.log", "optimizer.log", "worker-1.log", "worker-2.log"]
+    names = [
+        ".lost",
+        f"{result['job']}.jsonl",
+        "aggregator.log",
+        "optimizer.log",
+        "worker-1.log",
+        "worker-2.log",
+    ]
     assert sorted(path.name for path in logs.iterdir()) == sorted(names)
     code, result, line = run(job_file, tmp_path / "state", "--resume", "--tiers", "3")
     assert code == 2

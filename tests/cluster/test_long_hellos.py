@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually
 from tests.support.cluster.stock_peers import StockWorker
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
@@ -25,6 +25,7 @@ def test_a_hello_with_any_text_at_its_bound_is_taken_or_refused_by_name(
     tmp_path: Path, tiers: int, shards: int
 ) -> None:
     with Cluster(tmp_path / "cluster", tiers=tiers, shards=shards, workers=0) as cluster:
+        eventually(lambda: all(not each.detail for each in cluster.status().shards), "the shards")
         for field, longest in LONG_HELLOS.items():
             for length in (longest - 1, longest, longest + 1, 5000, 100_000):
                 with StockWorker(cluster.aggregator.address, "rogue") as rogue:
