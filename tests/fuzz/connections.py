@@ -247,7 +247,9 @@ CONNECTION_TARGETS = {
         before_authentication=True,
     ),
     "headers": Target(
-        _headers, (HeaderCodec().encode(response_headers((("key", "value"),))),), before_authentication=True
+        _headers,
+        (HeaderCodec().encode(response_headers((("key", "value"),))), b"\x00" + b"\xff" * 300),
+        before_authentication=True,
     ),
     "metrics": Target(
         _metrics,

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 import grpc
 from hpack import Decoder, Encoder, HPACKError
 
+from services.printable import one_line
 from services.transport.http2.frames import ErrorCode, ProtocolError
 from services.transport.limits import HEADER_LIST_BYTES
 
@@ -73,8 +74,8 @@ class HeaderCodec:
             raise ProtocolError(text, ErrorCode.COMPRESSION_ERROR)
         try:
             fields = [(bytes(field[0]), bytes(field[1])) for field in self._decoder.decode(block, raw=True)]
-        except HPACKError as error:
-            text = f"a header block of {len(block)} bytes can't be read: {error}"
+        except HPACKError as error:  # its text can have the whole block
+            text = f"a header block of {len(block)} bytes can't be read: {one_line(str(error), 100)}"
             raise ProtocolError(text, ErrorCode.COMPRESSION_ERROR) from None
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
         pseudo_allowed = True
