@@ -58,7 +58,14 @@ def restart_when_it_dies(daemon: Daemon, restart: Callable[[], object]) -> None:
     restart()
 
 
-@pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (3, 0), (2, 2)], ids=["2 tiers", "3 tiers", "shards"])
+@pytest.mark.parametrize(
+    ("tiers", "shards"),
+    [
+        pytest.param(2, 0, id="2 tiers", marks=pytest.mark.long),
+        pytest.param(3, 0, id="3 tiers"),
+        pytest.param(2, 2, id="shards"),
+    ],
+)
 def test_a_tokenizer_larger_than_a_message_trains_to_the_end(
     tmp_path: Path, corpus: Path, tiers: int, shards: int
 ) -> None:

@@ -16,7 +16,7 @@ from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import gpt_config, spec_of
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
 
-TIERS = pytest.mark.parametrize("tiers", [2, 3])
+TIERS = pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 
 
 def prune(cluster: Cluster, *words: object) -> tuple[int, dict[str, Any], str]:
@@ -137,21 +137,21 @@ def test_what_is_downloaded_stays_until_it_has_arrived(tmp_path: Path, corpus: P
 
 
 @pytest.mark.parametrize(
-    ("tiers", "role", "failpoint"),
+    ("part", "tiers", "role", "failpoint"),
     [
-        (2, "aggregator", "aggregator.prune.begun"),
-        (3, "aggregator", "aggregator.prune.begun"),
-        (3, "aggregator", "aggregator.prune.deleted"),
-        (2, "aggregator", "optimizer.prune.marked"),
-        (3, "optimizer", "optimizer.prune.marked"),
+        pytest.param("jobs", 2, "aggregator", "aggregator.prune.begun", marks=pytest.mark.long),
+        ("jobs", 3, "aggregator", "aggregator.prune.begun"),
+        ("jobs", 3, "aggregator", "aggregator.prune.deleted"),
+        pytest.param("jobs", 2, "aggregator", "optimizer.prune.marked", marks=pytest.mark.long),
+        ("jobs", 3, "optimizer", "optimizer.prune.marked"),
+        # Checkpoints alone are removed without a note in the queue.
+        pytest.param("checkpoints", 2, "aggregator", "optimizer.prune.marked", marks=pytest.mark.long),
+        ("checkpoints", 3, "optimizer", "optimizer.prune.marked"),
     ],
 )
-@pytest.mark.parametrize("part", ["jobs", "checkpoints"])
 def test_a_kill_leaves_nothing_half_removed(
     tmp_path: Path, short_spec: str, tiers: int, role: str, failpoint: str, part: str
 ) -> None:
-    if part == "checkpoints" and role == "aggregator" and failpoint != "optimizer.prune.marked":
-        pytest.skip("checkpoints alone are removed without a note in the queue")
     plans: Iterator[str] = iter([f"{failpoint}=kill@1"])
 
     def failpoints(each: str) -> str:
