@@ -19,6 +19,9 @@ from services.protocol.versions import Version
 RATE_MEMORY = 0.9
 """Weight of the past in the reported tokens per second."""
 
+MOST_UNREPORTED_STEPS = 64
+"""Largest number of steps whose losses are kept for their COMMITs, which newer weights can overtake."""
+
 
 @dataclass
 class Record:
@@ -58,14 +61,12 @@ class JobReport:
         self.spec = make_ref(spec_json.encode())
         self._admission = admission
         self._out = out
-        self._reported_version: Version | None = None
+        self._unreported_losses: dict[Version, float | None] = {}
         self._committed_seconds: float | None = None
 
-    def note(
-        self, kind: str, text: str, grad_norm: float | None = None, learning_rate: float | None = None
-    ) -> None:
+    def note(self, kind: str, text: str) -> None:
         """Publish a line to the job's log and watchers."""
-        self._out.put(Note(kind, text, copy_job(self.job), grad_norm, learning_rate))
+        self._out.put(Note(kind, text, copy_job(self.job)))
 
     def save(self) -> None:
         """Write the job's record to disk."""
@@ -81,6 +82,7 @@ class JobReport:
         went_back = 0 < self.job.generation < version.generation
         self.job.generation, self.job.step = version
         self.job.ClearField("loss")  # of a step this aggregator did not see
+        self._unreported_losses = {version: None}  # its COMMIT may come again
         if version.step < self.job.validation_step:
             self.job.ClearField("validation_loss")
             self.job.ClearField("validation_step")
@@ -103,6 +105,9 @@ class JobReport:
             self.job.ClearField("loss")
         else:
             self.job.loss = loss
+        self._unreported_losses[version] = loss
+        if len(self._unreported_losses) > MOST_UNREPORTED_STEPS:
+            del self._unreported_losses[next(iter(self._unreported_losses))]
         if self._committed_seconds is not None and now > self._committed_seconds:
             rate, past = tokens / (now - self._committed_seconds), self.job.tokens_per_second
             self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
@@ -111,18 +116,23 @@ class JobReport:
             self.save()
 
     def note_commit(self, commit: Commit, version: Version, wire: WireTypes) -> None:
-        """Publish the step that led to this version, once."""
-        if self._reported_version == version:
-            return
-        self._reported_version = version
+        """Publish the step that led to this version, once. Newer weights may have arrived before its COMMIT."""
+        if version not in self._unreported_losses:
+            return  # repeated, or reported by an aggregator before this one
+        loss = self._unreported_losses.pop(version)
         text = f"Step: {version.step}"
-        if self.job.HasField("loss"):
-            text += f", Loss: {self.job.loss:.7f}"
+        if loss is not None:
+            text += f", Loss: {loss:.7f}"
         if not commit.applied:
             reason = describe_non_finite(commit.non_finite, wire.gradients)
             self.job.skipped = f"step {version.step}: {reason}"
             text += f" (skipped: {reason})"
-        self.note("step", text, commit.grad_norm, commit.learning_rate)
+        job = copy_job(self.job)
+        job.step = version.step
+        job.ClearField("loss")
+        if loss is not None:
+            job.loss = loss
+        self._out.put(Note("step", text, job, commit.grad_norm, commit.learning_rate))
 
     @property
     def evaluated_step(self) -> int | None:

@@ -171,6 +171,12 @@ class RunningJob:
             text = f"the optimizer has {found}, expected 1 to {MAX_ELEMENTS} elements and a hash"
             self.end(FAILED, f"{text}; give all hosts the same version of Tiermesh")
             return
+        if self._admission.layout_hash and status.elements != self.progress.elements:
+            text = (
+                f"the optimizer has {status.elements} elements, expected {self.progress.elements} as before"
+            )
+            self.end(FAILED, f"{text}; give all hosts the same version of Tiermesh")
+            return
         self._admission.layout_hash = status.layout_hash
         self.progress.learn_layout(status.elements)
         for member in list(self.members.values()):
@@ -209,8 +215,7 @@ class RunningJob:
         if self.progress.version == decided:
             self.progress.advance(now)
             self.dispatch(now)
-        if self.progress.version == decided.following:
-            self.report.note_commit(commit, self.progress.version, self.plan.wire)
+        self.report.note_commit(commit, decided.following, self.plan.wire)
 
     # ---- chunks ----
 

@@ -225,9 +225,9 @@ def leaves_leases_with_silent_workers(patch: pytest.MonkeyPatch) -> None:
 def reports_a_step_twice(patch: pytest.MonkeyPatch) -> None:
     note_commit = JobReport.note_commit
 
-    def note_commit_again(self: JobReport, *arguments: Any) -> None:
-        self._reported_version = None
-        note_commit(self, *arguments)
+    def note_commit_again(self: JobReport, commit: Any, version: Any, wire: Any) -> None:
+        self._unreported_losses[version] = None
+        note_commit(self, commit, version, wire)
 
     patch.setattr(JobReport, "note_commit", note_commit_again)
 

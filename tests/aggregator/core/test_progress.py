@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
-from protos.jobs_pb2 import SUCCEEDED
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import FAILED, SUCCEEDED
 from services.protocol.plan import WINDOW_CHUNKS
 from tests.support.dialogues.aggregator import Dialogue, training
 
@@ -20,6 +21,31 @@ def test_weights_that_come_before_their_commit_imply_it() -> None:
     assert dialogue.commits(1, 0) == [], "the step is known already, and only published now"
     assert dialogue.weights(1, 0, 0) == [], "an older version"
     assert dialogue.weights(1, 1, 0) == [], "repeated"
+
+
+def test_commits_that_two_steps_have_overtaken_are_published_with_their_losses_once() -> None:
+    dialogue = training(1)
+    for step, loss in enumerate((1.0, 2.0)):
+        dialogue.chunk(1, 1, step, 0, losses=(loss,) * 4)
+        dialogue.weights(1, step + 1, 0)
+    before = len(dialogue.notes)
+    for step in (0, 1, 0, 1):
+        assert dialogue.commits(1, step) == []
+    assert dialogue.notes[before:] == ["Step: 1, Loss: 1.0000000", "Step: 2, Loss: 2.0000000"]
+
+
+def test_an_optimizer_whose_layout_has_another_size_fails_the_job() -> None:
+    dialogue = training(1)
+    status = pb.OptimizerStatus(
+        job="a",
+        state=pb.OptimizerStatus.TRAINING,
+        generation=1,
+        layout_hash=dialogue.layout.hash,
+        elements=1 << 32,
+    )
+    dialogue.give(ev.FromOptimizer(status))
+    assert dialogue.job().state == FAILED
+    assert dialogue.job().detail.startswith("the optimizer has 4294967296 elements, expected ")
 
 
 def test_sums_that_were_lost_with_the_link_are_asked_for_again() -> None:
