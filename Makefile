@@ -16,8 +16,8 @@ SHELL := /bin/sh
 PYTHON ?=
 SEEDS ?= 500
 SECONDS ?= 60
-# One more than the cores of the smallest machine, because tests of daemons spend much of their time waiting.
-PROCESSES ?= 3
+# Two more than the cores of the smallest machine, because tests of daemons spend much of their time waiting.
+PROCESSES ?= 4
 # `same` draws the same examples in each run; `default` draws others.
 HYPOTHESIS ?= same
 UV ?= uv

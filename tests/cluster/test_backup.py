@@ -71,8 +71,8 @@ def test_backups_amid_submits_have_every_job_acknowledged_before(tmp_path: Path,
 @pytest.mark.parametrize(
     ("tiers", "lost_optimizer"),
     [
-        pytest.param(2, False, id="2 tiers", marks=pytest.mark.long),
-        pytest.param(3, False, id="3 tiers"),
+        pytest.param(2, False, id="2 tiers"),
+        pytest.param(3, False, id="3 tiers", marks=pytest.mark.long),
         pytest.param(3, True, id="3 tiers, optimizer restarted", marks=pytest.mark.long),
     ],
 )

@@ -62,7 +62,7 @@ def restart_when_it_dies(daemon: Daemon, restart: Callable[[], object]) -> None:
     ("tiers", "shards"),
     [
         pytest.param(2, 0, id="2 tiers", marks=pytest.mark.long),
-        pytest.param(3, 0, id="3 tiers"),
+        pytest.param(3, 0, id="3 tiers", marks=pytest.mark.long),
         pytest.param(2, 2, id="shards"),
     ],
 )

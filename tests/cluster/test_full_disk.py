@@ -219,7 +219,9 @@ class Storm:
             disk.empty()
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [pytest.param(6, marks=pytest.mark.long), pytest.param(200, marks=pytest.mark.slow)]
+)
 def test_every_acknowledged_job_and_cancel_holds(tmp_path: Path, kills: int) -> None:
     job_spec = spec(tmp_path, 6)
     expected = run_undisturbed(tmp_path / "calm", job_spec)

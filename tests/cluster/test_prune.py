@@ -16,7 +16,7 @@ from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import gpt_config, spec_of
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
 
-TIERS = pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+TIERS = pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
 
 
 def prune(cluster: Cluster, *words: object) -> tuple[int, dict[str, Any], str]:
@@ -139,14 +139,14 @@ def test_what_is_downloaded_stays_until_it_has_arrived(tmp_path: Path, corpus: P
 @pytest.mark.parametrize(
     ("part", "tiers", "role", "failpoint"),
     [
-        pytest.param("jobs", 2, "aggregator", "aggregator.prune.begun", marks=pytest.mark.long),
-        ("jobs", 3, "aggregator", "aggregator.prune.begun"),
-        ("jobs", 3, "aggregator", "aggregator.prune.deleted"),
+        ("jobs", 2, "aggregator", "aggregator.prune.begun"),
+        pytest.param("jobs", 3, "aggregator", "aggregator.prune.begun", marks=pytest.mark.long),
+        pytest.param("jobs", 3, "aggregator", "aggregator.prune.deleted", marks=pytest.mark.long),
         pytest.param("jobs", 2, "aggregator", "optimizer.prune.marked", marks=pytest.mark.long),
         ("jobs", 3, "optimizer", "optimizer.prune.marked"),
         # Checkpoints alone are removed without a note in the queue.
         pytest.param("checkpoints", 2, "aggregator", "optimizer.prune.marked", marks=pytest.mark.long),
-        ("checkpoints", 3, "optimizer", "optimizer.prune.marked"),
+        pytest.param("checkpoints", 3, "optimizer", "optimizer.prune.marked", marks=pytest.mark.long),
     ],
 )
 def test_a_kill_leaves_nothing_half_removed(

@@ -48,11 +48,13 @@ def test_sizes_of_left_subtrees(count: int, left: int) -> None:
 @given(roots)
 def test_path_to_every_node(root: Node) -> None:
     assert path_to(root, root) == []
-    for node in nodes_of(root)[1:]:
+    nodes = nodes_of(root)
+    every = set(nodes)
+    for node in nodes[1:]:
         path = path_to(root, node)
         ancestors = [parent for parent, _ in path]
         assert ancestors[0] == root
-        assert set(ancestors) <= set(nodes_of(root))
+        assert all(each in every for each in ancestors)
         for (parent, sibling), down in zip(path, [*ancestors[1:], node], strict=True):
             assert sorted(children(parent)) == sorted([down, sibling])
 
