@@ -54,7 +54,7 @@ class CappedLog:
         return sum(map(_size, self.paths))
 
     def remove(self) -> None:
-        """Remove all files. Whoever has one open reads on.
+        """Remove all files. Readers that have one open can read it to its end.
 
         Raises:
             OSError: The disk failed.

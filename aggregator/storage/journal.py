@@ -75,7 +75,7 @@ class Journal:
         return self._writer.log_of(job).size_bytes
 
     async def remove(self, job: str) -> None:
-        """Remove a job's log, in a thread. Whoever reads it reads on.
+        """Remove a job's log, in a thread. Readers that have it open can read it to its end.
 
         Raises:
             OSError: The disk failed.

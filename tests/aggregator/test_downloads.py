@@ -31,6 +31,18 @@ class SkippingSelector(selectors.SelectSelector):
         return super().select(0)
 
 
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """An event loop with the time of its selector."""
+
+    def __init__(self, selector: SkippingSelector) -> None:
+        super().__init__(selector)
+        self._skipping = selector
+
+    def time(self) -> float:
+        """Return the selector's time."""
+        return self._skipping.now
+
+
 class World:
     """Downloads with a cap, and the time.
 
@@ -41,8 +53,7 @@ class World:
     def __init__(self, mb_per_second: int | None) -> None:
         self._mb_per_second = mb_per_second
         self.selector = SkippingSelector()
-        self.loop = asyncio.SelectorEventLoop(self.selector)
-        self.loop.time = lambda: self.selector.now  # type: ignore[method-assign]
+        self.loop = SkippingLoop(self.selector)
         self.reached: list[Cap] = []
         self.sent: list[tuple[float, str, int]] = []
         self.downloads: Downloads

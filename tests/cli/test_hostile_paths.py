@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from io import BytesIO
+from io import RawIOBase
 from pathlib import Path
 
 import pytest
@@ -91,8 +91,8 @@ def test_a_state_dir_below_a_folder_that_is_not_utf_8_is_refused(
 def test_a_file_whose_content_would_have_to_be_waited_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as /proc/kmsg: a regular file whose reader waits."""
 
-    class NotYetReadable(BytesIO):
-        def read(self, _: int | None = None) -> None:  # type: ignore[override]
+    class NotYetReadable(RawIOBase):
+        def read(self, size: int = -1, /) -> bytes | None:
             return None
 
     monkeypatch.setattr(input_files, "open_input_file", lambda *_: NotYetReadable())

@@ -101,7 +101,7 @@ def test_a_restored_queue_goes_on_above_every_epoch_that_was_obeyed(
         assert cluster.status().epoch - 6 in SKIPPED_EPOCHS
 
 
-def test_workers_of_a_queue_begun_anew_are_told_what_to_do(tmp_path: Path, short_spec: str) -> None:
+def test_workers_of_a_new_queue_are_told_what_to_do(tmp_path: Path, short_spec: str) -> None:
     with Cluster(tmp_path, workers=1, heartbeat_seconds=HEARTBEAT_SECONDS) as cluster:
         worker = cluster.workers[0]
         worker.wait_log("connected to aggregator")

@@ -1,4 +1,4 @@
-"""Pruning through the command, and by the retention: what is needed stays, the rest is gone, whoever is killed."""
+"""Pruning through the command, and by the retention: what is needed stays, the rest goes, whichever daemon dies."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,14 @@ def test_whatever_a_model_raises_fails_its_job_alone(
 ) -> None:
     """SystemExit, which ends a thread without a word, and exceptions that can't be printed among them."""
     with Cluster(tmp_path, workers=0, heartbeat_seconds=0.5) as cluster:
+
+        def has_failed(job: str) -> bool:
+            return cluster.job(job).state == jobs.FAILED
+
         worker = cluster.start_worker(*ALLOW)
         for how in RAISED:
             job = cluster.submit(deadly_spec(corpus, dies, how))
-            eventually(lambda: cluster.job(job).state == jobs.FAILED, f"the end of the job that raises {how}")  # noqa: B023
+            eventually(partial(has_failed, job), f"the end of the job that raises {how}")
             detail = cluster.job(job).detail
             assert how in detail or how == "NoText", detail
             assert worker.process.poll() is None

@@ -6,7 +6,7 @@ import random
 import socket
 
 PORTS = range(20_000, 30_000)
-"""Ports below those that Linux gives to whoever asks for any. So no connection of another test takes one meanwhile."""
+"""Ports below the range from which Linux assigns free ones, so no connection of another test takes one meanwhile."""
 
 
 def free_port() -> int:

@@ -93,7 +93,7 @@ def current_caller() -> Caller:
     return _caller.get()
 
 
-_connections: ContextVar[CallerConnections] = ContextVar("connections", default=CallerConnections())  # noqa: B039
+_connections: ContextVar[CallerConnections | None] = ContextVar("connections", default=None)
 
 
 def confirm_caller(context: Any) -> None:
@@ -102,7 +102,9 @@ def confirm_caller(context: Any) -> None:
     Args:
         context: the call, which this task serves.
     """
-    _connections.get().confirm(context.peer())
+    connections = _connections.get()
+    if connections is not None:
+        connections.confirm(context.peer())
 
 
 def caller_address(context: Any) -> str:
@@ -111,7 +113,8 @@ def caller_address(context: Any) -> str:
     Args:
         context: the call, which this task serves.
     """
-    return _connections.get().address(context.peer())
+    connections, peer = _connections.get(), str(context.peer())
+    return peer if connections is None else connections.address(peer)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def test_crashes_at_the_same_steps_fail_the_job_with_the_error() -> None:
     assert detail.endswith("; see its log") and len(detail) <= 300
 
 
-def test_a_crash_at_a_later_step_is_counted_anew() -> None:
+def test_a_crash_at_a_later_step_is_counted_from_one() -> None:
     job = Job(id="a", state=RUNNING)
     counts = []
     for step in (0, 0, 3, 2, 4, 4):

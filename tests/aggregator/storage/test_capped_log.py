@@ -64,8 +64,8 @@ class LoggedJob:
         """Check the log's size, and that its lines are those that were published except those told to be missing."""
         assert self.size() <= self.cap_bytes
         texts = self.texts()
-        told = [number for number, text in enumerate(texts) if MISSING.fullmatch(text)]
-        missing = [int(MISSING.fullmatch(texts[each])[1]) for each in told]  # type: ignore[index]
+        found = [(number, match) for number, text in enumerate(texts) if (match := MISSING.fullmatch(text))]
+        told, missing = [number for number, _ in found], [int(match[1]) for _, match in found]
         assert len(told) <= 1
         assert sum(missing) == sum(self.lost)
         assert bool(missing) == bool(self.reached)

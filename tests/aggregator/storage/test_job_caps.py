@@ -47,7 +47,7 @@ def test_refusals_say_whose_the_cap_is_and_what_to_do(tmp_path: Path) -> None:
             "person ann: has 2 jobs queued or running, expected at most 2 (--max-jobs-per-person of the aggregator); "
             "submit again when some have ended, or cancel some with `tiermesh cancel`"
         )
-        assert submit(queue, "ann", "request-1").id  # type: ignore[union-attr]
+        assert isinstance(submit(queue, "ann", "request-1"), Job)
         assert isinstance(submit(queue, "dan"), Job)
 
 

@@ -118,7 +118,7 @@ def test_calls_and_attending_workers_count_for_no_address() -> None:
     assert asyncio.run(scenario()) == {}
 
 
-def test_a_call_without_hello_ends_and_an_attending_worker_stays() -> None:
+def test_a_call_without_hello_ends_and_an_attending_worker_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with serving(ConnectionLimits()) as (server, _):
             hello = encode_with_checksum(wrap(pb.WorkerMessage, 1, pb.Hello(role="worker", name="w")))
@@ -130,7 +130,7 @@ def test_a_call_without_hello_ends_and_an_attending_worker_stays() -> None:
                 writer.write(opening(ATTEND))
                 assert await asyncio.wait_for(reader.read(1), LIMIT_SECONDS), "grpcio has it"
                 loop = asyncio.get_running_loop()
-                loop.time = lambda: time.monotonic() + 2 * PENDING_SECONDS  # type: ignore[method-assign]
+                monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 2 * PENDING_SECONDS)
                 assert await ended(reader)
                 writer.close()
                 with pytest.raises(
