@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from services.config.models import GPT2Config, LlamaConfig
+from services.config.parameters import model_parts
 from services.config.refusals import format_value
 from services.errors import Refused
 from services.printable import one_line, printable_path
@@ -59,7 +60,9 @@ def expected_tensors(model: PretrainableConfig) -> dict[str, tuple[int, ...]]:
     Args:
         model: config with a `vocab_size`.
     """
-    return dict(_gpt2_tensors(model) if isinstance(model, GPT2Config) else _llama_tensors(model))
+    return {
+        name: shape for part in model_parts(model, model.vocab_size or 0) for name, shape in part.tensors()
+    }
 
 
 def stored_name(name: str, model: PretrainableConfig, stored: Mapping[str, Any]) -> str:
@@ -159,54 +162,6 @@ def _rope_scaling(rotation: Mapping[str, Any], path: Path) -> dict[str, Any] | N
         "low_freq_factor": _number(rotation.get("low_freq_factor")),
         "original_context_length": rotation.get("original_max_position_embeddings"),
     }
-
-
-def _gpt2_tensors(model: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, vocabulary = model.embedding_dim, model.vocab_size or 0
-    yield "transformer.wte.weight", (vocabulary, width)
-    if model.positional_embedding_type == "trainable":
-        yield "transformer.wpe.weight", (model.max_sequence_length, width)
-    layers = {
-        "ln_1": (width,),
-        "attn.c_attn": (width, 3 * width),
-        "attn.c_proj": (width, width),
-        "ln_2": (width,),
-        "mlp.c_fc": (width, 4 * width),
-        "mlp.c_proj": (4 * width, width),
-    }
-    blocks = [
-        (f"transformer.h.{block}.{layer}", shape)
-        for block in range(model.num_blocks)
-        for layer, shape in layers.items()
-    ]
-    for layer, shape in [*blocks, ("transformer.ln_f", (width,))]:
-        yield f"{layer}.weight", shape
-        if model.bias:
-            yield f"{layer}.bias", shape[-1:]
-    if not model.weight_tying:
-        yield "lm_head.weight", (vocabulary, width)
-
-
-def _llama_tensors(model: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, inner, vocabulary = model.embedding_dim, model.feed_forward_width, model.vocab_size or 0
-    shared = model.num_groups * model.head_width
-    yield "model.embed_tokens.weight", (vocabulary, width)
-    for block in range(model.num_blocks):
-        for name, shape in {
-            "input_layernorm": (width,),
-            "self_attn.q_proj": (width, width),
-            "self_attn.k_proj": (shared, width),
-            "self_attn.v_proj": (shared, width),
-            "self_attn.o_proj": (width, width),
-            "post_attention_layernorm": (width,),
-            "mlp.gate_proj": (inner, width),
-            "mlp.up_proj": (inner, width),
-            "mlp.down_proj": (width, inner),
-        }.items():
-            yield f"model.layers.{block}.{name}.weight", shape
-    yield "model.norm.weight", (width,)
-    if not model.weight_tying:
-        yield "lm_head.weight", (vocabulary, width)
 
 
 def _check_field(path: Path, config: Mapping[str, Any], field: str, default: Any, *expected: Any) -> None:

@@ -5,20 +5,14 @@ The bounds of single numbers are in `field_types.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
-
 from services.config.device import DeviceConfig
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.models import (
-    CustomConfig,
     GPT2Config,
-    LinearRegressionConfig,
-    LlamaConfig,
-    MLPConfig,
     RegressionConfig,
     TransformerConfig,
 )
+from services.config.parameters import count_parameters
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.tensors.layout import MAX_ELEMENTS
 
@@ -98,7 +92,9 @@ def check_model_size(model: TransformerConfig | RegressionConfig) -> None:
     Raises:
         ValueError: there are too many; one line with the field, its value, the bound and how to fix it.
     """
-    elements = sum(_parameters(model))
+    elements = count_parameters(model, getattr(model, "vocab_size", None) or 0) or 0
+    if isinstance(model, GPT2Config) and model.positional_embedding_type == "fixed":
+        elements += model.max_sequence_length * model.embedding_dim  # no parameters, but a table of this size
     if elements > MAX_ELEMENTS:
         section = (
             f"{model.model_type}_config" if isinstance(model, RegressionConfig) else "transformer_config"
@@ -107,30 +103,6 @@ def check_model_size(model: TransformerConfig | RegressionConfig) -> None:
             f"{section}: a {model.model_type} with {elements} parameters given, expected at most {MAX_ELEMENTS}, "
             "which is what one aggregator and optimizer hold; lower its widths or its number of layers"
         )
-
-
-def _parameters(model: TransformerConfig | RegressionConfig) -> Iterator[int]:
-    """Yield the sizes of a model's matrices; biases and norms are left out, as they decide nothing."""
-    match model:
-        case GPT2Config():
-            width, vocabulary = model.embedding_dim, model.vocab_size or 0
-            yield 12 * model.num_blocks * width * width
-            yield (
-                model.max_sequence_length * width
-            )  # fixed positions are no parameters, but a table of this size
-            yield vocabulary * width * (1 if model.weight_tying else 2)
-        case LlamaConfig():
-            width, vocabulary = model.embedding_dim, model.vocab_size or 0
-            shared = model.num_groups * model.head_width
-            yield model.num_blocks * width * (2 * width + 2 * shared + 3 * model.feed_forward_width)
-            yield vocabulary * width * (1 if model.weight_tying else 2)
-        case LinearRegressionConfig():
-            yield model.num_features * model.num_targets
-        case MLPConfig():
-            widths = (model.input_features, *model.hidden_features, model.output_features)
-            yield from (inputs * outputs for inputs, outputs in pairwise(widths))
-        case CustomConfig():
-            return  # the worker that builds it knows
 
 
 def check_mesh_size(device: DeviceConfig) -> None:
