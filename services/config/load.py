@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.config.job import JobConfig
+from services.config.origins import Origins
 from services.config.overrides import Override, parse_overrides
 from services.config.paths import find_include
 from services.config.refusals import format_value, unknown_key_error
@@ -32,12 +33,28 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig
     Raises:
         Refused: something is wrong; one line about the first error, with field, value, what was expected and the fix.
     """
+    config, notices, _ = load_job_with_origins(path, overrides)
+    return config, notices
+
+
+def load_job_with_origins(
+    path: str | Path, overrides: Sequence[str] = ()
+) -> tuple[JobConfig, list[str], Origins]:
+    """Return what `load_job` returns, and the origins of the settings that were given."""
     document = read_document(Path(path))
-    return load_job_document(document, folder=Path(path).absolute().parent, overrides=overrides)
+    origins = Origins()
+    for section, value in document.items():
+        origins.note_file(section, value, Path(path))
+    folder = Path(path).absolute().parent
+    return *load_job_document(document, folder=folder, overrides=overrides, origins=origins), origins
 
 
 def load_job_document(
-    document: dict[Any, Any], *, folder: Path, overrides: Sequence[str] = ()
+    document: dict[Any, Any],
+    *,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    origins: Origins | None = None,
 ) -> tuple[JobConfig, list[str]]:
     """Return the job of a document that is read already; see `load_job`.
 
@@ -45,7 +62,9 @@ def load_job_document(
         document: content of the YAML file; it is not changed.
         folder: folder that relative paths start from.
         overrides: settings changed from the command line.
+        origins: receives the origins of included and overridden settings; None if nobody asks for them.
     """
+    origins = origins or Origins()
     changes = parse_overrides(overrides)
     for key, value in document.items():
         if key not in SECTIONS:
@@ -56,33 +75,36 @@ def load_job_document(
             "not a model's"
         )
     sections = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
-    _apply(changes, sections, after_includes=False)
-    _read_includes(sections, folder)
-    _apply(changes, sections, after_includes=True)
+    _apply(changes, sections, origins, after_includes=False)
+    _read_includes(sections, folder, origins)
+    _apply(changes, sections, origins, after_includes=True)
     return resolve_job(sections, folder)
 
 
-def _apply(changes: Sequence[Override], sections: dict[Any, Any], *, after_includes: bool) -> None:
+def _apply(
+    changes: Sequence[Override], sections: dict[Any, Any], origins: Origins, *, after_includes: bool
+) -> None:
     for change in changes:
         if change.after_includes == after_includes:
             change.apply(sections)
+            origins.note_override(change.path, change.value)
 
 
-def _read_includes(sections: dict[Any, Any], folder: Path) -> None:
+def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> None:
     """Replace paths of included files by their sections, and move sections that old files nest to the top level."""
     training = sections["training_config"]
     if isinstance(training, dict):
         for key in ("multihost_config", "transformer_config"):
-            _move_up(sections, training, key)
+            _move_up(sections, training, key, origins)
         model_path = training.get("model_config")
         if isinstance(model_path, str) and model_path:
-            _include_model(sections, model_path, folder)
+            _include_model(sections, model_path, folder, origins)
     for section in SECTIONS:
         if section != "training_config" and isinstance(sections.get(section), str):
-            sections[section] = _section_of_file(sections[section], section, folder)
+            sections[section] = _section_of_file(sections[section], section, folder, origins)
 
 
-def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str) -> None:
+def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str, origins: Origins) -> None:
     """Move `training_config.<key>`, a section or the path of its file, to the top level."""
     nested = training.get(key)
     if nested is None or nested == "":
@@ -95,10 +117,11 @@ def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str) -> No
             "correct it or remove it"
         )
     sections[key] = nested
+    origins.note_moved(f"training_config.{key}", key, nested)
     del training[key]
 
 
-def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
+def _include_model(sections: dict[Any, Any], text: str, folder: Path, origins: Origins) -> None:
     field = "training_config.model_config"
     path = find_include(text, field=field, folder=folder, kind="model_configs")
     included = read_document(path, field)
@@ -118,9 +141,10 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
     for key, value in included.items():
         if sections.get(key) is None:  # the job's own multihost_config goes before the model file's
             sections[key] = value
+            origins.note_file(key, value, path)
 
 
-def _section_of_file(text: str, section: str, folder: Path) -> Any:
+def _section_of_file(text: str, section: str, folder: Path, origins: Origins) -> Any:
     """Return the section of that name from the file at a path."""
     kind = "model_configs" if section in MODEL_SECTIONS else section.replace("_config", "_configs")
     path = find_include(text, field=section, folder=folder, kind=kind)
@@ -129,4 +153,5 @@ def _section_of_file(text: str, section: str, folder: Path) -> Any:
         raise Refused(
             f"{section}: {printable_path(path)} has no {section}, expected a file with that section; correct the path"
         )
+    origins.note_file(section, included[section], path)
     return included[section]

@@ -1,0 +1,55 @@
+"""Where each setting of a job was written: in the job's file, in one that it includes, or on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.printable import printable_path
+
+COMMAND_LINE = "command line"
+"""Origin of a setting that an override changed."""
+
+
+class Origins:
+    """Origins of the settings that were given. What is noted later replaces what was noted under the same key."""
+
+    def __init__(self) -> None:
+        self._notes: list[tuple[tuple[str, ...], Any, str]] = []
+
+    def note_file(self, key: str, value: Any, path: Path) -> None:
+        """Note that a file has a section, with all settings in it.
+
+        Args:
+            key: name of the section.
+            value: value as read.
+            path: path of the file.
+        """
+        self._notes.append(((key,), value, printable_path(path)))
+
+    def note_override(self, key: tuple[str, ...], value: Any) -> None:
+        """Note that the command line gave a setting, by its keys from the section down."""
+        self._notes.append((key, value, COMMAND_LINE))
+
+    def note_moved(self, old_key: str, section: str, value: Any) -> None:
+        """Note that a section was given under another key, where older files nest it."""
+        origin = self.find(old_key)
+        if origin is not None:
+            self._notes.append(((section,), value, origin))
+
+    def find(self, key: str) -> str | None:
+        """Return the origin of a setting, by its dotted key; None if it was not given."""
+        parts = tuple(key.split("."))
+        for place, value, origin in reversed(self._notes):
+            if parts[: len(place)] == place:
+                return origin if _has(value, parts[len(place) :]) else None
+        return None
+
+
+def _has(value: Any, keys: tuple[str, ...]) -> bool:
+    for key in keys:
+        if not isinstance(value, Mapping) or key not in value:
+            return False
+        value = value[key]
+    return True
