@@ -8,7 +8,8 @@ Read them in this order, the lowest first:
 3. `protocol`: the plan of a job's steps, weight versions, message envelopes and checksums.
 4. `tensors`: the layout of a model's parameters, chunks, the reduction tree, numeric kernels.
 5. `checkpoints`: checkpoint folders on disk.
-6. `config`: schemas of job configs, and the translation of tt-train's.
-7. `transport`: connections between roles: gRPC, HTTP/2 streams, TLS, references to shared memory.
-8. `runtime`: the process around a role's service: signals, logs, metrics, recording.
+6. `corpora`: files of token ids, of any size, verified block by block.
+7. `config`: schemas of job configs, and the translation of tt-train's.
+8. `transport`: connections between roles: gRPC, HTTP/2 streams, TLS, references to shared memory.
+9. `runtime`: the process around a role's service: signals, logs, metrics, recording.
 """

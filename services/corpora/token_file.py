@@ -1,0 +1,221 @@
+"""Files of token ids: opened by their sidecar alone, and verified block by block as they are read.
+
+Ids are read at their position (`pread`), not through a memory map: the memory of the process stays constant whatever is
+read, and a file that gets shorter meanwhile is an error with a text, where a map ends the process by SIGBUS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from services.corpora import binary_format
+from services.corpora.block_digest import BLOCK_BYTES
+from services.corpora.conversion import TEXT_SUFFIXES, converted
+from services.corpora.description import describe
+from services.corpora.sidecar import ITEM_BYTES, TokenSidecar, load_sidecar, store_sidecar
+from services.errors import Refused
+from services.input_files import open_input_file
+from services.printable import printable_path
+
+SUFFIXES = (*TEXT_SUFFIXES, *binary_format.SUFFIXES)
+"""Suffixes of files of token ids."""
+
+
+def is_token_file(path: Path) -> bool:
+    """Return whether a path names a file of token ids, by its suffix."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def describe_token_file(path: Path, field: str) -> TokenSidecar:
+    """Return the sidecar of a file of token ids; make it if the file has none, which reads the whole file once.
+
+    Args:
+        path: the file. A YAML or CSV file is converted first; the sidecar is that of the converted file.
+        field: dotted name of the field that names the file, for errors.
+
+    Raises:
+        Refused: the file is missing, of another kind, cut off, or differs from the sidecar that it has.
+        NotYet: the disk is full.
+    """
+    path = converted(path, field)
+    place = f"{field}: {printable_path(path)}"
+    with open_input_file(field, path) as file:
+        known = load_sidecar(path)
+        status = os.fstat(file.fileno())
+        if known is not None and known.fits(status):
+            return known
+        if known is not None:
+            _check_size(known, status.st_size, place)
+        sidecar = describe(file, path, known, place)
+        if known is not None and sidecar.identity != known.identity:
+            raise _changed(place, _first_difference(sidecar, known), known)
+    store_sidecar(path, sidecar)
+    return sidecar
+
+
+class TokenFile:
+    """Token ids of one file.
+
+    Attributes:
+        path: the binary file that is read. For a YAML or CSV file it is the converted one.
+        sidecar: description of that file.
+        identity: SHA-256 that stands for the ids; a job names it.
+        count: number of ids.
+        largest_id: largest of the ids.
+        tokenizer_vocab_size: number of ids of the tokenizer that made them; None if unknown.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, sidecar: TokenSidecar, place: str) -> None:
+        """Use `open`."""
+        self.path = path
+        self.sidecar = sidecar
+        self.identity = sidecar.identity
+        self.count = sidecar.count
+        self.largest_id = sidecar.largest_id
+        self.tokenizer_vocab_size = sidecar.tokenizer_vocab_size
+        self._file = file
+        self._place = place
+        self._dtype = np.dtype(sidecar.dtype).newbyteorder("<")
+        self._verified = bytearray(-(-sidecar.file_bytes // BLOCK_BYTES))
+        self._changed_ns = os.fstat(file.fileno()).st_mtime_ns
+
+    @classmethod
+    def open(cls, path: Path, field: str, identity: str | None = None) -> TokenFile:
+        """Open a file of token ids, by its sidecar alone if it has one.
+
+        Args:
+            path: the file, of any size.
+            field: dotted name of the field that names the file, for errors.
+            identity: identity that a job names; None for that of the file as it is now.
+
+        Raises:
+            Refused: the file is missing or unusable, or has another identity.
+            NotYet: the disk is full, if a sidecar or a converted file has to be written.
+        """
+        path = converted(path, field)
+        place = f"{field}: {printable_path(path)}"
+        file = open_input_file(field, path)
+        try:
+            sidecar = load_sidecar(path)
+            # The time of a copy differs, which says nothing: a job's identity fixes each block.
+            if sidecar is None or identity is None:
+                sidecar = describe_token_file(path, field)
+            if identity is not None and sidecar.identity != identity:
+                raise Refused(
+                    f"{place}: its ids have identity {sidecar.identity[:16]}..., the job expects {identity[:16]}...; "
+                    "copy the file that the job was submitted with, and its sidecar"
+                )
+            _check_size(sidecar, os.fstat(file.fileno()).st_size, place)
+        except BaseException:
+            file.close()
+            raise
+        return cls(path, file, sidecar, place)
+
+    def read(self, start: int, count: int) -> npt.NDArray[np.uint32]:
+        """Return `count` ids from position `start` on, uint32; safe to call from several threads.
+
+        Raises:
+            Refused: the file has changed, or a block of it differs from the sidecar.
+            ValueError: the file has no such positions.
+        """
+        if start < 0 or count < 0 or start + count > self.count:
+            raise ValueError(f"ids {start} to {start + count} of {self.count}")
+        first = self.sidecar.offset_bytes + start * self._dtype.itemsize
+        last = first + count * self._dtype.itemsize
+        changed_ns = os.fstat(self._file.fileno()).st_mtime_ns
+        if changed_ns != self._changed_ns:  # what was verified may not be there any longer
+            self._verified = bytearray(len(self._verified))
+            self._changed_ns = changed_ns
+        for block in range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES)):
+            if not self._verified[block]:
+                self._verify(block)
+                self._verified[block] = 1
+        return np.frombuffer(self._read(first, last - first), self._dtype).astype(np.uint32)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _verify(self, block: int) -> None:
+        start = block * BLOCK_BYTES
+        content = self._read(start, min(BLOCK_BYTES, self.sidecar.file_bytes - start))
+        if hashlib.sha256(content).hexdigest() != self.sidecar.block_hash(block):
+            raise _changed(self._place, block, self.sidecar)
+        ids = np.frombuffer(content, self._dtype, offset=0 if block else self.sidecar.offset_bytes)
+        if ids.size and not 0 <= ids.min() <= ids.max() <= self.largest_id:
+            odd = int(np.argmax((ids < 0) | (ids > self.largest_id)))
+            position = max(0, start - self.sidecar.offset_bytes) // ids.itemsize + odd
+            raise Refused(
+                f"{self._place}: id {ids[odd]} at position {position}, its sidecar says at most {self.largest_id}; "
+                "remove the sidecar and submit again"
+            )
+
+    def _read(self, start: int, size_bytes: int) -> bytes:
+        """Return bytes of the file (Refused)."""
+        content = b""
+        while len(content) < size_bytes:
+            try:
+                piece = os.pread(self._file.fileno(), size_bytes - len(content), start + len(content))
+            except OSError as error:
+                raise Refused(f"{self._place}: can't be read ({error.strerror}); repair its disk") from None
+            if not piece:
+                raise Refused(
+                    f"{self._place}: ends at byte {start + len(content)}, expected {self.sidecar.file_bytes} bytes; "
+                    "it got shorter while it was used, copy it again"
+                )
+            content = content + piece if content else piece
+        return content
+
+
+def refuse_ids_beyond(sidecar: TokenSidecar, vocab_size: int, field: str, path: str, owner: str) -> None:
+    """Check that all ids of a file belong to a vocabulary.
+
+    Args:
+        sidecar: description of the file.
+        vocab_size: number of ids of the vocabulary.
+        field: dotted name of the field that names the file.
+        path: the file as people know it.
+        owner: what has the vocabulary, such as "transformer_config.vocab_size".
+
+    Raises:
+        Refused: an id is too large; the line has its value and position.
+    """
+    if sidecar.largest_id >= vocab_size:
+        raise Refused(
+            f"{field}: {printable_path(path)} has id {sidecar.largest_id} at position {sidecar.largest_id_position}, "
+            f"expected ids below {vocab_size} ({owner}); tokenize the text with that vocabulary, or make it larger"
+        )
+
+
+def _check_size(sidecar: TokenSidecar, size_bytes: int, place: str) -> None:
+    """Check that a file has the size that its sidecar says (Refused)."""
+    if size_bytes != sidecar.file_bytes:
+        raise Refused(
+            f"{place}: {size_bytes} bytes, its sidecar says {sidecar.file_bytes}; copy it again, or remove the sidecar "
+            "to take the file as it is"
+        )
+
+
+def _changed(place: str, block: int, sidecar: TokenSidecar) -> Refused:
+    """Return the error about a block that differs from the sidecar."""
+    item_bytes = ITEM_BYTES[sidecar.dtype]
+    first, last = (
+        min(max(0, at * BLOCK_BYTES - sidecar.offset_bytes) // item_bytes, sidecar.count)
+        for at in (block, block + 1)
+    )
+    return Refused(
+        f"{place}: ids {first} to {last - 1} differ from its sidecar, so the file has changed; copy it again, or "
+        "remove the sidecar to take the file as it is"
+    )
+
+
+def _first_difference(one: TokenSidecar, other: TokenSidecar) -> int:
+    """Return the first block whose hashes differ in two descriptions of files of one size."""
+    blocks = -(-one.file_bytes // BLOCK_BYTES)
+    return next((index for index in range(blocks) if one.block_hash(index) != other.block_hash(index)), 0)
