@@ -37,12 +37,15 @@ class Heartbeats:
         Raises:
             LinkClosed: the peer is silent.
         """
+        before = self._heard_seconds  # the time until this call is a pause, too
         while True:
-            before = self._clock()
             await asyncio.sleep(self._timeouts.beat)
             self._beat()
-            # A pause of this process is no silence of the peer: its messages of that time are still unread.
-            self._heard_seconds += max(0.0, self._clock() - before - self._timeouts.beat)
-            silent = self._clock() - self._heard_seconds
+            now = self._clock()
+            # A pause of this process is no silence of the peer: its messages of that time are still unread. One reading
+            # of the clock serves both intervals, so that a pause at any line is taken off.
+            self._heard_seconds += max(0.0, now - before - self._timeouts.beat)
+            before = now
+            silent = now - self._heard_seconds
             if silent > self._timeouts.deaf:
                 raise LinkClosed(f"silent for {silent:.1f} s")

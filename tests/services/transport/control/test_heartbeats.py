@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import count
 
 import pytest
 
@@ -32,3 +33,19 @@ def test_a_silent_peer_is_noticed_but_not_during_an_own_pause() -> None:
         assert 2 + beats.qsize() > timeouts.deaf / timeouts.beat - 1
 
     asyncio.run(scenario())
+
+
+def test_pauses_at_any_line_are_no_silence() -> None:
+    timeouts = Timeouts.from_heartbeat(0.05)
+    readings = count()
+    beats: list[int] = []
+
+    async def scenario() -> None:
+        heartbeats = Heartbeats(
+            timeouts, lambda: beats.append(0), clock=lambda: next(readings) * timeouts.deaf / 2
+        )
+        with pytest.raises(LinkClosed, match="silent for"):
+            await asyncio.wait_for(heartbeats.run(), 30)
+
+    asyncio.run(scenario())
+    assert len(beats) > timeouts.deaf / timeouts.beat - 1
