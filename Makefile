@@ -22,7 +22,7 @@ PROCESSES ?= 3
 HYPOTHESIS ?= same
 UV ?= uv
 BIN := .venv/bin
-pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --hypothesis-profile $(HYPOTHESIS)
+pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile $(HYPOTHESIS)
 
 # A stamp's name contains the checksum of its inputs. Changed constraints give a new .venv, a changed pyproject.toml
 # reinstalls Tiermesh, and both also work when an earlier commit is checked out.

@@ -45,7 +45,10 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    "section",
+    [pytest.param(name, marks=pytest.mark.long) if name == "local_run" else name for name in SECTIONS],
+)
 def test_contract_is_unchanged(section: str) -> None:
     check(section, dump(section))
 

@@ -258,6 +258,7 @@ def test_an_unreachable_aggregator_is_one_line(capsys: pytest.CaptureFixture[str
     assert "--aggregator HOST:PORT" in line
 
 
+@pytest.mark.long
 def test_the_address_that_answers_is_called(
     aggregator: FakeAggregator, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_kernels_of_the_environment_give_the_same_bits(
     assert found["auto"] == found["numpy"]
 
 
+@pytest.mark.long
 def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     slow = ("--set", "max_steps=300", "--set", "model_save_interval=100", "--tiers", "2", "--workers", "1")
@@ -219,6 +220,7 @@ transformer_config: {model_type: "mixer:Mixer", max_sequence_length: 32, width: 
 """
 
 
+@pytest.mark.long
 def test_a_custom_model_trains_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train the model of docs/own-model.md from a folder on PYTHONPATH."""
     for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):

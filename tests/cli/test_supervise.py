@@ -48,10 +48,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(result["model_sha256"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tiers", "victims"),
     [
-        pytest.param("2", ["worker-1", "aggregator"], marks=pytest.mark.long),
+        ("2", ["worker-1", "aggregator"]),
         ("3", ["worker-1", "aggregator", "optimizer"]),
     ],
 )

@@ -111,6 +111,7 @@ def test_a_job_goes_on_from_its_newest_checkpoint_after_a_restore(
         assert "this queue is an older copy" not in cluster.aggregator.log_text(), "its epoch was raised"
 
 
+@pytest.mark.long
 def test_a_job_that_ended_after_the_backup_ends_again_without_a_step(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:

@@ -112,6 +112,7 @@ def test_concurrent_submissions_and_a_spec_that_is_too_large(tmp_path: Path, gpt
         assert reached(cluster) == {"queued_jobs": 1, "spec_bytes": 1}
 
 
+@pytest.mark.long
 def test_a_log_keeps_its_first_and_last_lines_and_the_count_over_a_restart(
     tmp_path: Path, long_spec: str
 ) -> None:
@@ -142,7 +143,8 @@ def test_a_log_keeps_its_first_and_last_lines_and_the_count_over_a_restart(
         cluster.aggregator.wait_log(f"job {job}: its log has reached its cap of 1 MB (--max-log-mb)")
 
 
-@pytest.mark.parametrize("tiers", [3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_downloads_share_a_bandwidth_and_one_too_many_is_refused(
     tmp_path: Path, corpus: Path, tiers: int
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_seeded_run_ends_in_the_undisturbed_bits(tmp_path: Path) -> None:
     assert not list((tmp_path / "state" / "logs").glob("*.ready.json")), "all daemons were stopped"
 
 
+@pytest.mark.long
 def test_an_unplanned_death_is_named_and_the_unfinished_job_refused(tmp_path: Path) -> None:
     job = write_config(tmp_path, regression_config(max_steps=1_000_000))
     state = tmp_path / "state"

@@ -77,6 +77,7 @@ def test_a_shard_obeys_one_cluster(tmp_path: Path, gpt_spec: str, undisturbed: B
         assert bits(cluster.finish(job)) == undisturbed
 
 
+@pytest.mark.long
 def test_a_restored_queue_goes_on_above_every_epoch_that_was_obeyed(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:

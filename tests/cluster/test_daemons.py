@@ -195,6 +195,7 @@ def test_a_second_aggregator_on_the_state_dir_waits_for_the_end_of_the_first(
         assert cluster.status().epoch == 2
 
 
+@pytest.mark.long
 def test_an_aggregator_that_is_restarted_for_ever_beside_another_raises_no_epoch(tmp_path: Path) -> None:
     with Cluster(tmp_path, heartbeat_seconds=0.5) as cluster:
         for name in ("second", "third"):

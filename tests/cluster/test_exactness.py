@@ -98,6 +98,7 @@ def test_bfloat16_weights_on_the_wire_give_the_same_bits(
     assert alone.validation_loss == pytest.approx(undisturbed.validation_loss, rel=0.01)
 
 
+@pytest.mark.long
 def test_training_converges_with_bfloat16_in_both_directions(
     tmp_path: Path, corpus: Path, undisturbed: Bits
 ) -> None:

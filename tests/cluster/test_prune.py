@@ -182,6 +182,7 @@ def test_a_kill_leaves_nothing_half_removed(
         cluster.finish(cluster.submit(short_spec))
 
 
+@pytest.mark.long
 @TIERS
 def test_the_retention_applies_after_each_job_and_at_the_start(
     tmp_path: Path, short_spec: str, tiers: int

@@ -26,7 +26,9 @@ def named(folder: Path, name: str) -> str:
     return spec_of(folder, regression_config(**settings))
 
 
-@pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (3, 0), pytest.param(2, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("tiers", "shards"), [(3, 0), *(pytest.param(2, n, marks=pytest.mark.long) for n in (0, 2))]
+)
 def test_a_job_that_crashes_the_core_is_set_aside(
     tmp_path: Path, tiers: int, shards: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -49,6 +51,7 @@ def test_a_job_that_crashes_the_core_is_set_aside(
         assert sum("starts again from disk" in line for line in lines) == MOST_CRASHES
 
 
+@pytest.mark.long
 def test_a_crash_that_does_not_repeat_changes_no_bits(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", workers=2, modules=MODULES) as cluster:
         unlucky = cluster.finish(cluster.submit(named(tmp_path, "unlucky")))
@@ -74,6 +77,7 @@ def test_a_job_that_breaks_the_sums_of_a_shard_is_set_aside(
         assert all(each.process.poll() is None for each in (cluster.aggregator, *cluster.shards))
 
 
+@pytest.mark.long
 def test_an_error_of_a_shard_that_does_not_repeat_changes_no_bits(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", shards=2, workers=2, modules=BROKEN_SUMS) as cluster:
         unlucky = cluster.finish(cluster.submit(named(tmp_path, "unlucky")))

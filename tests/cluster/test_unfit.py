@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_a_worker_without_chips_is_unfit(tmp_path: Path, short_spec: str) -> None:
     config = {**regression_config(), "device_config": {"backend": "ttnn"}}
     with Cluster(tmp_path, workers=1) as cluster:

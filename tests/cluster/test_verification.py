@@ -58,7 +58,7 @@ def check_counted_once(ended: jobs.Job) -> None:
     [
         (2, 0, (), "go_back"),
         pytest.param(3, 0, (), "go_back", marks=pytest.mark.long),
-        (3, 0, ("--no-shared-memory",), "go_on"),
+        pytest.param(3, 0, ("--no-shared-memory",), "go_on", marks=pytest.mark.long),
         pytest.param(2, 2, (), "go_on", marks=pytest.mark.long),
     ],
 )

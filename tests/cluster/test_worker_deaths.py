@@ -53,7 +53,7 @@ def restart_until(cluster: Cluster, ended: Callable[[], bool], limit: int) -> in
     ("dies", "how", "fault", "workers"),
     [
         ("forward", "null", "SIGSEGV in string_at at __init__.py:", 2),
-        ("forward", "abort", "SIGABRT in die at deadly_model.py:", 1),
+        pytest.param("forward", "abort", "SIGABRT in die at deadly_model.py:", 1, marks=pytest.mark.long),
         ("forward", "exit", "SIGABRT in exit_at_work at process_record.py:", 1),
         ("build", "SIGBUS", "SIGBUS while the device thread was in die at deadly_model.py:", 1),
     ],
@@ -78,7 +78,9 @@ def test_a_job_that_kills_its_workers_fails_with_the_fault(
         cluster.finish(cluster.submit(short_spec))
 
 
-@pytest.mark.parametrize("dies", ["build", "parameters", "forward", "config"])
+@pytest.mark.parametrize(
+    "dies", ["forward", *(pytest.param(n, marks=pytest.mark.long) for n in ("build", "parameters", "config"))]
+)
 def test_whatever_a_model_raises_fails_its_job_alone(
     tmp_path: Path, corpus: Path, short_spec: str, dies: str
 ) -> None:

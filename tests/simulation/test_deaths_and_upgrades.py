@@ -60,7 +60,7 @@ def never_changes_code(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mutation", "scenario"),
     [
-        (counts_every_signal, killing),
+        pytest.param(counts_every_signal, killing, marks=pytest.mark.long),
         (counts_across_commits, killing),
         (never_changes_code, Scenario.upgraded),
     ],

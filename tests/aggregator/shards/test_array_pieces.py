@@ -67,7 +67,7 @@ def run(coroutine: Any) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, LIMIT_SECONDS))
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 6])
+@pytest.mark.parametrize("shards", [*(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 6)), 3])
 def test_a_checkpoint_survives_its_way_to_the_shards_and_back(shards: int) -> None:
     whole = checkpoint()
     gathered = GatheredTensors(ELEMENTS, STATE_DTYPES)

@@ -60,6 +60,7 @@ def test_kernels_are_compiled_once_and_cached_under_xdg_cache_home(tmp_path: Pat
     assert {path: path.stat().st_mtime_ns for path in cached.rglob("*.nbc")} == files
 
 
+@pytest.mark.long
 @needs_numba
 def test_kernels_are_compiled_without_a_cache_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
