@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.config.device import DeviceConfig
-from services.config.models import GPT2Config, LlamaConfig, MLPConfig, RegressionConfig, TransformerConfig
+from services.config.models import GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
 
 TILE = 32
 """Rows and columns of the tiles that a device computes in."""
@@ -44,20 +44,16 @@ def check_mesh_fit(
 
 
 def _check_tensor_parallel(model: TransformerConfig | RegressionConfig, device: DeviceConfig) -> None:
-    """Check that heads, and widths in whole tiles, divide over the tensor parallel devices."""
+    """Check that heads, and the width that they make up in whole tiles, divide over the tensor parallel devices.
+
+    Vocabulary and hidden widths are padded on the mesh, so any size fits.
+    """
+    if not isinstance(model, (GPT2Config, LlamaConfig)):
+        return
     devices = device.tensor_parallel_size
-    heads: dict[str, int] = {}
-    widths: dict[str, int] = {}
-    if isinstance(model, (GPT2Config, LlamaConfig)):
-        heads["transformer_config.num_heads"] = model.num_heads
-        widths["transformer_config.embedding_dim"] = model.embedding_dim
+    heads = {"transformer_config.num_heads": model.num_heads}
     if isinstance(model, LlamaConfig):
         heads["transformer_config.num_groups"] = model.num_groups
-        widths["transformer_config.intermediate_dim"] = model.feed_forward_width
-    if isinstance(model, MLPConfig):
-        # Layers are split by outputs and by inputs in turn, so every other hidden width is divided.
-        for index in range(0, len(model.hidden_features), 2):
-            widths[f"mlp_config.hidden_features[{index}]"] = model.hidden_features[index]
     for field, count in heads.items():
         if count % devices:
             raise ValueError(
@@ -65,13 +61,12 @@ def _check_tensor_parallel(model: TransformerConfig | RegressionConfig, device: 
                 f"(device_config.mesh_shape {list(device.mesh_shape)}), as each computes whole heads; "
                 f"{_heads_fix_hint(field, count, devices)}"
             )
-    for field, width in widths.items():
-        if width % (TILE * devices):
-            raise ValueError(
-                f"{field}: {width} given, expected a multiple of {TILE * devices}: whole tiles of {TILE} on each "
-                f"of the {devices} devices of tensor parallel; write for example "
-                f"{_round_up(width, TILE * devices)}, or a mesh_shape with smaller_axis"
-            )
+    if model.embedding_dim % (TILE * devices):
+        raise ValueError(
+            f"transformer_config.embedding_dim: {model.embedding_dim} given, expected a multiple of {TILE * devices}: "
+            f"heads that make up whole tiles of {TILE} on each of the {devices} devices of tensor parallel; write for "
+            f"example {_round_up(model.embedding_dim, TILE * devices)}, or use a shorter tensor parallel axis"
+        )
 
 
 def _heads_fix_hint(field: str, count: int, devices: int) -> str:

@@ -33,6 +33,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"runner_type": "memory_efficient"},
     {"model_type": "llama"},
     {"model_type": "llama", "num_groups": 4, "weight_tying": True, "runner_type": "memory_efficient"},
+    {
+        "model_type": "llama",
+        "intermediate_dim": 150,
+        "runner_type": "memory_efficient",
+    },  # padded on each device
 ]
 STRATEGIES: dict[str, tuple[tuple[int, int], Axes]] = {
     "ddp 1x8": ((1, 8), Axes(data=1)),
@@ -122,6 +127,32 @@ def test_tensor_parallel_devices_share_the_large_parameters(open_emulator: Calla
     assert shapes["blocks.0.attention.projection.weight"] == [1, 1, 32, 64]
     assert shapes["blocks.0.attention.projection.bias"] == [1, 128]
     assert shapes["norm.weight"] == [1, 128]
+
+
+@pytest.mark.parametrize("strategy", ["tp 1x8", "fsdp x tp 2x4"])
+def test_padding_of_a_hidden_width_stays_zero(open_emulator: Callable[..., Mesh], strategy: str):
+    """Check weights and gradients on the mesh: 150 columns are padded to whole tiles on each device."""
+    shape, axes = STRATEGIES[strategy]
+    mesh = open_emulator(shape, axes=axes)
+    model = build_model(make_config(model_type="llama", intermediate_dim=150), VOCABULARY, mesh)
+    for parameter in model.parameters():
+        load_parameter(mesh, parameter, draw_initial_value(parameter, 11))
+    tape = Tape(mesh)
+    inputs, targets = draw_batch()
+    checked = []
+
+    def check(parameter: Parameter, gradient: Tensor) -> None:
+        if ".feed_forward." not in parameter.name:
+            return
+        dim = parameter.placements.tensor.dim
+        assert dim is not None
+        for value in (parameter.value, gradient):
+            padding = np.delete(download(mesh, value, parameter.placements), range(150), dim)
+            assert padding.size and not padding.any(), parameter.name
+            checked.append(parameter.name)
+
+    tape.backward(model.loss(tape, inputs, targets), 1 / inputs.size, check)
+    assert len(checked) == 2 * 2 * 3  # values and gradients of gate, up and down in two blocks
 
 
 def test_heads_that_devices_do_not_divide_are_refused(open_emulator: Callable[..., Mesh]):

@@ -44,6 +44,7 @@ class MLP:
                 deviation=float(((1 if index == last else 2) / inputs) ** 0.5),
                 export_prefix=f"layers.{index}.",
                 split=_split(index, last),
+                padded=True,
             )
             for index, (inputs, outputs) in enumerate(pairwise(widths))
         ]

@@ -33,6 +33,7 @@ class GatedFeedForward:
                 deviation=INITIAL_DEVIATION,
                 export_prefix=f"{export_prefix}{part}_proj.",
                 split="outputs",
+                padded=True,
                 transposed=True,
             )
             for part in ("gate", "up")
@@ -45,6 +46,7 @@ class GatedFeedForward:
             deviation=INITIAL_DEVIATION,
             export_prefix=f"{export_prefix}down_proj.",
             split="inputs",
+            padded=True,
             transposed=True,
         )
 

@@ -26,6 +26,8 @@ class Linear:
         split: what tensor-parallel devices share out: the outputs (each device then has its columns of the result) or
             the inputs (the layer then takes such columns); None if each device has the whole layer.
         parts: sizes of the blocks of outputs that are cut separately, see `Split`.
+        padded: whether the split width is padded to whole tiles for each device. The layers on both sides of such a
+            width must agree, and what lies between them works element by element.
         transposed: whether the weight is [outputs, inputs], as Hugging Face has it for all models except GPT-2.
     """
 
@@ -40,6 +42,7 @@ class Linear:
         export_prefix: str,
         split: Literal["outputs", "inputs"] | None = None,
         parts: tuple[int, ...] = (),
+        padded: bool = False,
         transposed: bool = False,
     ) -> None:
         self._transposed = transposed
@@ -49,7 +52,7 @@ class Linear:
             (outputs, inputs) if transposed else (inputs, outputs),
             export_name=f"{export_prefix}weight",
             initial_deviation=deviation,
-            split=None if split is None else Split(dim, parts),
+            split=None if split is None else Split(dim, parts, padded),
         )
         self.bias = None
         if bias:
@@ -57,7 +60,7 @@ class Linear:
                 f"{name}.bias",
                 (outputs,),
                 export_name=f"{export_prefix}bias",
-                split=Split(0, parts) if split == "outputs" else None,
+                split=Split(0, parts, padded) if split == "outputs" else None,
             )
 
     def parameters(self) -> Iterator[Parameter]:

@@ -78,14 +78,15 @@ MODELS: dict[str, ModelConfig] = {
         bias=False,
         activation="gelu_tanh",
     ),
-    # Grouped keys and values, scaled positions. `llama_bare` has the other value of every option.
+    # Grouped keys and values, scaled positions. `llama_bare` has the other value of every option, and a hidden width
+    # that is padded on each device, as `mlp` has.
     "llama": _LLAMA,
     "llama_recomputed": _LLAMA.model_copy(update={"runner_type": "memory_efficient"}),
     "llama_bare": LlamaConfig(
         num_heads=8,
         num_groups=8,
         embedding_dim=256,
-        intermediate_dim=512,
+        intermediate_dim=500,
         num_blocks=1,
         max_sequence_length=32,
         dropout_prob=0.0,
@@ -95,7 +96,7 @@ MODELS: dict[str, ModelConfig] = {
     "own_model": CustomConfig(
         model_type="mixer:Mixer", max_sequence_length=32, options={"width": 256, "layers": 1}
     ),
-    "mlp": MLPConfig(input_features=64, hidden_features=(256, 256), output_features=32, training_samples=200),
+    "mlp": MLPConfig(input_features=64, hidden_features=(200, 256), output_features=32, training_samples=200),
     "linear_regression": LinearRegressionConfig(num_features=64, num_targets=32, training_samples=200),
 }
 
