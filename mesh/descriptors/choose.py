@@ -7,9 +7,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from mesh.descriptors.architecture import DRIVER_FOLDER, check_architecture, find_architectures
 from mesh.descriptors.mesh_graph_pb2 import (
+    BLACKHOLE,
     RELAXED,
     WORMHOLE_B0,
+    Architecture,
     Channels,
     MeshDescriptor,
     MeshGraphDescriptor,
@@ -27,8 +30,17 @@ TT_METAL_VARIABLE = "TT_METAL_HOME"
 TT_METAL_FOLDER = "tests/tt_metal/tt_fabric/custom_mesh_descriptors"
 """Folder in tt-metal's source tree with descriptors of all devices of a board in one line."""
 
-_LINES = {8: ("t3k", 2), 32: ("galaxy", 4)}
-"""Boards whose devices can form a line, by number of devices: name, and channels between neighbours."""
+_LINES = {
+    (WORMHOLE_B0, 8): ("t3k_{}x{}_mesh", 2),
+    (WORMHOLE_B0, 32): ("galaxy_{}x{}_mesh", 4),
+    (BLACKHOLE, 8): ("bh_lb_{}x{}_line", 2),
+    (BLACKHOLE, 32): ("bh_galaxy_{}x{}_line", 2),
+}
+"""Systems whose devices can form a line, by architecture and number of devices.
+
+Each has the beginning of its descriptor's name, as in tt-metal, and the channels between neighbours.
+"""
+_LINE_LENGTHS = {devices for _, devices in _LINES}
 
 
 def find_configured_descriptor(environment: Mapping[str, str]) -> Path | None:
@@ -81,17 +93,21 @@ def check_configured_descriptor(mesh_shape: tuple[int, int], environment: Mappin
 
 
 def choose_descriptor(
-    mesh_shape: tuple[int, int], environment: Mapping[str, str], folder: Path
+    mesh_shape: tuple[int, int],
+    environment: Mapping[str, str],
+    folder: Path,
+    driver_folder: Path = DRIVER_FOLDER,
 ) -> Path | None:
     """Choose a descriptor that fits a mesh.
 
-    TT_MESH_GRAPH_DESC_PATH has priority. Otherwise 8 or 32 devices in a line are a T3K or a Galaxy. Their descriptor
-    comes from tt-metal's source tree under TT_METAL_HOME if it has one, else it is written to `folder`.
+    TT_MESH_GRAPH_DESC_PATH has priority. Otherwise 8 or 32 devices in a line are a LoudBox or a Galaxy. Their
+    descriptor comes from tt-metal's source tree under TT_METAL_HOME if it has one, else it is written to `folder`.
 
     Args:
         mesh_shape: rows and columns.
         environment: environment variables of this process.
         folder: folder for descriptors that have to be written or converted for ttnn.
+        driver_folder: folder in which the driver lists this host's chips. Unknown chips count as Wormhole.
 
     Returns:
         A file in the format that ttnn reads; None to let ttnn choose by the board that it finds.
@@ -100,30 +116,44 @@ def choose_descriptor(
         Refused: the descriptor can't be read or doesn't fit.
         Failed: a descriptor can't be written.
     """
+    architectures = find_architectures(environment, driver_folder)
     path = check_configured_descriptor(mesh_shape, environment)
     if path is not None:
-        if path.suffix not in LEGACY_SUFFIXES:
-            return path
-        return _write(folder / f"{path.stem}.textproto", read_descriptor(path))
+        descriptor = read_descriptor(path)
+        check_architecture(descriptor, path, architectures)
+        return (
+            path
+            if path.suffix not in LEGACY_SUFFIXES
+            else _write(folder / f"{path.stem}.textproto", descriptor)
+        )
     rows, columns = mesh_shape
-    line = _LINES.get(rows * columns)
-    if line is None or min(mesh_shape) > 1:
+    if min(mesh_shape) > 1 or rows * columns not in _LINE_LENGTHS:
         return None
-    board, channels = line
-    name = f"{board}_{rows}x{columns}_mesh_graph_descriptor.textproto"
+    if len(architectures) > 1:
+        raise Refused(
+            f"device_config.mesh_shape: {list(mesh_shape)}, but this host has chips of several architectures, which "
+            f"can't form one mesh; set {PATH_VARIABLE} to a descriptor of those that TT_VISIBLE_DEVICES names"
+        )
+    (architecture,) = architectures or (WORMHOLE_B0,)
+    begin, channels = _LINES[architecture, rows * columns]
+    name = f"{begin.format(rows, columns)}_graph_descriptor.textproto"
     if environment.get(TT_METAL_VARIABLE):
         found = Path(environment[TT_METAL_VARIABLE]) / TT_METAL_FOLDER / name
         if found.is_file():
-            check_shape(read_descriptor(found), found, mesh_shape, environment)
+            descriptor = read_descriptor(found)
+            check_shape(descriptor, found, mesh_shape, environment)
+            check_architecture(descriptor, found, architectures)
             return found
-    return _write(folder / name, describe_line(mesh_shape, channels))
+    return _write(folder / name, describe_line(mesh_shape, channels, architecture))
 
 
-def describe_line(mesh_shape: tuple[int, int], channels: int) -> MeshGraphDescriptor:
+def describe_line(
+    mesh_shape: tuple[int, int], channels: int, architecture: Architecture = WORMHOLE_B0
+) -> MeshGraphDescriptor:
     """Return a descriptor of one mesh on one host, whose neighbours share up to `channels` ethernet channels."""
     mesh = MeshDescriptor(
         name="M0",
-        arch=WORMHOLE_B0,
+        arch=architecture,
         device_topology=TorusTopology(dims=mesh_shape),
         host_topology=MeshTopology(dims=[1, 1]),
         channels=Channels(count=channels, policy=RELAXED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mesh.descriptors.mesh_graph_pb2 import (
@@ -17,6 +18,7 @@ from mesh.descriptors.mesh_graph_pb2 import (
     MeshRef,
     MeshTopology,
     NodeRef,
+    Policy,
     TorusTopology,
 )
 from services.errors import Refused
@@ -28,8 +30,9 @@ GRAPH_NAME = "G0"
 def convert_legacy_yaml(text: str, source: str) -> MeshGraphDescriptor:
     """Convert a YAML descriptor.
 
-    `ethernet_ports` become the channels of every link inside a mesh. Links in `RelaxedGraph` get policy RELAXED.
-    Ports in `Graph` are counted per pair of meshes and get policy STRICT.
+    `ethernet_ports` become the channels of every link inside a mesh. Links in `RelaxedGraph` get policy RELAXED, those
+    in `Graph` STRICT. There a link is `[[M0, D1], [M1, D0], channels]` between devices, or a pair of ports such as
+    `[[0, E0], [1, W0]]`. Ports are counted per pair of meshes.
 
     Args:
         text: YAML of the older schema.
@@ -69,7 +72,7 @@ def _convert(document: Any) -> MeshGraphDescriptor:
         _field(board, "name", str, "Board"): board for board in _field(document, "Board", list, "the file")
     }
     descriptor = MeshGraphDescriptor()
-    instances = []
+    shapes: dict[int, list[int]] = {}
     for number, mesh in enumerate(_field(document, "Mesh", list, "the file")):
         place = f"Mesh[{number}]"
         board = boards.get(_field(mesh, "board", str, place))
@@ -79,6 +82,8 @@ def _convert(document: Any) -> MeshGraphDescriptor:
             )
         shape = _sizes(mesh, "device_topology", place)
         mesh_id = _field(mesh, "id", int, place)
+        if mesh_id in shapes:
+            raise _SchemaError(f"{place}.id: {mesh_id} is the id of another mesh, expected one of its own")
         described = MeshDescriptor(
             name=f"M{mesh_id}",
             arch=arch,
@@ -89,10 +94,11 @@ def _convert(document: Any) -> MeshGraphDescriptor:
         if board.get("type") == "Torus":
             described.device_topology.dim_types.extend([TorusTopology.RING] * len(shape))
         descriptor.mesh_descriptors.append(described)
-        instances.append(_node(mesh_id))
-    if not instances:
+        shapes[mesh_id] = shape
+    if not shapes:
         raise _SchemaError("Mesh: [], expected one mesh or more")
-    links = _links(document, {node.mesh.mesh_id for node in instances})
+    links = _links(document, shapes)
+    instances = [_node(mesh_id) for mesh_id in shapes]
     if len(instances) == 1:
         descriptor.top_level_instance.CopyFrom(instances[0])
         return descriptor
@@ -109,29 +115,52 @@ def _count_channels(ports: dict[str, Any]) -> int:
     return min(counts, default=1)
 
 
-def _links(document: dict[str, Any], known: set[int]) -> list[Connection]:
-    found: list[tuple[int, int, int, Any]] = []
+def _links(document: dict[str, Any], shapes: Mapping[int, list[int]]) -> list[Connection]:
+    found = []
     for link in document.get("RelaxedGraph") or []:
         if not (isinstance(link, list) and len(link) == 3 and isinstance(link[2], int)):
             raise _SchemaError(f"RelaxedGraph: {link!r}, expected [M0, M1, number of channels]")
-        found.append((_mesh_id(link[0], known), _mesh_id(link[1], known), link[2], RELAXED))
+        ends = [_node(_mesh_id(end, shapes)) for end in link[:2]]
+        found.append(_connection(ends, link[2], RELAXED))
     ports: Counter[tuple[int, int]] = Counter()
     for link in document.get("Graph") or []:
         if not (
-            isinstance(link, list) and len(link) == 2 and all(isinstance(end, list) and end for end in link)
+            isinstance(link, list)
+            and len(link) in (2, 3)
+            and all(isinstance(end, list) and len(end) == 2 for end in link[:2])
         ):
-            raise _SchemaError(f"Graph: {link!r}, expected [[mesh id, port], [mesh id, port]]")
-        ports[_mesh_id(link[0][0], known), _mesh_id(link[1][0], known)] += 1
-    # The file lists each link once per direction.
+            raise _SchemaError(
+                f"Graph: {link!r}, expected [[M0, D1], [M1, D0], number of channels], or two pairs [mesh id, port]"
+            )
+        if len(link) == 3:
+            found.append(_connection([_device(end[0], end[1], shapes) for end in link[:2]], link[2], STRICT))
+        else:
+            ports[_mesh_id(link[0][0], shapes), _mesh_id(link[1][0], shapes)] += 1
+    # The file lists each pair of ports once per direction.
     pairs = {(min(pair), max(pair)) for pair in ports}
-    found += [(one, other, max(ports[one, other], ports[other, one]), STRICT) for one, other in sorted(pairs)]
-    return [
-        Connection(nodes=[_node(one), _node(other)], channels=Channels(count=count, policy=policy))
-        for one, other, count, policy in found
+    return found + [
+        _connection([_node(one), _node(other)], max(ports[one, other], ports[other, one]), STRICT)
+        for one, other in sorted(pairs)
     ]
 
 
-def _mesh_id(value: Any, known: set[int]) -> int:
+def _connection(nodes: list[NodeRef], count: Any, policy: Policy) -> Connection:
+    return Connection(nodes=nodes, channels=Channels(count=count, policy=policy))
+
+
+def _device(mesh: Any, name: Any, shapes: Mapping[int, list[int]]) -> NodeRef:
+    """Return the device `D3` of a mesh."""
+    mesh_id = _mesh_id(mesh, shapes)
+    rows, columns = shapes[mesh_id]
+    digits = str(name).removeprefix("D")
+    if not digits.isdecimal() or int(digits) >= rows * columns:
+        raise _SchemaError(f"Graph: device {name!r} of M{mesh_id}, expected D0 to D{rows * columns - 1}")
+    node = _node(mesh_id)
+    node.mesh.device_id = int(digits)
+    return node
+
+
+def _mesh_id(value: Any, known: Collection[int]) -> int:
     """Return the mesh id in `M3` or `3`."""
     digits = str(value).removeprefix("M")
     if not digits.isdecimal() or int(digits) not in known:

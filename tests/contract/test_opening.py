@@ -44,6 +44,13 @@ def test_a_line_of_32_opens_by_our_descriptor(tmp_path: Path) -> None:
     assert Path(opened["descriptor"]).name == "galaxy_1x32_mesh_graph_descriptor.textproto"
 
 
+def test_a_line_of_8_blackhole_chips_opens_by_our_descriptor(tmp_path: Path) -> None:
+    (opened,) = _open("p150_loudbox", "1x8", folder=tmp_path)
+    assert sorted(opened["devices"]) == list(range(8))
+    assert opened["board"] == "p150_x8"
+    assert Path(opened["descriptor"]).name == "bh_lb_1x8_line_graph_descriptor.textproto"
+
+
 def test_two_rows_open_by_the_descriptor_of_ttnn(tmp_path: Path) -> None:
     opened, other = _open("loudbox", "2x4", "1x8", folder=tmp_path)
     assert sorted(opened["devices"]) == list(range(8))

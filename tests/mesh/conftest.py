@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mesh.backend
+from mesh.descriptors.architecture import MOCK_VARIABLE
 from mesh.device import Mesh
 
 
@@ -41,4 +42,7 @@ def ttnn_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
             del os.environ[name]
         os.environ["XDG_CACHE_HOME"] = str(tmp_path)
         os.environ["TT_METAL_LOGS_PATH"] = str(tmp_path)
+        chips = tmp_path / "chips.yaml"
+        chips.write_text("arch: {0: wormhole_b0}")
+        os.environ[MOCK_VARIABLE] = str(chips)
         yield

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mesh.backend import load_device_module
+from mesh.descriptors.architecture import MOCK_VARIABLE
 from mesh.descriptors.choose import (
     PATH_VARIABLE,
     TT_METAL_FOLDER,
@@ -19,12 +20,15 @@ from mesh.descriptors.choose import (
     check_configured_descriptor,
     choose_descriptor,
 )
-from mesh.descriptors.mesh_graph_pb2 import RELAXED, STRICT, WORMHOLE_B0, TorusTopology
+from mesh.descriptors.mesh_graph_pb2 import BLACKHOLE, RELAXED, STRICT, WORMHOLE_B0, TorusTopology
 from mesh.descriptors.read import format_textproto, parse_textproto, read_descriptor
 from mesh.descriptors.shape_check import MESH_ID_VARIABLE, check_shape, find_local_shape
 from services.errors import Failed, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
+
+NO_CHIPS = Path("/nonexistent")
+"""Folder of a driver that lists no chips, whatever this host has."""
 
 LoadTtnn = Callable[[tuple[int, int]], "list[str | None]"]
 
@@ -200,6 +204,15 @@ def test_legacy_ports_are_counted_once_for_both_directions(tmp_path: Path) -> No
     assert (link.channels.count, link.channels.policy) == (2, STRICT)
 
 
+def test_legacy_links_between_devices_are_kept(tmp_path: Path) -> None:
+    links = "Graph: [[[M0, D1], [M2, D0], 1], [[M0, D3], [M2, D2], 2]]"
+    text = LEGACY.replace("RelaxedGraph: [[M0, M2, 3]]", links)
+    first, second = read_descriptor(_file(tmp_path, text, "mgd.yaml")).graph_descriptors[0].connections
+    assert [(node.mesh.mesh_id, node.mesh.device_id) for node in first.nodes] == [(0, 1), (2, 0)]
+    assert [(node.mesh.mesh_id, node.mesh.device_id) for node in second.nodes] == [(0, 3), (2, 2)]
+    assert (second.channels.count, second.channels.policy) == (2, STRICT)
+
+
 def test_a_legacy_file_with_one_mesh_needs_no_graph(tmp_path: Path) -> None:
     text = LEGACY.replace("- {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}", "")
     text = text.replace("RelaxedGraph: [[M0, M2, 3]]", "Graph: []").replace("type: Mesh", "type: Torus")
@@ -218,6 +231,13 @@ def test_a_legacy_file_with_one_mesh_needs_no_graph(tmp_path: Path) -> None:
         (("id: 0", "id: zero"), r"Mesh\[0\]: id is 'zero', expected a number"),
         (("[M0, M2, 3]", "[M0, M7, 3]"), "mesh 'M7' is linked, expected one of Mesh: M0, M2"),
         (("[M0, M2, 3]", "[M0, M2]"), "RelaxedGraph: .*expected"),
+        (
+            ("RelaxedGraph: [[M0, M2, 3]]", "Graph: [[[M0, D1], [M2, D8], 1]]"),
+            "device 'D8' of M2, expected D0 to D7",
+        ),
+        (("RelaxedGraph: [[M0, M2, 3]]", "Graph: [[[M0, D1], [M7, D0], 1]]"), "mesh 'M7' is linked"),
+        (("RelaxedGraph: [[M0, M2, 3]]", "Graph: [[M0, M2, 3]]"), r"Graph: .*expected \[\[M0, D1\]"),
+        (("id: 2", "id: 0"), r"Mesh\[1\].id: 0 is the id of another mesh"),
         (("Mesh:\n", "Mesh: [\n"), "line 5, column 1: "),
     ],
 )
@@ -271,17 +291,17 @@ def test_the_mesh_of_this_host_among_several(tmp_path: Path) -> None:
 
 def test_the_configured_file_has_priority(tmp_path: Path) -> None:
     path = _file(tmp_path, LINE)
-    assert choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache") == path
+    assert choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache", NO_CHIPS) == path
     in_tt_metal = _file(tmp_path / "home", LINE)
     environment = {PATH_VARIABLE: "mgd.textproto", TT_METAL_VARIABLE: str(tmp_path / "home")}
-    assert choose_descriptor((1, 8), environment, tmp_path / "cache") == in_tt_metal
+    assert choose_descriptor((1, 8), environment, tmp_path / "cache", NO_CHIPS) == in_tt_metal
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_missing_file_lists_the_paths_tried(tmp_path: Path) -> None:
     environment = {PATH_VARIABLE: "boxes/mgd.textproto", TT_METAL_VARIABLE: str(tmp_path)}
     with pytest.raises(Refused, match="no such file") as refused:
-        choose_descriptor((1, 8), environment, tmp_path / "cache")
+        choose_descriptor((1, 8), environment, tmp_path / "cache", NO_CHIPS)
     (whole,) = refused.value.args  # as text, a refusal with long paths is cut
     assert str(Path.cwd() / "boxes/mgd.textproto") in whole
     assert str(tmp_path / "boxes/mgd.textproto") in whole
@@ -290,7 +310,7 @@ def test_a_missing_file_lists_the_paths_tried(tmp_path: Path) -> None:
 def test_a_legacy_file_is_converted_for_ttnn(tmp_path: Path) -> None:
     text = LEGACY.replace("- {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}", "")
     path = _file(tmp_path, text.replace("RelaxedGraph: [[M0, M2, 3]]", ""), "box.yaml")
-    chosen = choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache")
+    chosen = choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache", NO_CHIPS)
     assert chosen == tmp_path / "cache" / "box.textproto"
     assert read_descriptor(chosen) == read_descriptor(path)
 
@@ -302,26 +322,90 @@ def test_a_legacy_file_is_converted_for_ttnn(tmp_path: Path) -> None:
 def test_eight_or_32_devices_in_a_line_have_a_default(
     shape: tuple[int, int], name: str, channels: int, tmp_path: Path
 ) -> None:
-    chosen = choose_descriptor(shape, {}, tmp_path / "cache")
+    chosen = choose_descriptor(shape, {}, tmp_path / "cache", NO_CHIPS)
     assert chosen == tmp_path / "cache" / f"{name}_mesh_graph_descriptor.textproto"
     descriptor = read_descriptor(chosen)
     assert descriptor.mesh_descriptors[0].channels.count == channels
     check_shape(descriptor, chosen, shape, {})
     (tmp_path / "cache" / chosen.name).write_text("half of it")
-    assert read_descriptor(choose_descriptor(shape, {}, tmp_path / "cache") or chosen) == descriptor
+    assert read_descriptor(choose_descriptor(shape, {}, tmp_path / "cache", NO_CHIPS) or chosen) == descriptor
+
+
+def _chips(folder: Path, *pci_devices: str) -> Path:
+    """Write what the driver says of chips with these PCI device ids; return its folder."""
+    for number, pci_device in enumerate(pci_devices):
+        device = folder / "driver" / f"tenstorrent!{number}" / "device"
+        device.mkdir(parents=True)
+        (device / "device").write_text(f"{pci_device}\n")
+    return folder / "driver"
+
+
+@pytest.mark.parametrize(
+    ("pci_device", "shape", "name", "arch", "channels"),
+    [
+        ("0x401e", (1, 8), "t3k_1x8_mesh", WORMHOLE_B0, 2),
+        ("0xb140", (1, 8), "bh_lb_1x8_line", BLACKHOLE, 2),
+        ("0xb140", (32, 1), "bh_galaxy_32x1_line", BLACKHOLE, 2),
+        ("0xffff", (1, 8), "t3k_1x8_mesh", WORMHOLE_B0, 2),
+    ],
+)
+def test_the_architecture_of_a_line_is_that_of_the_chips(
+    pci_device: str, shape: tuple[int, int], name: str, arch: int, channels: int, tmp_path: Path
+) -> None:
+    chosen = choose_descriptor(shape, {}, tmp_path / "cache", _chips(tmp_path, *[pci_device] * max(shape)))
+    assert chosen == tmp_path / "cache" / f"{name}_graph_descriptor.textproto"
+    (mesh,) = read_descriptor(chosen).mesh_descriptors
+    assert (mesh.arch, mesh.channels.count) == (arch, channels)
+
+
+def test_a_descriptor_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    path = _file(tmp_path, LINE)
+    chips = _chips(tmp_path, "0xb140")
+    message = r"mgd.textproto: arch WORMHOLE_B0, .* this host are BLACKHOLE; .*TT_MESH_GRAPH_DESC_PATH"
+    with pytest.raises(Refused, match=message):
+        choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache", chips)
+    path.write_text(LINE.replace("WORMHOLE_B0", "BLACKHOLE"))
+    assert choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache", chips) == path
+
+
+def test_chips_of_two_architectures_form_no_line(tmp_path: Path) -> None:
+    chips = _chips(tmp_path, "0xb140", "0x401e")
+    with pytest.raises(
+        Refused, match=r"mesh_shape: \[1, 8\].*several architectures.*TT_MESH_GRAPH_DESC_PATH"
+    ):
+        choose_descriptor((1, 8), {}, tmp_path / "cache", chips)
+    path = _file(tmp_path, LINE)
+    assert choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache", chips) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("arch: {0: blackhole, 1: blackhole}", "bh_lb_1x8_line"),
+        ("arch: {0: wormhole_b0}", "t3k_1x8_mesh"),
+        ("arch: [[]]", "t3k_1x8_mesh"),
+        ("arch: {0: [], 1: quasar}", "t3k_1x8_mesh"),
+    ],
+)
+def test_the_architecture_of_a_mocked_cluster(text: str, name: str, tmp_path: Path) -> None:
+    environment = {MOCK_VARIABLE: str(_file(tmp_path, text, "cluster.yaml"))}
+    chosen = choose_descriptor((1, 8), environment, tmp_path / "cache", NO_CHIPS)
+    assert chosen == tmp_path / "cache" / f"{name}_graph_descriptor.textproto"
 
 
 def test_a_file_of_tt_metal_precedes_our_default(tmp_path: Path) -> None:
     theirs = _file(tmp_path / TT_METAL_FOLDER, LINE, "t3k_1x8_mesh_graph_descriptor.textproto")
-    assert choose_descriptor((1, 8), {TT_METAL_VARIABLE: str(tmp_path)}, tmp_path / "cache") == theirs
+    assert (
+        choose_descriptor((1, 8), {TT_METAL_VARIABLE: str(tmp_path)}, tmp_path / "cache", NO_CHIPS) == theirs
+    )
     theirs.write_text(LINE.replace("[ 1, 8 ]", "[ 2, 4 ]"))
     with pytest.raises(Refused, match=r"device_topology \[2, 4\]"):
-        choose_descriptor((1, 8), {TT_METAL_VARIABLE: str(tmp_path)}, tmp_path / "cache")
+        choose_descriptor((1, 8), {TT_METAL_VARIABLE: str(tmp_path)}, tmp_path / "cache", NO_CHIPS)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 4), (8, 4)])
 def test_ttnn_chooses_for_other_meshes(shape: tuple[int, int], tmp_path: Path) -> None:
-    assert choose_descriptor(shape, {}, tmp_path / "cache") is None
+    assert choose_descriptor(shape, {}, tmp_path / "cache", NO_CHIPS) is None
 
 
 def test_a_descriptor_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Cluster descriptors of mocked boards: the chips of a host and their links, in tt-metal's format.
 
-All chips are Wormhole. tt-metal reads the number of chips, which of them have PCIe, and how many ethernet channels
+tt-metal reads the number of chips, their architecture, which of them have PCIe, and how many ethernet channels
 neighbours share. Everything else, such as serial numbers and the order of links, is made up.
 """
 
@@ -13,12 +13,16 @@ from typing import Any
 Link = tuple[tuple[int, int], tuple[int, int]]
 """The two ends of a link, each as (chip, ethernet channel)."""
 
-_TYPE_NUMBERS = {"n150": 0x18, "n300": 0x14, "ubb": 0x35}
+_TYPE_NUMBERS = {"n150": 0x18, "n300": 0x14, "ubb": 0x35, "p150": 0x41}
 """Product number in the id of a board, by type."""
 
 _N150_DISABLED_ROWS = 0b0001000000
 _N300_DISABLED_ROWS = 0b1000000001
 """Bit masks of the disabled rows among a chip's ten rows of cores. A Galaxy chip has none."""
+_P150_DISABLED_COLUMNS = 0b11000000
+_P150_DISABLED_ETHERNET = 0b100100000
+_P150_DISABLED_PCIE = 0b10
+"""Bit masks of the disabled columns of cores, ethernet cores and PCIe cores of a P150."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,29 @@ def _galaxy() -> dict[str, Any]:
     return described
 
 
+def _p150_loudbox() -> dict[str, Any]:
+    """Return eight P150 boards in two rows and four columns, chip = 4 * row + column; neighbours share two channels."""
+    links: list[Link] = []
+    for chip in range(8):
+        if chip % 4 < 3:
+            links += [((chip, near), (chip + 1, far)) for near, far in ((9, 4), (11, 6))]
+        if chip < 4:
+            links += [((chip, channel), (chip + 4, channel)) for channel in (5, 7)]
+    described = _descriptor(
+        places=[],
+        links=links,
+        pcie=range(8),
+        disabled_rows=_P150_DISABLED_COLUMNS,
+        boards=[("p150", board, [board]) for board in range(8)],
+        positions=[0] * 8,
+        arch="blackhole",
+    )
+    for disabled in described["harvesting"].values():
+        disabled["eth_harvesting_mask"] = _P150_DISABLED_ETHERNET
+        disabled["pcie_harvesting_mask"] = _P150_DISABLED_PCIE
+    return described
+
+
 BOARDS = {
     board.name: board
     for board in (
@@ -134,6 +161,7 @@ BOARDS = {
         Board("n300", ((1, 2),), _n300),
         Board("loudbox", ((1, 8), (8, 1), (2, 4)), _loudbox),
         Board("galaxy", ((8, 4),), _galaxy),
+        Board("p150_loudbox", (), _p150_loudbox),
     )
 }
 
@@ -146,6 +174,7 @@ def _descriptor(
     disabled_rows: int,
     boards: Sequence[tuple[str, int, list[int]]],
     positions: Sequence[int],
+    arch: str = "wormhole_b0",
 ) -> dict[str, Any]:
     """Return a cluster descriptor.
 
@@ -153,15 +182,16 @@ def _descriptor(
         places: column and row of each chip; empty where tt-metal derives them.
         links: links between chips.
         pcie: chips that the host reaches directly.
-        disabled_rows: bit mask of the disabled rows of cores.
+        disabled_rows: bit mask of the disabled rows of cores, or columns on Blackhole.
         boards: type, number and chips of each board.
         positions: position of each chip on its board.
+        arch: architecture of the chips.
     """
     chips = len(positions)
     board_of = {chip: number for _, number, members in boards for chip in members}
     serial = 0x61000000
     return {
-        "arch": dict.fromkeys(range(chips), "wormhole_b0"),
+        "arch": dict.fromkeys(range(chips), arch),
         "chips": {chip: [column, row, 0, 0] for chip, (column, row) in enumerate(places)},
         "chip_unique_ids": {
             chip: (positions[chip] << 32) | (serial + board_of[chip]) for chip in range(chips)
