@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -109,6 +110,7 @@ def open_mesh(
     axes: Axes = _NO_PARALLELISM,
     trace: bool = False,
     threads: int = 1,
+    device_ids: Sequence[int] = (),
     module: Any = None,
 ) -> Mesh:
     """Open a mesh of (rows, columns) chips.
@@ -120,6 +122,8 @@ def open_mesh(
         axes: mesh axis of each parallel strategy. Chips along an axis without a strategy repeat the same work.
         trace: whether to reserve device memory for command traces.
         threads: number of threads of the emulator. Results don't depend on it, and ttnn ignores it.
+        device_ids: ids of the chips, row by row, as ttnn counts those in TT_VISIBLE_DEVICES; empty to take them in the
+            order of their links. The emulator has no chips and ignores them.
         module: device module to use in place of the backend's.
 
     Raises:
@@ -156,8 +160,10 @@ def open_mesh(
         try:
             if shape != (1, 1):
                 tt.set_fabric_config(tt.FabricConfig.FABRIC_1D)
-            room = {"trace_region_size": _TRACE_REGION_BYTES} if trace else {}
-            handle = tt.open_mesh_device(tt.MeshShape(*shape), **room)
+            options: dict[str, Any] = {"trace_region_size": _TRACE_REGION_BYTES} if trace else {}
+            if device_ids and not emulated:
+                options["physical_device_ids"] = list(device_ids)
+            handle = tt.open_mesh_device(tt.MeshShape(*shape), **options)
         except RuntimeError as error:
             with suppress(RuntimeError):  # Keep the first error.
                 _disable_fabric(tt, shape)

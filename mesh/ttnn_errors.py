@@ -53,6 +53,17 @@ _KNOWN = (
         r"hide the others with TT_VISIBLE_DEVICES",
     ),
     (
+        r"Device index (\d+) out of range\. There are (\d+) devices",
+        r"device_config.device_ids names chip \1, but this host has \2, counted from 0: write ids that "
+        r"`tiermesh check --mesh` draws",
+    ),
+    (
+        r"Could not find any forwarding direction|Multiple ethernet cores in the same direction",
+        r"two chips that are neighbours in the mesh have no link; most likely first: device_config.device_ids has "
+        r"another order than `tiermesh check --mesh` draws: correct it, or write [] for that order; the topology is "
+        rf"not set up: {_TOPOLOGY}",
+    ),
+    (
         r"un-initialized fabric context",
         r"the links between devices were not set up before the mesh was opened: open it with mesh.device.open_mesh",
     ),

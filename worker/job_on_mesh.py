@@ -173,6 +173,7 @@ class JobBuilder:
             axes=choose_axes(device),
             trace=device.trace,
             threads=device.threads,
+            device_ids=device.device_ids,
         )
 
     def build(

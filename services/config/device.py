@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from services.config.field_types import AxisLength, ConfigRecord, ThreadCount
+from services.config.field_types import AxisLength, ConfigRecord, NonNegativeInt, ThreadCount
+from services.config.refusals import format_value
 
 AxisName = Literal["data", "tensor"]
 
@@ -19,6 +20,7 @@ class DeviceConfig(ConfigRecord):
 
     Attributes:
         mesh_shape: (rows, columns) of chips.
+        device_ids: ids of the chips on each worker's host, row by row of the mesh; empty: in the order of the links.
         enable_ddp: data parallelism: a batch is split over the data axis, every chip has all parameters.
         enable_fsdp: data parallelism with parameters sharded over the data axis and gathered when used; excludes
             `enable_ddp`.
@@ -31,6 +33,7 @@ class DeviceConfig(ConfigRecord):
     """
 
     mesh_shape: tuple[AxisLength, AxisLength] = (1, 1)
+    device_ids: Annotated[tuple[NonNegativeInt, ...], Field(max_length=1024)] = ()
     enable_ddp: bool = False
     enable_fsdp: bool = False
     enable_tp: bool = False
@@ -73,6 +76,17 @@ class DeviceConfig(ConfigRecord):
     def _axis(self, name: AxisName) -> int | None:
         remaining = [axis for axis, length in enumerate(self.mesh_shape) if length > 1]
         return dict(zip(self._strategies, remaining, strict=True)).get(name)
+
+    @model_validator(mode="after")
+    def _check_device_ids(self) -> DeviceConfig:
+        rows, columns = self.mesh_shape
+        if self.device_ids and not len(self.device_ids) == len(set(self.device_ids)) == rows * columns:
+            raise ValueError(
+                f"device_config.device_ids: {format_value(list(self.device_ids))} given, expected a different id for "
+                f"each of the {rows * columns} chips of mesh_shape {[rows, columns]}, row by row; correct them, or "
+                "write [] to take the chips in the order of their links"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_strategies(self) -> DeviceConfig:

@@ -51,6 +51,13 @@ def test_a_line_of_8_blackhole_chips_opens_by_our_descriptor(tmp_path: Path) -> 
     assert Path(opened["descriptor"]).name == "bh_lb_1x8_line_graph_descriptor.textproto"
 
 
+def test_a_mesh_opens_on_the_chips_that_are_named(tmp_path: Path) -> None:
+    one, mesh, unknown = _open("loudbox", "1x1@5", "2x4@7,6,5,4,3,2,1,0", "1x1@9", folder=tmp_path)
+    assert one["devices"] == [5]
+    assert mesh["devices"] == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert "device_ids names chip 9, but this host has 8" in unknown["error"]
+
+
 def test_two_rows_open_by_the_descriptor_of_ttnn(tmp_path: Path) -> None:
     opened, other = _open("loudbox", "2x4", "1x8", folder=tmp_path)
     assert sorted(opened["devices"]) == list(range(8))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,8 @@ class FakeModule:
     def set_fabric_config(self, config: str) -> None:
         self._record(config)
 
-    def open_mesh_device(self, shape: tuple[int, int]) -> FakeModule:
-        self._record("open")
+    def open_mesh_device(self, shape: tuple[int, int], physical_device_ids: Sequence[int] = ()) -> FakeModule:
+        self._record(" ".join(["open", *map(str, physical_device_ids)]))
         return self
 
     def arch(self) -> str:
@@ -94,6 +94,12 @@ def test_a_mesh_is_closed_in_order() -> None:
     module = FakeModule()
     open_mesh((1, 8), module=module).close()
     assert module.calls == ["links up", "open", "wait", "close", "links down"]
+
+
+def test_a_mesh_is_opened_on_the_chips_that_are_named() -> None:
+    module = FakeModule()
+    open_mesh((1, 2), module=module, device_ids=(3, 1)).close()
+    assert module.calls[1] == "open 3 1"
 
 
 @pytest.mark.parametrize("fails", ["wait", "close"])

@@ -37,6 +37,15 @@ from mesh.ttnn_errors import LIKELY_CAUSES, explain_known_error, explain_open_fa
             ["/x/y.textproto", "TT_MESH_GRAPH_DESC_PATH"],
         ),
         ("Fabric is being used but Device 4 is not active. This may", ["device 4 is not in the mesh"]),
+        ("Device index 9 out of range. There are 8 devices available.", ["device_ids names chip 9", "has 8"]),
+        (
+            "Could not find any forwarding direction from src (M0, D0) to dst (M0, D3)",
+            ["have no link", "device_config.device_ids", "`tiermesh check --mesh`", "`tt-topology -l mesh`"],
+        ),
+        (
+            "Multiple ethernet cores in the same direction (eth_chan_directions::EAST) are not currently supported.",
+            ["have no link", "device_config.device_ids"],
+        ),
         ("Trying to get un-initialized fabric context", ["mesh.device.open_mesh"]),
         (
             "Error, tried to set num initialized routers again for device 0",

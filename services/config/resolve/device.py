@@ -45,6 +45,7 @@ def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
             axis_order = (first, second)
     device = DeviceConfig(
         mesh_shape=(rows, columns),
+        device_ids=tuple(section.device_ids),
         **flags,
         axis_order=axis_order,
         backend=section.backend,
@@ -53,6 +54,10 @@ def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
         trace=section.trace,
     )
     notices = []
+    if device.device_ids and device.backend == "emulator":
+        notices.append(
+            "device_config.device_ids: is without effect with backend emulator, which has no chips"
+        )
     if device.threads > 1 and device.backend == "ttnn":
         notices.append(
             f"device_config.threads: {device.threads} is without effect with backend ttnn: a device has its own"

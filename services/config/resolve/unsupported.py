@@ -94,7 +94,6 @@ _WITHOUT_EFFECT = (
     ),
     _Rule("training_config.optimizer.stochastic_rounding", _is_true, _FLOAT32_STATE),
     _Rule("training_config.optimizer.kahan_summation", _is_true, _FLOAT32_STATE),
-    _Rule("device_config.device_ids", _is_given, "a worker uses the chips in its TT_VISIBLE_DEVICES"),
     _Rule("multihost_config.socket_type", _is_one_of("mpi", "fabric"), "roles speak gRPC"),
     _Rule(
         "transformer_config.experimental.use_composite_layernorm", _is_true, "there is only one layer norm"

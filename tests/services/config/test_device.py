@@ -172,3 +172,19 @@ def test_hidden_widths_need_not_divide(load: Load, width: int) -> None:
     load(device_config=TENSOR_8, transformer_config={**LLAMA, "intermediate_dim": width})
     hidden = {"hidden_features": [width, 3, width]}
     load(device_config=TENSOR_8, mlp_config=hidden, training_config={"model_type": "mlp"})
+
+
+@pytest.mark.parametrize("ids", [[0, 1], [0, 1, 2, 2], [0, 1, 2, 3, 4]])
+def test_device_ids_that_do_not_make_up_the_mesh_are_refused(refused: Refuse, ids: list[int]) -> None:
+    section = {"mesh_shape": [2, 2], "enable_ddp": True, "enable_tp": True, "device_ids": ids}
+    message = refused(device_config=section)
+    assert has_facts(
+        message, "device_config.device_ids: [0, 1 ... given, expected ... 4 chips ... [2, 2] ... []"
+    )
+
+
+def test_device_ids_reach_the_job(load: Load) -> None:
+    section = {"mesh_shape": [1, 2], "enable_ddp": True, "device_ids": [3, 1]}
+    job, notices = load(device_config=section)
+    assert job.device.device_ids == (3, 1)
+    assert not notices

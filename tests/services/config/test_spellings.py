@@ -202,7 +202,7 @@ def test_a_bpe_tokenizer_is_a_file_or_its_folder(load: Callable, folder: Path, g
         ({"training_config": {"optimizer": {"stochastic_rounding": True}}},
          "training_config.optimizer.stochastic_rounding"),
         ({"training_config": {"tokenizer_path": "x"}}, "training_config.tokenizer_path"),
-        ({"device_config": {"device_ids": [0]}}, "device_config.device_ids"),
+        ({"device_config": {"device_ids": [0], "backend": "emulator"}}, "device_config.device_ids"),
         ({"multihost_config": {"socket_type": "mpi"}}, "multihost_config.socket_type"),
         ({"multihost_config": {"num_workers": 2}}, "multihost_config.num_workers"),
         ({"transformer_config": {"vocab_size": 96}}, "transformer_config.vocab_size"),

@@ -1,4 +1,7 @@
-"""Script for a process on a mocked board: open each mesh named as ROWSxCOLUMNS and print the outcome."""
+"""Script for a process on a mocked board: open each mesh named as ROWSxCOLUMNS or ROWSxCOLUMNS@ID,ID,...
+
+It prints the outcome of each.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from services.errors import TiermeshError
 def main() -> None:
     """Print one JSON object per mesh: an error, or the device ids in the order of the mesh."""
     for argument in sys.argv[1:]:
-        rows, columns = map(int, argument.split("x"))
+        shape, _, ids = argument.partition("@")
+        rows, columns = map(int, shape.split("x"))
+        device_ids = [int(each) for each in ids.split(",") if each]
         try:
-            with open_mesh((rows, columns), backend="ttnn") as mesh:
+            with open_mesh((rows, columns), backend="ttnn", device_ids=device_ids) as mesh:
                 outcome = {"devices": list(mesh.handle.get_device_ids()), "board": find_board_type(mesh)}
         except TiermeshError as error:
             outcome = {"error": str(error)}
