@@ -35,7 +35,7 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
         "tensor_parallel": device.tensor_parallel_size,
         "optimizer": config.optimizer.type,
         "schedule": config.schedule.type,
-        "data": config.data.path if config.data else None,
+        "data": ", ".join(file.path for file in config.data.files) if config.data else None,
     }
     for name, value in fields.items():
         output.say(f"{name:<22} {value}")

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ from training.data.dataset import (
     Dataset,
 )
 from training.data.load import (
-    load_tokens,
+    load_corpus,
 )
 from training.data.regression import (
     RegressionDataset,
@@ -247,6 +248,16 @@ class TrainingStep:
         return download(self._mesh, loss.value, loss.placements).reshape(-1).astype(np.float64)
 
 
+class _DatasetSizes(TypedDict):
+    """What a dataset of any kind needs to know of a job."""
+
+    seed: int
+    batch_size: int
+    validation_batch_size: int
+    micro_batches: int
+    replacement: bool
+
+
 class _GradientSink:
     """Flat array that takes gradients in any order and reports the offset from which on they are complete.
 
@@ -312,14 +323,17 @@ def _vocabulary(config: JobConfig, tokenizer: Tokenizer | None) -> int:
 
 
 def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokenizer | None]:
-    sizes = {
-        "seed": config.seed,
-        "batch_size": config.batch_size,
-        "validation_batch_size": config.validation_batch_size,
-    }
+    sizes = _DatasetSizes(
+        seed=config.seed,
+        batch_size=config.batch_size,
+        validation_batch_size=config.validation_batch_size,
+        micro_batches=config.micro_batches,
+        replacement=config.replacement,
+    )
     if isinstance(config.model, RegressionConfig):
         return RegressionDataset(config.model, **sizes), None
     if config.data is None:
         raise ValueError("job config: a language model without data, which JobConfig should have refused")
-    ids, tokenizer = load_tokens(config.data, data_dir)
-    return TokenDataset(ids, tokens=config.model.max_sequence_length, **sizes), tokenizer
+    sources, tokenizer = load_corpus(config.data, data_dir)
+    window = config.model.max_sequence_length
+    return TokenDataset(sources, weights=config.data.weights, tokens=window, **sizes), tokenizer

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.harness.job_settings import BUILD, language_model, load_setting, peer_model
 from benchmarks.harness.local_cluster import result_of, start_local, state_dir, step_losses
@@ -16,10 +15,11 @@ from benchmarks.harness.report import report
 from services.config.job import JobConfig
 from services.errors import Failed
 from training.data.load import (
-    load_tokens,
+    load_corpus,
 )
 from training.data.tokens import (
     TokenDataset,
+    TokenSource,
 )
 
 NAME = "same_loss_as_peer"
@@ -50,9 +50,9 @@ def run() -> bool:
 
 def _peer_losses(config: JobConfig, checkpoint: Path) -> list[float]:
     assert config.data is not None
-    ids, tokenizer = load_tokens(config.data, None)
+    sources, tokenizer = load_corpus(config.data, None)
     batches = BUILD / "batches.npz"
-    _export_batches(config, ids, batches)
+    _export_batches(config, sources, batches)
     optimizer, schedule = config.optimizer, config.schedule
     setting = {
         "model": peer_model(config, tokenizer.size),
@@ -75,10 +75,10 @@ def _peer_losses(config: JobConfig, checkpoint: Path) -> list[float]:
     return losses
 
 
-def _export_batches(config: JobConfig, ids: npt.NDArray[np.uint32], path: Path) -> None:
+def _export_batches(config: JobConfig, sources: list[TokenSource], path: Path) -> None:
     """Write the batches that the workers train on: int64 [steps, micro-batches, sequences, tokens]."""
     data = TokenDataset(
-        ids,
+        sources,
         seed=config.seed,
         batch_size=config.batch_size,
         validation_batch_size=config.validation_batch_size,

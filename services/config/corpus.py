@@ -1,12 +1,15 @@
-"""Corpora and tokenizers: the built-in text, and files verified by the sha256 in the job."""
+"""Texts and tokenizers: the built-in text, and files verified by the sha256 in the job."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.errors import Refused
 from services.input_files import NoSuchFile, open_input_file
 from services.printable import printable_path
@@ -15,10 +18,19 @@ PYTHON_REFERENCE = "builtin:python-reference"
 """Name of the text of Python's language reference, which every CPython contains: English prose and code."""
 
 CORPUS_BYTES = 16 << 30
-"""Largest corpus: workers read all of it into memory."""
+"""Largest text: workers read all of it into memory."""
 TOKENIZER_BYTES = 64 << 20
 """Largest `tokenizer.json`; those of 256,000 tokens have some 35 MB."""
 _BLOCK_BYTES = 1 << 20
+
+
+TRAINING_SHARE = 0.9
+"""Share of each file's tokens, from the start, that is trained on; the rest is held out."""
+
+
+def count_training_tokens(tokens: int) -> int:
+    """Return how many tokens of a file of so many are trained on."""
+    return int(TRAINING_SHARE * tokens)
 
 
 def python_reference_text() -> str:
@@ -31,33 +43,38 @@ def python_reference_text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
-    """Return the corpus of a job, verified by its sha256.
+def read_text(file: CorpusFile, data_dir: Path | None = None) -> str:
+    """Return a text of a job's corpus, verified by its sha256, with line ends as in Unix.
 
     Args:
-        data: corpus and tokenizer of the job.
+        file: file of the corpus, of kind `text`.
         data_dir: folder of this host in which a file of the same name is taken, if the job's path doesn't exist.
 
     Raises:
         Refused: there is no such file here, its bytes differ from what the job names, or it is not UTF-8.
     """
-    if data.path == PYTHON_REFERENCE:
+    if file.path == PYTHON_REFERENCE:
         content = python_reference_text().encode()
         _check_sha256(
             content,
-            data.sha256,
+            file.sha256,
             "data_path",
-            data.path,
+            file.path,
             "run the Python version that the job was submitted from",
         )
     else:
-        content = _read(data.path, data.sha256, "data_path", data_dir)
+        content = _read(file.path, file.sha256, "data_path", data_dir)
     try:
-        return content.decode()
+        return with_unix_line_ends(content.decode())
     except UnicodeDecodeError as error:
         raise Refused(
-            f"training_config.data_path: {printable_path(data.path)} is not UTF-8 at byte {error.start}; convert it"
+            f"training_config.data_path: {printable_path(file.path)} is not UTF-8 at byte {error.start}; convert it"
         ) from None
+
+
+def with_unix_line_ends(text: str) -> str:
+    """Return a text as it is tokenized: CR LF is one line end."""
+    return text.replace("\r\n", "\n")
 
 
 def read_tokenizer(data: DataConfig, data_dir: Path | None = None) -> bytes:
@@ -111,24 +128,53 @@ def _start_of(sha256: str) -> str:
     return f"{sha256[:16]}..."
 
 
-def hash_text_file(path: Path, field: str) -> tuple[str, int]:
-    """Return the sha256 of a text file's bytes and its number of characters.
+@dataclass(frozen=True)
+class TextSummary:
+    """What a job needs to know of a text.
+
+    Attributes:
+        sha256: sha256 of its bytes.
+        characters: number of characters, CR LF counted as one.
+        alphabet: its characters.
+    """
+
+    sha256: str
+    characters: int
+    alphabet: frozenset[str]
+
+
+def summarize_text(text: str) -> TextSummary:
+    """Return the summary of a text with Unix line ends."""
+    return TextSummary(hashlib.sha256(text.encode()).hexdigest(), len(text), frozenset(text))
+
+
+def summarize_text_file(path: Path, field: str) -> TextSummary:
+    """Return the summary of a text file, which is read in blocks.
 
     Raises:
         Refused: the file can't be read, is no regular file, is larger than `CORPUS_BYTES`, or is not UTF-8.
     """
-    digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
-    characters = 0
+    digest, characters, alphabet = hashlib.sha256(), 0, set[str]()
     try:
         with open_input_file(field, path, CORPUS_BYTES) as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                characters += len(decoder.decode(block))
-        decoder.decode(b"", final=True)
+            for text in _decoded_blocks(file, digest.update):
+                characters += len(text)
+                alphabet.update(text)
     except OSError as error:
         raise Refused(
             f"{field}: {printable_path(path)} can't be read ({error.strerror}); make it readable"
         ) from None
     except UnicodeDecodeError:
         raise Refused(f"{field}: {printable_path(path)} is not UTF-8, expected a text; convert it") from None
-    return digest.hexdigest(), characters
+    return TextSummary(digest.hexdigest(), characters, frozenset(alphabet))
+
+
+def _decoded_blocks(file: BinaryIO, on_bytes: Callable[[bytes], None]) -> Iterator[str]:
+    """Yield a text block by block, with Unix line ends; `on_bytes` is called with the bytes of each block before."""
+    decoder, carriage_return = codecs.getincrementaldecoder("utf-8")(), ""
+    while block := file.read(_BLOCK_BYTES):
+        on_bytes(block)
+        text = carriage_return + decoder.decode(block)
+        carriage_return = "\r" if text.endswith("\r") else ""  # its LF may begin the next block
+        yield with_unix_line_ends(text[: len(text) - len(carriage_return)])
+    yield carriage_return + decoder.decode(b"", final=True)

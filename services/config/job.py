@@ -34,6 +34,7 @@ from services.config.mesh_fit import check_mesh_fit
 from services.config.models import ModelConfig, RegressionConfig
 from services.config.refusals import validation_refused
 from services.errors import Refused
+from services.printable import printable_path
 from services.protocol.plan import JobPlan, WireTypes
 
 MOST_SPEC_BYTES = 1 << 18
@@ -63,6 +64,7 @@ class JobConfig(ConfigRecord):
         schedule: learning rate over the steps.
         clip_grad_norm: largest global norm of the mean gradient; None: no clipping.
         data: corpus and tokenizer; None for models that make their data from the seed.
+        replacement: whether training windows (or samples) are drawn with replacement, or each once an epoch.
         sampling: sampling of text from the trained model.
         wire_dtype: types of gradients and weights between roles.
         exact: whether workers are refused whose fingerprint differs from the first one's.
@@ -89,6 +91,7 @@ class JobConfig(ConfigRecord):
     schedule: ScheduleConfig = ScheduleConfig()
     clip_grad_norm: PositiveFloat | None = None
     data: DataConfig | None = None
+    replacement: bool = True
     sampling: SamplingConfig = SamplingConfig()
     wire_dtype: WireConfigField = WireConfig()
     exact: bool = True
@@ -120,10 +123,10 @@ class JobConfig(ConfigRecord):
                 "vocab_size, expected a gpt2 or llama with the checkpoint's vocab_size; remove it or set vocab_size"
             )
         if (self.data is None) != isinstance(self.model, RegressionConfig):
+            given = printable_path(self.data.files[0].path) if self.data else "none"
             raise ValueError(
-                f"training_config.data_path: {self.data.path if self.data else 'none'} given with model_type "
-                f"{self.model.model_type}, expected a corpus for language models and none for linear_regression "
-                "and mlp; change one of the two"
+                f"training_config.data_path: {given} given with model_type {self.model.model_type}, expected a corpus "
+                "for language models and none for linear_regression and mlp; change one of the two"
             )
         return self
 

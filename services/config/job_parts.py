@@ -5,6 +5,7 @@ Their values are resolved: defaults are filled in, tt-train's two spellings are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -19,8 +20,10 @@ from services.config.field_types import (
     PositiveInt,
     Probability,
     Sha256,
+    Width,
 )
 from services.config.refusals import format_value
+from services.printable import printable_path
 
 
 class OptimizerConfig(ConfigRecord):
@@ -107,22 +110,100 @@ class ScheduleConfig(ConfigRecord):
         return self
 
 
-class DataConfig(ConfigRecord):
-    """Corpus and tokenizer of a language model. Regression models make their data from the seed and have none.
+MOST_CORPUS_FILES = 512
+"""Maximum number of files of a corpus; their records fill most of the longest job."""
+
+TokenizerType = Literal["char", "bpe", "none"]
+"""Kind of a job's tokenizer: made from the texts, read from a `tokenizer.json`, or none, for token ids."""
+
+
+class CorpusFile(ConfigRecord):
+    """One file of a corpus.
 
     Attributes:
-        path: absolute path of a UTF-8 text, or `builtin:python-reference`.
-        sha256: sha256 of the text's bytes, which workers verify.
-        tokenizer_type: `char` (made from the corpus) or `bpe`.
-        tokenizer_path: absolute path of a `tokenizer.json`; None for `char`.
-        tokenizer_sha256: sha256 of that file's bytes, which workers verify.
+        path: absolute path, or `builtin:python-reference`.
+        kind: `text` in UTF-8, or token ids (`tokens`).
+        sha256: sha256 of the text's bytes, or of the binary file of token ids. YAML and CSV files of token ids stand
+            for the binary that they are converted to.
+        identity: sha256 that stands for the content of a file of token ids (`services/corpora`); None for a text.
+        weight: share of the training windows drawn from this file, relative to the other files' weights. None for
+            each file: every window of the corpus is as likely as any other.
     """
 
     path: Annotated[PathText, Field(min_length=1)]
+    kind: Literal["text", "tokens"] = "text"
     sha256: Sha256
-    tokenizer_type: Literal["char", "bpe"] = "char"
+    identity: Sha256 | None = None
+    weight: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _check_identity(self) -> CorpusFile:
+        if (self.identity is not None) != (self.kind == "tokens"):
+            raise ValueError(
+                f"training_config.data_path: {printable_path(self.path)} is {self.kind} "
+                f"{'without' if self.identity is None else 'with'} an identity, expected one for token ids alone; "
+                "submit the job again"
+            )
+        return self
+
+
+class DataConfig(ConfigRecord):
+    """Corpus and tokenizer of a language model. Regression models make their data from the seed and have none.
+
+    A job of an earlier version has one text, as `path` and `sha256` of this record; it is read as one file.
+
+    Attributes:
+        files: files of the corpus. The last tenth of each is held out.
+        tokenizer_type: `char` (made from the texts), `bpe`, or `none` for a corpus of token ids without a tokenizer.
+        tokenizer_path: absolute path of a `tokenizer.json`; None unless the type is `bpe`.
+        tokenizer_sha256: sha256 of that file's bytes, which workers verify.
+        vocab_size: number of tokens of the tokenizer, or of the token ids' vocabulary; None if only workers know it.
+    """
+
+    files: Annotated[tuple[CorpusFile, ...], Field(min_length=1, max_length=MOST_CORPUS_FILES)]
+    tokenizer_type: TokenizerType = "char"
     tokenizer_path: PathText | None = None
     tokenizer_sha256: Sha256 | None = None
+    vocab_size: Width | None = None
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """Weights of the files, or None if they have none."""
+        given = tuple(file.weight for file in self.files if file.weight is not None)
+        return given or None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_form(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        fields = dict(value)
+        if "files" not in fields:
+            one = {key: fields.pop(key) for key in ("path", "sha256") if key in fields}
+            fields["files"] = (one,)
+        elif isinstance(fields["files"], list):  # as JSON has it
+            fields["files"] = tuple(fields["files"])
+        return fields
+
+    @model_validator(mode="after")
+    def _check_files(self) -> DataConfig:
+        weighted = [file.weight is not None for file in self.files]
+        if any(weighted) and not all(weighted):
+            raise ValueError(
+                f"training_config.data_path[{weighted.index(False)}].weight: missing, expected a weight for each file "
+                "or for none; add it, or remove the others"
+            )
+        for kind, tokenizer, fix in (
+            ("tokens", "char", "tokenizer_type: bpe with the tokenizer that made the token ids"),
+            ("text", "none", "tokenizer_type: char or bpe"),
+        ):
+            file = next((file for file in self.files if file.kind == kind), None)
+            if file is not None and self.tokenizer_type == tokenizer:
+                raise ValueError(
+                    f"training_config.tokenizer_type: {tokenizer} given with {kind} in {printable_path(file.path)}, "
+                    f"expected another type; write {fix}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_tokenizer_file(self) -> DataConfig:
@@ -130,7 +211,7 @@ class DataConfig(ConfigRecord):
         if has_file != (self.tokenizer_type == "bpe"):
             raise ValueError(
                 f"training_config.tokenizer_path: {self.tokenizer_path or 'none'} given with tokenizer_type "
-                f"{self.tokenizer_type}, expected a tokenizer.json for bpe and none for char; "
+                f"{self.tokenizer_type}, expected a tokenizer.json for bpe and none for others; "
                 "set tokenizer_path or tokenizer_type"
             )
         return self

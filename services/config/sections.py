@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from services.config.field_types import (
     MOST_MICRO_BATCHES,
@@ -30,7 +30,13 @@ from services.config.field_types import (
     ThreadCount,
     Width,
 )
-from services.config.job_parts import CheckpointConfig, ScheduleType, WireConfig, WireConfigField
+from services.config.job_parts import (
+    MOST_CORPUS_FILES,
+    CheckpointConfig,
+    ScheduleType,
+    WireConfig,
+    WireConfigField,
+)
 from services.config.models import RunnerType
 from services.config.refusals import format_value, validation_refused
 from services.errors import Refused
@@ -40,6 +46,31 @@ class Section(BaseModel):
     """Base of the sections: finite numbers only, no unknown keys, no implicit conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class CorpusFileSection(Section):
+    """One file of `training_config.data_path`."""
+
+    path: Annotated[PathText, Field(min_length=1)]
+    weight: PositiveFloat | None = None
+
+
+def _list_files(value: Any) -> Any:
+    """Return the list of mappings that a path, or a list of paths and mappings, stands for."""
+    if isinstance(value, str | dict):
+        value = [value]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(
+            f"training_config.data_path: {format_value(value)} given, expected a path, or a list of paths or of "
+            "{path, weight}; write for example data_path: corpus.txt"
+        )
+    return [{"path": file} if isinstance(file, str) else file for file in value]
+
+
+CorpusPaths = Annotated[
+    list[CorpusFileSection], BeforeValidator(_list_files), Field(max_length=MOST_CORPUS_FILES)
+]
+"""Files of a corpus as users write them: a path, or a list of paths or of `{path, weight}`."""
 
 
 class TrainingSection(Section):
@@ -61,7 +92,7 @@ class TrainingSection(Section):
     model_config_path: PathText | None = Field(None, alias="model_config")
     multihost_config: Any = None
     transformer_config: dict[Any, Any] | None = None
-    data_path: Annotated[PathText, Field(min_length=1)] = "data/shakespeare.txt"
+    data_path: CorpusPaths = Field([CorpusFileSection(path="data/shakespeare.txt")])
     tokenizer_type: Literal["char", "bpe"] = "char"
     tokenizer_path: PathText | None = None
     scheduler_type: ScheduleType | None = None

@@ -18,7 +18,7 @@ from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from mesh.transfer import download
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.load import load_job
 from services.config.models import CustomConfig
 from services.errors import Failed, Refused
@@ -65,7 +65,7 @@ def job(folder: Path, model_type: str = "mixer:Mixer", **options: Any) -> JobCon
     options = {"width": 64, "layers": 2, **options}
     return JobConfig(
         model=CustomConfig(model_type=model_type, max_sequence_length=64, options=options),
-        data=DataConfig(path=str(folder / "text.txt"), sha256=sha256),
+        data=DataConfig(files=(CorpusFile(path=str(folder / "text.txt"), sha256=sha256),)),
         batch_size=8,
         validation_batch_size=8,
     )

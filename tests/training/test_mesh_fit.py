@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from mesh.device import open_mesh
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig, MLPConfig
 from training.parameter_placement import choose_axes
 from training.step import TrainingStep
@@ -23,7 +23,7 @@ from training.step import TrainingStep
 TEXT = "".join(f"{number} and {number + 1}.\n" for number in range(60))
 CORPUS = Path(tempfile.mkdtemp(prefix="tiermesh-fit-")) / "corpus.txt"
 CORPUS.write_text(TEXT)
-DATA = DataConfig(path=str(CORPUS), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+DATA = DataConfig(files=(CorpusFile(path=str(CORPUS), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),))
 
 HEADS = st.sampled_from([1, 2, 3, 4, 6])
 RUNNERS = st.sampled_from(["default", "memory_efficient"])

@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from mesh.device import Mesh, open_mesh
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig, OptimizerConfig
+from services.config.job_parts import CorpusFile, DataConfig, OptimizerConfig
 from services.config.models import GPT2Config, LinearRegressionConfig
 from training.autograd.variable import Parameter, Tensor
 from training.parameter_placement import choose_axes
@@ -37,7 +37,9 @@ def make_config(tmp_path: Path) -> Callable[..., JobConfig]:
     path.write_text(TEXT)
 
     def make(model: dict[str, Any] | None = None, **changes: Any) -> JobConfig:
-        data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+        data = DataConfig(
+            files=(CorpusFile(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),)
+        )
         fields = {"seed": 7, "batch_size": 8, "validation_batch_size": 8, "data": data, **changes}
         return JobConfig(model=GPT2Config(**{**SMALL, **(model or {})}), **fields)
 

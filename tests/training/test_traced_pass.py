@@ -21,7 +21,7 @@ from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config
 from training.inputs import KeptInputs
 from training.step import TrainingStep
@@ -103,7 +103,7 @@ def find_tensors(result: Any) -> list[Any]:
 def make_config(tmp_path: Path) -> Callable[..., JobConfig]:
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
-    data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+    data = DataConfig(files=(CorpusFile(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),))
 
     def make(*, trace: bool, **model: Any) -> JobConfig:
         sizes = {"num_heads": 2, "embedding_dim": 64, "num_blocks": 2, "max_sequence_length": 32}

@@ -18,7 +18,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig
 from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
@@ -125,7 +125,7 @@ class Device:
 def make_device(tmp_path: Path) -> Iterator[Callable[..., Device]]:
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
-    data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+    data = DataConfig(files=(CorpusFile(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),))
     devices = []
 
     def make(settings: dict[str, Any] | None = None, **changes: Any) -> Device:

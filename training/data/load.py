@@ -1,19 +1,17 @@
-"""Reads and tokenizes the corpus of a job."""
+"""Opens the corpus of a job: texts are read and tokenized."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from services.config.corpus import read_corpus, read_tokenizer
+from services.config.corpus import read_text, read_tokenizer
 from services.config.job_parts import DataConfig
 from training.data.tokenizer import Tokenizer, build_character_tokenizer, load_tokenizer
+from training.data.tokens import TokenArray, TokenSource
 
 
-def load_tokens(data: DataConfig, data_dir: Path | None) -> tuple[npt.NDArray[np.uint32], Tokenizer]:
-    """Return the ids of the whole corpus, and the tokenizer that made them.
+def load_corpus(data: DataConfig, data_dir: Path | None) -> tuple[list[TokenSource], Tokenizer]:
+    """Return the token ids of each file of the corpus, and the tokenizer that made them.
 
     Args:
         data: data config of the job.
@@ -22,9 +20,9 @@ def load_tokens(data: DataConfig, data_dir: Path | None) -> tuple[npt.NDArray[np
     Raises:
         Refused: a file is missing, is unusable, or has changed since the job was submitted.
     """
-    text = read_corpus(data, data_dir).replace("\r\n", "\n")
+    texts = [read_text(file, data_dir) for file in data.files]
     if data.tokenizer_type == "char":
-        tokenizer = build_character_tokenizer(text)
+        tokenizer = build_character_tokenizer(set().union(*texts))
     else:
         tokenizer = load_tokenizer(read_tokenizer(data, data_dir), data.tokenizer_path or "")
-    return tokenizer.encode(text), tokenizer
+    return [TokenArray(tokenizer.encode(text)) for text in texts], tokenizer

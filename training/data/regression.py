@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.config.corpus import count_training_tokens
 from services.config.models import RegressionConfig
 from services.errors import Refused
 from training.data.dataset import Batch
-from training.data.tokens import TRAINING_SHARE
+from training.data.sampling import make_sampler
 from training.seeds import make_generator
 
 
@@ -22,13 +23,22 @@ class RegressionDataset:
         seed: seed of the job.
         batch_size: number of samples of a micro-batch.
         validation_batch_size: number of samples of a held-out batch.
+        micro_batches: number of micro-batches of a step.
+        replacement: whether training samples are drawn with replacement, or each once an epoch.
 
     Raises:
         Refused: there are too few samples for both parts.
     """
 
     def __init__(
-        self, config: RegressionConfig, *, seed: int, batch_size: int, validation_batch_size: int
+        self,
+        config: RegressionConfig,
+        *,
+        seed: int,
+        batch_size: int,
+        validation_batch_size: int,
+        micro_batches: int = 1,
+        replacement: bool = True,
     ) -> None:
         samples, features, targets = config.training_samples, config.num_features, config.num_targets
         if samples < 10:
@@ -47,17 +57,22 @@ class RegressionDataset:
             self._targets += np.float32(config.noise) * random.standard_normal(
                 (samples, targets), dtype=np.float32
             )
-        self._seed = seed
-        self._training_samples = int(TRAINING_SHARE * samples)
+        self._training_samples = count_training_tokens(samples)
+        self._sampler = make_sampler(
+            [self._training_samples],
+            seed=seed,
+            batch_size=batch_size,
+            micro_batches=micro_batches,
+            replacement=replacement,
+        )
         self._batch_size = batch_size
         self._validation_batch_size = validation_batch_size
         self.rows_per_micro_batch = batch_size
         self.evaluation_batches = -(-(samples - self._training_samples) // validation_batch_size)
 
     def micro_batch(self, step: int, index: int) -> Batch:
-        """Return `batch_size` training samples, drawn with replacement."""
-        draws = make_generator(self._seed, "micro-batch", step, index).random_raw(self._batch_size)
-        rows = (draws % np.uint64(self._training_samples)).astype(np.int64)
+        """Return `batch_size` training samples."""
+        rows = self._sampler.draw(step, index).windows
         return Batch(self._inputs[rows], self._targets[rows], self._batch_size)
 
     def evaluation_batch(self, index: int) -> Batch:

@@ -5,7 +5,7 @@ Both are Hugging Face tokenizers (`tokenizer.json`), so other programs can load 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -76,10 +76,10 @@ class Tokenizer:
         return str(self._tokenizer.to_str(pretty=True))
 
 
-def build_character_tokenizer(text: str) -> Tokenizer:
-    """Return tt-train's character tokenizer: a token for each character of `text`, in order, and special tokens."""
-    characters = sorted(set(text))
-    vocabulary = {token: index for index, token in enumerate([PADDING, *characters, BEGIN, END])}
+def build_character_tokenizer(characters: Iterable[str]) -> Tokenizer:
+    """Return tt-train's character tokenizer: a token for each character of a text, in order, and special tokens."""
+    alphabet = sorted(set(characters))
+    vocabulary = {token: index for index, token in enumerate([PADDING, *alphabet, BEGIN, END])}
     tokenizer = HuggingFaceTokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()

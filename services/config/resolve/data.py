@@ -4,22 +4,65 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.config.corpus import PYTHON_REFERENCE, TOKENIZER_BYTES, hash_text_file, python_reference_text
-from services.config.job_parts import DataConfig, PretrainedConfig
+from services.config.corpus import (
+    PYTHON_REFERENCE,
+    TOKENIZER_BYTES,
+    TextSummary,
+    count_training_tokens,
+    python_reference_text,
+    summarize_text,
+    summarize_text_file,
+)
+from services.config.job_parts import CorpusFile, DataConfig, PretrainedConfig, TokenizerType
 from services.config.models import RegressionConfig
 from services.config.paths import find_data
 from services.config.refusals import format_value
 from services.config.resolve.model import ResolvedModel
-from services.config.sections import TrainingSection
+from services.config.sections import CorpusFileSection, TrainingSection
 from services.errors import Refused
 from services.input_files import read_input_file
 from services.printable import printable_path
 
 _TOKENIZER_FILE = "tokenizer.json"
 _TOKEN_ID_SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".bin", ".npy")
+_SPECIAL_TOKENS = 3
+"""Tokens of a character tokenizer that are no characters."""
+
+
+@dataclass(frozen=True)
+class _FoundFile:
+    """A file of the corpus.
+
+    Attributes:
+        place: the setting that names it and the path in it, as errors begin.
+        record: the job's record of it.
+        text: summary of the text.
+    """
+
+    place: str
+    record: CorpusFile
+    text: TextSummary
+
+
+@dataclass(frozen=True)
+class _FoundTokenizer:
+    """A tokenizer.
+
+    Attributes:
+        type: its kind.
+        path: absolute path of its file, if it has one.
+        sha256: sha256 of the file's bytes.
+        tokens: largest token id plus 1; None if the file's form is unknown, and only workers can tell.
+    """
+
+    type: TokenizerType
+    path: str | None = None
+    sha256: str | None = None
+    tokens: int | None = None
 
 
 def resolve_data(
@@ -46,12 +89,76 @@ def resolve_data(
                 f"training_config.{key}: without effect: {model.model_type} makes its data from the seed"
             )
         return None
-    path, sha256, characters = _corpus(training.data_path, folder)
+    files = _find_files(training.data_path, folder)
+    tokenizer = _find_tokenizer(training, pretrained, files, folder, notices)
+    size = getattr(model, "vocab_size", None)
+    if size is not None and tokenizer.tokens is not None and tokenizer.tokens > size:
+        raise Refused(
+            f"training_config.tokenizer_path: {printable_path(tokenizer.path)} has {tokenizer.tokens} tokens, "
+            f"expected at most the {size} of the checkpoint; give the checkpoint's own tokenizer"
+        )
+    if tokenizer.type == "char":
+        for file in files:
+            _check_length(file, model.max_sequence_length)
+    return DataConfig(
+        files=tuple(file.record for file in files),
+        tokenizer_type=tokenizer.type,
+        tokenizer_path=tokenizer.path,
+        tokenizer_sha256=tokenizer.sha256,
+        vocab_size=tokenizer.tokens,
+    )
+
+
+def _find_files(sections: list[CorpusFileSection], folder: Path) -> list[_FoundFile]:
+    if len(sections) == 1:
+        return [_find_file(sections[0].path, None, "training_config.data_path", folder)]
+    return [
+        _find_file(section.path, section.weight, f"training_config.data_path[{index}]", folder)
+        for index, section in enumerate(sections)
+    ]
+
+
+def _find_file(text: str, weight: float | None, field: str, folder: Path) -> _FoundFile:
+    place = f"{field}: {format_value(text)}"
+    if text.startswith("builtin:"):
+        if text != PYTHON_REFERENCE:
+            raise Refused(f"{place} given, expected a path or {PYTHON_REFERENCE}; correct it")
+        summary = summarize_text(python_reference_text())
+    elif Path(text).suffix in _TOKEN_ID_SUFFIXES:
+        raise Refused(
+            f"{place} is not supported yet (a file of token ids); give the text as a .txt, "
+            "with tokenizer_type and tokenizer_path"
+        )
+    else:
+        path = find_data(text, field=field, folder=folder)
+        text, summary = str(path), summarize_text_file(path, field)
+    return _FoundFile(place, CorpusFile(path=text, sha256=summary.sha256, weight=weight), summary)
+
+
+def _check_length(file: _FoundFile, window: int) -> None:
+    """Check that a file is long enough for one training window and one held-out prediction."""
+    tokens = file.text.characters
+    training = count_training_tokens(tokens)
+    if training < window + 1 or tokens - training < 2:
+        raise Refused(
+            f"{file.place} has {tokens} characters, expected at least "
+            f"{-(-(window + 1) * 10 // 9)} for windows of {window}; give a longer text or a smaller "
+            "transformer_config.max_sequence_length"
+        )
+
+
+def _find_tokenizer(
+    training: TrainingSection,
+    pretrained: PretrainedConfig | None,
+    files: list[_FoundFile],
+    folder: Path,
+    notices: list[str],
+) -> _FoundTokenizer:
     if training.tokenizer_type == "char" and pretrained is None:
-        _check_length(training.data_path, characters, model.max_sequence_length)
         if training.tokenizer_path:
             notices.append("training_config.tokenizer_path: without effect with tokenizer_type char")
-        return DataConfig(path=path, sha256=sha256)
+        alphabet = frozenset[str]().union(*(file.text.alphabet for file in files))
+        return _FoundTokenizer("char", tokens=len(alphabet) + _SPECIAL_TOKENS)
     named = training.tokenizer_path
     if pretrained is not None and (training.tokenizer_type == "char" or not named):
         # The checkpoint's token ids belong to its tokenizer; a char tokenizer would assign other ids.
@@ -61,20 +168,7 @@ def resolve_data(
                 "training_config.tokenizer_type: char is without effect with a model_path: "
                 "the checkpoint's tokenizer is used"
             )
-    tokenizer_path, tokenizer_sha256, tokens = _tokenizer(named, folder)
-    size = getattr(model, "vocab_size", None)
-    if size is not None and tokens > size:
-        raise Refused(
-            f"training_config.tokenizer_path: {printable_path(tokenizer_path)} has {tokens} tokens, expected at most "
-            f"the {size} of the checkpoint; give the checkpoint's own tokenizer"
-        )
-    return DataConfig(
-        path=path,
-        sha256=sha256,
-        tokenizer_type="bpe",
-        tokenizer_path=tokenizer_path,
-        tokenizer_sha256=tokenizer_sha256,
-    )
+    return _read_tokenizer(named, folder)
 
 
 def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
@@ -87,38 +181,8 @@ def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
     return str(path)
 
 
-def _corpus(text: str, folder: Path) -> tuple[str, str, int]:
-    """Return absolute path (or name of the built-in text), sha256 and number of characters."""
-    field = "training_config.data_path"
-    if text.startswith("builtin:"):
-        if text != PYTHON_REFERENCE:
-            raise Refused(
-                f"{field}: {format_value(text)} given, expected a path or {PYTHON_REFERENCE}; correct it"
-            )
-        content = python_reference_text()
-        return text, hashlib.sha256(content.encode()).hexdigest(), len(content)
-    if Path(text).suffix in _TOKEN_ID_SUFFIXES:
-        raise Refused(
-            f"{field}: {format_value(text)} is not supported yet (a file of token ids); give the text as a .txt, "
-            "with tokenizer_type and tokenizer_path"
-        )
-    path = find_data(text, field=field, folder=folder)
-    return str(path), *hash_text_file(path, field)
-
-
-def _check_length(data_path: str, characters: int, window: int) -> None:
-    """Check that the corpus is long enough for one training window and one held-out prediction."""
-    training = int(0.9 * characters)
-    if training < window + 1 or characters - training < 2:
-        raise Refused(
-            f"training_config.data_path: {format_value(data_path)} has {characters} characters, expected at least "
-            f"{-(-(window + 1) * 10 // 9)} for windows of {window}; give a longer text or a smaller "
-            "transformer_config.max_sequence_length"
-        )
-
-
-def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
-    """Return absolute path, sha256 and number of tokens of a `tokenizer.json`, given by its path or its folder."""
+def _read_tokenizer(text: str | None, folder: Path) -> _FoundTokenizer:
+    """Return the tokenizer in a `tokenizer.json`, given by its path or its folder."""
     field = "training_config.tokenizer_path"
     if not text:
         raise Refused(f"{field}: none given, expected a tokenizer.json with tokenizer_type bpe; set its path")
@@ -135,11 +199,11 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
             f"{field}: {printable_path(path)} is no tokenizer.json, expected a file of Hugging Face's tokenizers; "
             "correct the path"
         )
-    return str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed)
+    return _FoundTokenizer("bpe", str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed))
 
 
-def _count_tokens(parsed: dict[str, Any]) -> int:
-    """Return one more than the largest token id, or 0 if the file's form is unknown; the worker checks again."""
+def _count_tokens(parsed: dict[str, Any]) -> int | None:
+    """Return one more than the largest token id, or None if the file's form is unknown; the worker checks again."""
     model, added = parsed["model"], parsed.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids: list[Any] = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
@@ -147,4 +211,4 @@ def _count_tokens(parsed: dict[str, Any]) -> int:
         ids.append(len(vocabulary) - 1)
     if isinstance(added, list):
         ids += [token.get("id") for token in added if isinstance(token, dict)]
-    return max((id_ for id_ in ids if isinstance(id_, int)), default=-1) + 1
+    return max((id_ for id_ in ids if isinstance(id_, int)), default=-1) + 1 or None

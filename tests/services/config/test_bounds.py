@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from services.config.bounds import MOST_CHECKS, MOST_TOKENS
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES, JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.load import load_job_document
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig
 from services.config.sections import SECTIONS, AdamWSection, RopeScalingSection, SGDSection
@@ -23,7 +23,7 @@ from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.tensors.layout import MAX_ELEMENTS
 from tests.support.processor_time import limit_work
 
-DATA = DataConfig(path="builtin:python-reference", sha256="0" * 64)
+DATA = DataConfig(files=(CorpusFile(path="builtin:python-reference", sha256="0" * 64),))
 JOB = JobConfig(model=GPT2Config(), data=DATA)
 REGRESSION = JobConfig(model=LinearRegressionConfig())
 SCHEMAS: list[type[BaseModel]] = [
@@ -132,7 +132,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         ),
         ({"device": {"mesh_shape": [64, 64], "enable_ddp": True, "enable_tp": True}}, ("[64, 64]", "1024 chips")),
         ({"optimizer": {"lr": 1e31}}, ("optimizer.lr: 1e+31", "at most 1e+30")),
-        ({"data": {"path": "a" * 5000, "sha256": "0" * 64}}, ("data.path", "at most 4096 characters")),
+        ({"data": {"path": "a" * 5000, "sha256": "0" * 64}}, ("data.files[0].path", "at most 4096 characters")),
         (
             {"model": {"model_type": "linear_regression", "num_features": 2**16, "training_samples": 2**20},
              "data": None},

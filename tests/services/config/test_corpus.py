@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.config.corpus import PYTHON_REFERENCE, python_reference_text, read_corpus, read_tokenizer
-from services.config.job_parts import DataConfig
+from services.config.corpus import PYTHON_REFERENCE, python_reference_text, read_text, read_tokenizer
+from services.config.job_parts import CorpusFile, DataConfig
 from services.errors import Refused
 
 
@@ -23,32 +23,32 @@ def test_the_built_in_text_is_english_and_long() -> None:
 
 
 def test_the_built_in_text_is_verified() -> None:
-    data = DataConfig(path=PYTHON_REFERENCE, sha256=sha256(python_reference_text().encode()))
-    assert read_corpus(data) == python_reference_text()
+    data = CorpusFile(path=PYTHON_REFERENCE, sha256=sha256(python_reference_text().encode()))
+    assert read_text(data) == python_reference_text()
     with pytest.raises(Refused, match="Python version"):
-        read_corpus(DataConfig(path=PYTHON_REFERENCE, sha256="0" * 64))
+        read_text(CorpusFile(path=PYTHON_REFERENCE, sha256="0" * 64))
 
 
 def test_a_corpus_is_read_from_its_path_or_the_data_folder(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("née")
     digest = sha256("née".encode())
-    assert read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256=digest)) == "née"
-    elsewhere = DataConfig(path="/of/another/host/c.txt", sha256=digest)
-    assert read_corpus(elsewhere, tmp_path) == "née"
+    assert read_text(CorpusFile(path=str(tmp_path / "c.txt"), sha256=digest)) == "née"
+    elsewhere = CorpusFile(path="/of/another/host/c.txt", sha256=digest)
+    assert read_text(elsewhere, tmp_path) == "née"
     with pytest.raises(Refused, match=r"data_path: .*/of/another/host/c.txt\)"):
-        read_corpus(elsewhere)
+        read_text(elsewhere)
 
 
 def test_a_corpus_with_another_sha256_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("other")
     with pytest.raises(Refused, match=f"c.txt has sha256 {sha256(b'other')[:16]}.*{'0' * 16}"):
-        read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256="0" * 64))
+        read_text(CorpusFile(path=str(tmp_path / "c.txt"), sha256="0" * 64))
 
 
 def test_a_corpus_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"ab\xff")
     with pytest.raises(Refused, match="UTF-8 at byte 2"):
-        read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256=sha256(b"ab\xff")))
+        read_text(CorpusFile(path=str(tmp_path / "c.txt"), sha256=sha256(b"ab\xff")))
 
 
 def test_a_tokenizer_is_verified(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_data_is_found_in_tiermesh_data(load: Load, tmp_path: Path, monkeypatch:
     write(tmp_path / "lake/poems.txt", "abc " * 1000)
     monkeypatch.setenv("TIERMESH_DATA", str(tmp_path / "lake"))
     job, _ = load(training_config={"data_path": "data/poems.txt"})
-    assert job.data.path == str(tmp_path / "lake/poems.txt")
+    assert job.data.files[0].path == str(tmp_path / "lake/poems.txt")
 
 
 def test_the_error_of_missing_data_names_tiermesh_data(refused: Refuse) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import (
     CustomConfig,
     GPT2Config,
@@ -22,7 +22,7 @@ from services.config.models import (
 from services.errors import Refused
 from tests.support.facts import has_facts
 
-DATA = DataConfig(path="builtin:python-reference", sha256="0" * 64)
+DATA = DataConfig(files=(CorpusFile(path="builtin:python-reference", sha256="0" * 64),))
 JOB = JobConfig(model=GPT2Config(), data=DATA)
 
 

@@ -84,7 +84,7 @@ def test_the_short_nanogpt_config_has_the_same_learning_rates() -> None:
 def test_the_demo_needs_no_data() -> None:
     job, _ = load_job(CONFIGS / "training_configs" / "demo.yaml")
     assert job.data is not None
-    assert (job.data.path, job.micro_batches) == ("builtin:python-reference", 2)
+    assert (job.data.files[0].path, job.micro_batches) == ("builtin:python-reference", 2)
 
 
 SIZES = {

@@ -178,8 +178,8 @@ def test_linear_regression_has_no_corpus(load: Callable) -> None:
 
 def test_the_job_has_absolute_path_and_sha256_of_the_corpus(load: Callable, folder: Path) -> None:
     data = load()[0].data
-    assert data.path == str(folder / "corpus.txt")
-    assert data.sha256 == hashlib.sha256((folder / "corpus.txt").read_bytes()).hexdigest()
+    assert data.files[0].path == str(folder / "corpus.txt")
+    assert data.files[0].sha256 == hashlib.sha256((folder / "corpus.txt").read_bytes()).hexdigest()
     assert (data.tokenizer_type, data.tokenizer_path, data.tokenizer_sha256) == ("char", None, None)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from mesh.device import Mesh, open_mesh
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import (
     CustomConfig,
     GPT2Config,
@@ -123,7 +123,9 @@ def make_job(model: str, device: DeviceConfig, folder: Path) -> JobConfig:
     if not isinstance(MODELS[model], (LinearRegressionConfig, MLPConfig)):
         path = folder / "text.txt"
         path.write_text(_TEXT)
-        data = DataConfig(path=str(path), sha256=hashlib.sha256(_TEXT.encode()).hexdigest())
+        data = DataConfig(
+            files=(CorpusFile(path=str(path), sha256=hashlib.sha256(_TEXT.encode()).hexdigest()),)
+        )
     return JobConfig(
         seed=7, batch_size=16, validation_batch_size=16, model=MODELS[model], data=data, device=device
     )

@@ -7,6 +7,7 @@ import pytest
 
 from services.errors import Refused
 from training.data.tokens import (
+    TokenArray,
     TokenDataset,
 )
 
@@ -15,7 +16,7 @@ LENGTH, TOKENS = 1003, 8
 
 def make_dataset(**changes: int) -> TokenDataset:
     sizes = {"seed": 7, "batch_size": 4, "validation_batch_size": 3, "tokens": TOKENS, **changes}
-    return TokenDataset(np.arange(LENGTH, dtype=np.uint32), **sizes)
+    return TokenDataset([TokenArray(np.arange(LENGTH, dtype=np.uint32))], **sizes)
 
 
 def test_targets_follow_inputs_within_the_training_part():
@@ -67,4 +68,6 @@ def test_no_batch_beyond_the_last():
 
 def test_a_text_too_short_is_refused():
     with pytest.raises(Refused, match=r"data_path.*\b20 tokens"):
-        TokenDataset(np.zeros(20, np.uint32), seed=1, batch_size=1, validation_batch_size=1, tokens=32)
+        TokenDataset(
+            [TokenArray(np.zeros(20, np.uint32))], seed=1, batch_size=1, validation_batch_size=1, tokens=32
+        )

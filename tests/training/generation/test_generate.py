@@ -19,7 +19,7 @@ from services.checkpoints.write import (
     write_checkpoint,
 )
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig
 from services.errors import Refused
 from services.tensors.layout import Layout
@@ -55,7 +55,9 @@ def config(tmp_path: Path) -> JobConfig:
     path.write_text(TEXT)
     return JobConfig(
         model=GPT2Config(num_heads=2, embedding_dim=64, num_blocks=1, max_sequence_length=32, bias=False),
-        data=DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),
+        data=DataConfig(
+            files=(CorpusFile(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),)
+        ),
     )
 
 

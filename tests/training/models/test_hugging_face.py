@@ -19,7 +19,7 @@ from services.checkpoints.write import (
 )
 from services.config.architecture import expected_tensors, read_architecture
 from services.config.job import JobConfig
-from services.config.job_parts import DataConfig
+from services.config.job_parts import CorpusFile, DataConfig
 from services.config.load import load_job
 from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
@@ -81,7 +81,7 @@ def job_of(corpus: Path) -> Callable[..., tuple[JobConfig, list[str]]]:
 def job_with(model: GPT2Config | LlamaConfig, corpus: Path) -> JobConfig:
     import hashlib
 
-    data = DataConfig(path=str(corpus), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+    data = DataConfig(files=(CorpusFile(path=str(corpus), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),))
     return JobConfig(seed=7, model=model, data=data)
 
 
