@@ -72,6 +72,7 @@ class DeviceThread:
             patience_seconds=patience_seconds,
         )
         self._job: JobOnMesh | None = None
+        self._unloadable: JobOnMesh | None = None  # a job whose weights could not be put on the mesh
         self._is_building = False
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # A daemon thread, so that a build that hangs does not keep the process alive.
@@ -183,7 +184,7 @@ class DeviceThread:
 
     def _drop_job(self) -> None:
         self._leases.clear()
-        job, self._job = self._job, None
+        job, self._job, self._unloadable = self._job, None, None
         if job is not None:
             try:
                 job.close()
@@ -191,14 +192,20 @@ class DeviceThread:
                 log.error("job %s: the mesh did not close: %s", job.job, describe_failure(error))
 
     def _load(self) -> None:
-        """Put the chunks that have arrived on the mesh."""
-        job = self._job
+        """Put the chunks that have arrived on the mesh. After a failure the core ends its leases and drops the job."""
         for chunk in self._inbox.take():
-            header = chunk.header
-            if job is None or job.job != header.job:
+            job, header = self._job, chunk.header
+            if job is None or job.job != header.job or job is self._unloadable:
                 continue
-            with timeline.span("device", "weights onto the mesh", header.step, chunk=header.index):
-                complete = job.weights.load(chunk)
+            try:
+                with timeline.span("device", "weights onto the mesh", header.step, chunk=header.index):
+                    complete = job.weights.load(chunk)
+            except BaseException as error:
+                self._unloadable = job
+                reason = f"the weights of step {header.step} can't be put on the mesh: {describe_failure(error)}"
+                log.error("job %s: %s", job.job, reason)
+                self._feed(ev.LoadFailed(job.job, reason))
+                continue
             if complete:
                 self._report_loaded(job, header)
 

@@ -19,6 +19,8 @@ from services.config.models import LinearRegressionConfig
 from services.errors import Failed
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
+from services.tensors.kernels.arithmetic import Float32Array
+from tests.support.facts import has_facts
 from training.step import TrainingStep
 from worker.core import events as ev
 from worker.device_thread import ABANDON_SECONDS, DeviceThread
@@ -99,6 +101,33 @@ def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
     device.thread.build("b", JOB.encode())
     assert isinstance(device.next_input(), ev.Built), "a process has one mesh at a time: the first was closed"
     assert [_is_closed(mesh) for mesh in device.meshes] == [True, False]
+
+
+class FullMesh(TrainingStep):
+    """A training step on a mesh without memory for the weights."""
+
+    def load(self, entry_index: int, values: Float32Array) -> None:
+        raise RuntimeError("Out of Memory: Not enough space to allocate 64 B DRAM buffer across 12 banks")
+
+
+def test_weights_that_do_not_fit_on_the_mesh_are_reported_once(make_device: Callable[..., Device]) -> None:
+    """Also to a lease that waits for them: the core drops it."""
+    device = make_device(FullMesh)
+    device.thread.build("a", JOB.encode())
+    built = device.next_input()
+    assert isinstance(built, ev.Built)
+    for step in (4, 5):
+        values = np.zeros(built.elements, np.float32)
+        chunk = pack_chunk(ChunkHeader(job="a", generation=1, step=step, dtype=FLOAT32), 0, values)
+        device.thread.carry_out(ev.Load(chunk.header), chunk)
+        device.carry_out(_make_lease(1))
+    failed = device.next_input()
+    assert isinstance(failed, ev.LoadFailed) and failed.job == "a"
+    assert has_facts(failed.reason, "step 4 can't be put on the mesh ... memory is full ... smaller batch_size")
+    device.carry_out(ev.DropLease(7))
+    device.carry_out(ev.DropJob())
+    device.thread.build("b", JOB.encode())
+    assert isinstance(device.next_input(), ev.Built), "nothing was reported between, and the mesh was freed"
 
 
 def test_rates_and_memory_of_a_job_are_measured(

@@ -96,6 +96,14 @@ class Loaded:
 
 
 @dataclass(frozen=True)
+class LoadFailed:
+    """Weights can't be put on the mesh, which may lack the memory for them."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class InitialWeightsMade:
     """An INITIALISE lease has made the initial weights, and the aggregator has the files that describe them.
 
@@ -169,6 +177,7 @@ Input = (
     | BuildFailed
     | BuildDue
     | Loaded
+    | LoadFailed
     | InitialWeightsMade
     | NodeReady
     | LeaseComputed

@@ -31,6 +31,7 @@ from worker.core.events import (
     LeaseFailed,
     Load,
     Loaded,
+    LoadFailed,
     NodeReady,
     Ordered,
     Perform,
@@ -130,6 +131,10 @@ class WorkerCore:
                 self._note_built(event)
             case BuildFailed():
                 self._note_build_failed(event)
+            case LoadFailed():
+                if self.job is not None and self.job.job == event.job:
+                    self._send(pb.Failure(job=event.job, reason=event.reason))
+                    self._drop_job()
             case BuildDue():
                 if self.job is not None and self.job.attempt == event.attempt:
                     self.job.attempt = 0

@@ -66,6 +66,15 @@ def test_a_job_that_cannot_be_built_is_reported_and_can_be_joined_again() -> Non
     assert talk.join() == ["build a"], "it can be tried again"
 
 
+def test_a_job_whose_weights_do_not_fit_is_reported_and_left() -> None:
+    talk = start_with_weights(1)
+    talk.lease(1)
+    assert talk.give(ev.LoadFailed("b", "memory is full")) == [], "a job that was left"
+    found = talk.give(ev.LoadFailed("a", "memory is full"))
+    assert found == ["send Failure: memory is full", "drop lease 1", "drop job"]
+    assert talk.join() == ["build a"], "it can be tried again"
+
+
 def test_pauses_between_tries_to_open_a_mesh_grow() -> None:
     talk = Dialogue()
     talk.connect()
