@@ -202,7 +202,9 @@ class DeviceThread:
                     complete = job.weights.load(chunk)
             except BaseException as error:
                 self._unloadable = job
-                reason = f"the weights of step {header.step} can't be put on the mesh: {describe_failure(error)}"
+                reason = (
+                    f"the weights of step {header.step} can't be put on the mesh: {describe_failure(error)}"
+                )
                 log.error("job %s: %s", job.job, reason)
                 self._feed(ev.LoadFailed(job.job, reason))
                 continue

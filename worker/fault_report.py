@@ -27,6 +27,18 @@ _SIGNALS = {
     "Floating-point exception": signal.SIGFPE,
 }
 
+UNNAMED_SIGNALS = (
+    signal.SIGTRAP,
+    signal.SIGSYS,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+)
+"""Signals that end a process, and that its own code sends rather than a person: traps, forbidden system calls, timers.
+
+A report on them has no headline.
+"""
+
 _IDLE_FILE, _DEVICE_FILE = "selectors.py", "worker/device_thread.py"
 
 _HEADLINE = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
@@ -49,14 +61,17 @@ class Fault:
     text: str
 
 
-def parse_fault(report: str) -> Fault | None:
+def parse_fault(report: str, unnamed: signal.Signals | None = None) -> Fault | None:
     """Return the fault that a report describes; None if it describes none.
 
     Args:
         report: what faulthandler wrote; empty if the process did not die by a fault.
+        unnamed: signal that the report is about, one of `UNNAMED_SIGNALS`; None if its headline names it.
     """
     headline = _HEADLINE.search(report)
     number = _SIGNALS.get(headline.group(1).strip()) if headline is not None else None
+    if unnamed is not None and _STACK.search(report):
+        number = unnamed
     if number is None:
         return None
     stacks = [(kind, _FRAME.findall(frames)) for kind, frames in _STACK.findall(report)]

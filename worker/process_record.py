@@ -1,9 +1,9 @@
 """Record of a worker process, from which the next start reports the fault that ended it.
 
-Two small files in the state dir: the process's unfinished work, and the report of `faulthandler` if a fault kills it.
-Both outlive the process, since the kernel has their bytes as soon as they are written. They need not outlive a power
-loss, which is no fault of a job. `os._exit()` in a model counts as SIGABRT. SIGKILL, and `exit()` of native code, leave
-no report, so they never count.
+Two small files in the state dir: the process's unfinished work, and the reports of `faulthandler` if a fault kills it.
+A signal that `faulthandler` does not name has a place of its own in the second file. Both outlive the process, since
+the kernel has their bytes as soon as they are written. They need not outlive a power loss, which is no fault of a job.
+`os._exit()` in a model counts as SIGABRT. SIGKILL, and `exit()` of native code, leave no report, so they never count.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from urllib.parse import quote
 
 from protos.cluster_pb2 import Predecessor
 from worker.core.job import Duty
-from worker.fault_report import REPORT_BYTES, parse_fault
+from worker.fault_report import REPORT_BYTES, UNNAMED_SIGNALS, Fault, parse_fault
 
 log = logging.getLogger("tiermesh.worker")
 
 RECORD_BYTES = 4096
 """Size of the record; it is written in one piece within a page."""
+
+_PLACES = {number: place * REPORT_BYTES for place, number in enumerate(UNNAMED_SIGNALS, 1)}
+"""Offset of the report on each signal that `faulthandler` does not name. The file is sparse."""
 
 _IDLE = Duty("", 0)
 
@@ -37,10 +40,10 @@ class ProcessRecord:
         predecessor: how the process before this one ended; None if no fault is known to have killed it.
     """
 
-    def __init__(self, record: int, faults: int, incarnation: str, predecessor: Predecessor | None) -> None:
+    def __init__(self, descriptors: list[int], incarnation: str, predecessor: Predecessor | None) -> None:
         self.predecessor = predecessor
-        self._record = record
-        self._faults = faults
+        self._descriptors = descriptors
+        self._record = descriptors[0]
         self._incarnation = incarnation
         self._written: Duty | None = None
         self.note_duty(None)
@@ -62,23 +65,24 @@ class ProcessRecord:
         descriptors: list[int] = []
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
-            for suffix in ("process", "fault"):
+            for suffix in ("process", "fault", *["fault"] * len(UNNAMED_SIGNALS)):
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
                 descriptors.append(os.open(state_dir / f"{stem}.{suffix}", flags, 0o600))
-            record, faults = descriptors
+            record, faults, *unnamed = descriptors
             fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            report = os.pread(faults, REPORT_BYTES, 0)
-            predecessor = _read_predecessor(
-                os.pread(record, RECORD_BYTES, 0), report.decode(errors="replace")
-            )
+            fault, report = _read_fault(faults)
+            predecessor = _read_predecessor(os.pread(record, RECORD_BYTES, 0), fault)
             if predecessor is not None:
                 kept = state_dir / f"{stem}.last-fault"
                 kept.write_bytes(report)
                 log.error("the process before this one was killed: %s; stack: %s", predecessor.text, kept)
             os.ftruncate(faults, 0)
             faulthandler.enable(file=faults)
+            for descriptor, (number, place) in zip(unnamed, _PLACES.items(), strict=True):
+                os.lseek(descriptor, place, os.SEEK_SET)
+                faulthandler.register(number, file=descriptor, chain=True)
             _make_exit_a_fault()
-            return cls(record, faults, incarnation, predecessor)
+            return cls(descriptors, incarnation, predecessor)
         except OSError as error:
             for each in descriptors:
                 os.close(each)
@@ -110,8 +114,10 @@ class ProcessRecord:
         self.note_duty(None)
         os._exit = _exit
         faulthandler.enable()  # back to standard error, for what happens while the interpreter ends
-        os.close(self._faults)
-        os.close(self._record)
+        for number in UNNAMED_SIGNALS:
+            faulthandler.unregister(number)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
 def _make_exit_a_fault() -> None:
@@ -129,9 +135,18 @@ def _make_exit_a_fault() -> None:
     os._exit = exit_at_work
 
 
-def _read_predecessor(record: bytes, report: str) -> Predecessor | None:
-    """Return how a process ended by a fault, from its record and its fault report; None if it did not."""
-    fault = parse_fault(report)
+def _read_fault(reports: int) -> tuple[Fault | None, bytes]:
+    """Return the fault in an open file of reports, and its report."""
+    for place, number in ((0, None), *((place, number) for number, place in _PLACES.items())):
+        report = os.pread(reports, REPORT_BYTES, place)
+        fault = parse_fault(report.decode(errors="replace"), number)
+        if fault is not None:
+            return fault, report
+    return None, b""
+
+
+def _read_predecessor(record: bytes, fault: Fault | None) -> Predecessor | None:
+    """Return how a process ended by a fault, from its record; None if it did not."""
     if fault is None:
         return None
     try:

@@ -123,7 +123,9 @@ def test_weights_that_do_not_fit_on_the_mesh_are_reported_once(make_device: Call
         device.carry_out(_make_lease(1))
     failed = device.next_input()
     assert isinstance(failed, ev.LoadFailed) and failed.job == "a"
-    assert has_facts(failed.reason, "step 4 can't be put on the mesh ... memory is full ... smaller batch_size")
+    assert has_facts(
+        failed.reason, "step 4 can't be put on the mesh ... memory is full ... smaller batch_size"
+    )
     device.carry_out(ev.DropLease(7))
     device.carry_out(ev.DropJob())
     device.thread.build("b", JOB.encode())

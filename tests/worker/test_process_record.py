@@ -62,6 +62,14 @@ def predecessor(folder: Path) -> Predecessor | None:
         ("os.kill(os.getpid(), signal.SIGFPE)", signal.SIGFPE, "SIGFPE"),
         ("os.kill(os.getpid(), signal.SIGILL)", signal.SIGILL, "SIGILL"),
         ("os.abort()", signal.SIGABRT, "SIGABRT"),
+        ("in_thread(lambda: signal.raise_signal(signal.SIGTRAP))", signal.SIGTRAP, "SIGTRAP in <lambda> at"),
+        (
+            "signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause()",
+            signal.SIGALRM,
+            "SIGALRM in <module> at",
+        ),
+        ("os.kill(os.getpid(), signal.SIGSYS)", signal.SIGSYS, "SIGSYS in <module> at"),
+        ("os.kill(os.getpid(), signal.SIGPROF)", signal.SIGPROF, "SIGPROF in <module> at"),
         ("os._exit(0)", signal.SIGABRT, "SIGABRT in exit_at_work at process_record.py:"),
         ("in_thread(lambda: os._exit(1))", signal.SIGABRT, "called by <lambda> at <string>:"),
     ],
@@ -74,7 +82,9 @@ def test_a_fault_is_known_with_its_place_and_the_work_under_way(
     assert found is not None
     assert (found.incarnation, found.job, found.lease, found.signal) == ("first", "job-1", 7, number)
     assert text in found.text and len(found.text) <= TEXT_CHARACTERS and found.text.isprintable()
-    assert "Fatal Python error" in (tmp_path / "w%2F1.last-fault").read_text(), "the whole stack is kept"
+    assert "(most recent call first)" in (tmp_path / "w%2F1.last-fault").read_text(), (
+        "the whole stack is kept"
+    )
     assert predecessor(tmp_path) is None, "it is told once"
 
 
@@ -87,6 +97,7 @@ def test_a_fault_is_known_with_its_place_and_the_work_under_way(
         "os.waitpid(os.fork() or os._exit(1), 0); record.close(); os._exit(1)",
         "raise SystemExit(1)",
         "record.close()",
+        "signal.signal(signal.SIGALRM, print); signal.raise_signal(signal.SIGALRM); os.kill(os.getpid(), 9)",
     ],
 )
 def test_other_ends_are_no_faults(tmp_path: Path, code: str) -> None:

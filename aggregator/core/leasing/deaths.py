@@ -27,9 +27,13 @@ MOST_LOST = 256
 """Maximum number of lost processes whose successors are waited for."""
 
 FAULTS = frozenset(
-    (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV),
+    (
+        *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV),
+        *(signal.SIGTRAP, signal.SIGSYS, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    )
 )
-"""Signals by which a process ends through a fault of its own. SIGKILL is never one: a person or the kernel sends it."""
+"""Signals by which a process ends through a fault or a timer of its own. SIGKILL is never one: a person or the kernel
+sends it."""
 
 
 def describe_fault(predecessor: Predecessor) -> str:
