@@ -27,6 +27,7 @@ from cli.job_commands import cancel, chaos, download, jobs, local, logs, prune, 
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from cli.queue_commands import queue
+from cli.tokenize.command import tokenize
 from services.errors import ExitCode, Refused, TiermeshError, exit_code_of
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.version import tiermesh_version
@@ -64,6 +65,7 @@ for command in (
     cancel,
     download,
     prune,
+    tokenize,
     generate,
     validate,
     check,

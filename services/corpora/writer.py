@@ -21,7 +21,7 @@ class TokenFileWriter:
 
     Attributes:
         count: number of ids so far.
-        sidecar: description of the complete file; None until it is complete.
+        sidecar: description of the complete file, once it is complete.
     """
 
     def __init__(self, file: BinaryIO, dtype: Dtype, digest: BlockDigest) -> None:
@@ -30,7 +30,7 @@ class TokenFileWriter:
         self._digest = digest
         self._largest, self._largest_at = -1, 0
         self.count = 0
-        self.sidecar: TokenSidecar | None = None
+        self.sidecar: TokenSidecar
 
     def write(self, ids: npt.NDArray[np.uint32]) -> None:
         """Append ids.

@@ -21,6 +21,7 @@ from cli.main import main, tiermesh
 from protos import jobs_pb2
 from tests.cli.conftest import JOB
 from tests.support.fake_aggregator import FakeAggregator, serving
+from training.data.tokenizer import build_character_tokenizer
 
 GOLDEN = Path(__file__).with_name("golden") / "texts.txt"
 WIDTH = "110"
@@ -87,6 +88,15 @@ WRONG_INPUTS = (
     "prune --keep 0 --dry-run --aggregator EMPTY",
     "prune --keep 1 --only checkpoints --dry-run --aggregator AGGREGATOR",
     "prune job-2 --yes --aggregator AGGREGATOR",
+    "tokenize",
+    "tokenize job.yaml",
+    "tokenize job.yaml --tokenizer missing -o ids.bin",
+    "tokenize job.yaml --tokenizer job.yaml -o ids.bin",
+    "tokenize job.yaml --tokenizer job.yaml -o ids.npy",
+    "tokenize job.yaml --tokenizer job.yaml -o missing/ids.bin",
+    "tokenize missing.txt --tokenizer tokenizer -o ids.bin",
+    "tokenize job.yaml --tokenizer tokenizer -o tokenizer/ids.bin",
+    "tokenize job.yaml --tokenizer tokenizer -o tokenizer/ids.bin --end-of-text end",
     "generate missing",
     "generate . --temperature -1",
     "generate . --top-p 0",
@@ -124,6 +134,8 @@ def render() -> str:
         Path("job.yaml").write_text(JOB)
         Path("options.yaml").write_text(OPTIONS_YAML)
         Path("nested.yaml").write_text(NESTED_YAML)
+        Path("tokenizer").mkdir()
+        Path("tokenizer/tokenizer.json").write_text(build_character_tokenizer(JOB).to_json())
         addresses = {"AGGREGATOR": filled.address, "EMPTY": empty.address}
         blocks += [_block(line, addresses) for line in WRONG_INPUTS]
         os.chdir("/")
@@ -178,6 +190,7 @@ def _block(line: str, addresses: Mapping[str, str] | None = None) -> str:
     text = re.sub(r"^.* INFO .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^\d{4}-\S+(?= ERROR)", "TIME", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=tried ).*(?=; start)", "ADDRESSES", text).replace(str(Path.cwd()), "FOLDER")
+    text = re.sub(r"of text in [\d.]+ s", "of text in SECONDS s", text)
     text = re.sub(r"\.download-\w+", ".download-TEMPORARY", text)
     text = re.sub(r"(?<=without TLS )\(.*?\)", "(REASON)", text)
     indented = "".join(f"    {each}".rstrip() + "\n" for each in text.splitlines())
