@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mesh.emulator.broadcast import Array
 from mesh.emulator.data_movement import find_axis
-from mesh.emulator.tensor import Tensor, check, wrap, wrap_result, wrap_view
+from mesh.emulator.tensor import Tensor, check, note_scratch, wrap, wrap_result, wrap_view
 from mesh.emulator.types import DataType, FabricConfig, Layout
 
 _TILE = 32
+_SCRATCH_OPERANDS = 2
+"""Memory that ttnn needs to add up shards, in copies of the operand."""
 
 
 def all_reduce(input_tensor: Tensor, *, cluster_axis: int | None = None) -> Tensor:
@@ -20,6 +24,9 @@ def all_reduce(input_tensor: Tensor, *, cluster_axis: int | None = None) -> Tens
     axes = _communicating_axes("all_reduce", input_tensor, cluster_axis)
     if input_tensor.dtype is DataType.UINT32:
         raise RuntimeError("all_reduce: UINT32 is not supported (ttnn sums such tensors of some shapes only)")
+    # ttnn scatters the sum, then gathers its shards.
+    chips = math.prod(_chips(input_tensor, axis) for axis in axes)
+    note_scratch(input_tensor, _SCRATCH_OPERANDS + 1 / chips)
     return wrap_result(input_tensor, _sum(input_tensor, axes))
 
 
@@ -52,7 +59,9 @@ def reduce_scatter(input_tensor: Tensor, dim: int, *, cluster_axis: int | None =
     if input_tensor.array.ndim < 4:
         raise RuntimeError(f"{op}: currently supports rank 2 tensors at minimum, got {input_tensor.shape}")
     place = find_axis(op, input_tensor, dim)
-    return wrap_result(input_tensor, _scatter(op, _sum(input_tensor, axes), input_tensor, place, axes))
+    result = wrap_result(input_tensor, _scatter(op, _sum(input_tensor, axes), input_tensor, place, axes))
+    note_scratch(input_tensor, _SCRATCH_OPERANDS)
+    return result
 
 
 def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = None) -> Tensor:

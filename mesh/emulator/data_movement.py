@@ -12,11 +12,14 @@ from mesh.emulator.broadcast import Array
 from mesh.emulator.tensor import Tensor, check, wrap, wrap_view
 from mesh.emulator.types import Layout, Shape
 
+_TILE = 32
+
 
 def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
-    """Return the elements in another shape, in which one size may be -1. The result shares the buffer.
+    """Return the elements in another shape, in which one size may be -1.
 
-    ttnn shares it when tiles allow. Raises RuntimeError for a shape of another volume.
+    The result shares the buffer if no element changes its place in a tile or row. Raises RuntimeError for a shape of
+    another volume.
     """
     check("reshape", input_tensor)
     sizes = [int(size) for size in shape]
@@ -29,7 +32,18 @@ def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
         sizes[sizes.index(-1)] = volume // known
     if math.prod(sizes) != volume or any(size < 0 for size in sizes):
         raise RuntimeError(f"reshape: {input_tensor.shape} to {sizes}: new_volume != old_volume")
-    return wrap_view(input_tensor, array.reshape(*array.shape[:2], *sizes))
+    reshaped = array.reshape(*array.shape[:2], *sizes)
+    if _keeps_places(input_tensor.layout, array.shape[2:], tuple(sizes)):
+        return wrap_view(input_tensor, reshaped)
+    return wrap(reshaped, input_tensor.dtype, input_tensor.layout, input_tensor.mesh)
+
+
+def _keeps_places(layout: Layout, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a reshape leaves every element where it is: in ttnn a view, else a copy."""
+    (*_, old_height, old_width), (*_, height, width) = (1, 1, *before), (1, 1, *after)
+    if width != old_width:
+        return False
+    return layout is Layout.ROW_MAJOR or height == old_height or height % _TILE == old_height % _TILE == 0
 
 
 def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator.broadcast import Array, apply_per_chip
 from mesh.emulator.float32_extensions import require_dtype
-from mesh.emulator.tensor import Tensor, check, check_tiled, wrap, wrap_result
+from mesh.emulator.tensor import Tensor, check, check_tiled, note_scratch, wrap, wrap_result
 from mesh.emulator.types import DataType, Layout, Shape
 
 _TILE = 32
@@ -36,7 +36,10 @@ def embedding(input_tensor: Tensor, weight: Tensor, *, layout: Layout | None = N
         return (np.take(of, one, axis=0, mode="clip"),)
 
     (taken,) = apply_per_chip(rows, ids, table)
-    return wrap(taken, weight.dtype, weight.layout if layout is None else layout, weight.mesh)
+    result = wrap(taken, weight.dtype, weight.layout if layout is None else layout, weight.mesh)
+    if result.layout is Layout.TILE:
+        note_scratch(result, 1)  # rows, which are then made tiles
+    return result
 
 
 def embedding_bw(input_tensor: Tensor, weight_tensor: Tensor, output_gradient_tensor: Tensor) -> Tensor:

@@ -62,6 +62,15 @@ class Memory:
         """Sum of all allocations on one chip since the mesh was opened, in bytes."""
         return self.allocated_bank_bytes * _BANKS
 
+    def note_scratch(self, bank_bytes: int) -> None:
+        """Count memory that an op of ttnn takes and frees again before it returns.
+
+        Args:
+            bank_bytes: its bytes in the fullest bank.
+        """
+        self.allocated_bank_bytes += bank_bytes
+        self.peak_bank_bytes = max(self.peak_bank_bytes, self.bank_bytes + bank_bytes)
+
     def reset_peak(self) -> None:
         """Restart the search for the peak at the current allocation."""
         self.peak_bank_bytes = self.bank_bytes
@@ -73,14 +82,19 @@ class Memory:
 
 
 class Buffer:
-    """Memory shared by tensors over the same elements: whether it is allocated, and its size."""
+    """Memory shared by tensors over the same elements.
 
-    __slots__ = ("_bank_bytes", "_memory", "allocated")
+    Attributes:
+        allocated: whether it is allocated.
+        bank_bytes: its bytes in the fullest bank; 0 on the host.
+    """
+
+    __slots__ = ("_memory", "allocated", "bank_bytes")
 
     def __init__(self, memory: Memory | None = None, bank_bytes: int = 0) -> None:
         self.allocated = True
         self._memory = memory
-        self._bank_bytes = bank_bytes
+        self.bank_bytes = bank_bytes
         if memory is not None:
             memory.bank_bytes += bank_bytes
             memory.allocated_bank_bytes += bank_bytes
@@ -90,7 +104,7 @@ class Buffer:
         """Free the memory, even if tensors still use the buffer."""
         self.allocated = False
         if self._memory is not None:
-            self._memory.bank_bytes -= self._bank_bytes
+            self._memory.bank_bytes -= self.bank_bytes
             self._memory = None
 
     def __del__(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator.broadcast import Array
 from mesh.emulator.reductions import find_axes, reduce_shape
-from mesh.emulator.tensor import Tensor, check, wrap_result
+from mesh.emulator.tensor import Tensor, check, note_scratch, wrap_result
 from mesh.emulator.types import FLOATING, DataType, Layout, WormholeComputeKernelConfig
 
 
@@ -40,6 +40,11 @@ def _extreme(
     check(op, tensor)
     axes = find_axes(op, tensor, dim)
     found: Array = function.reduce(tensor.array, axis=axes)
+    if len(axes) == 1 and axes[0] < tensor.array.ndim - 2:
+        # ttnn transposes the dimension into the tiles, which pads it to 32.
+        shape = list(tensor.array.shape)
+        shape[axes[0]], shape[-2] = shape[-2], shape[axes[0]]
+        note_scratch(tensor, 2, tuple(shape[2:]))
     return wrap_result(tensor, found.reshape(reduce_shape(tensor, axes, keepdim)), layout=Layout.TILE)
 
 

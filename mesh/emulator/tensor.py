@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -95,7 +96,7 @@ class Tensor:
     @property
     def volume_bytes(self) -> int:
         """Size of the elements on one chip in bytes."""
-        return int(np.prod(self.array.shape[2:])) * (2 if self.dtype is DataType.BFLOAT16 else 4)
+        return int(np.prod(self.array.shape[2:])) * _element_bytes(self)
 
     def device(self) -> MeshDevice | None:
         """Return the mesh; None for a host tensor."""
@@ -165,10 +166,12 @@ def _buffer(tensor: Tensor) -> Buffer:
     mesh = tensor.mesh
     if mesh is None or tensor.on_host:
         return Buffer()
-    element_bytes = 2 if tensor.dtype is DataType.BFLOAT16 else 4
-    return Buffer(
-        mesh.memory, count_bank_bytes(tensor.array.shape[2:], element_bytes, tensor.layout is Layout.TILE)
-    )
+    tiled = tensor.layout is Layout.TILE
+    return Buffer(mesh.memory, count_bank_bytes(tensor.array.shape[2:], _element_bytes(tensor), tiled))
+
+
+def _element_bytes(tensor: Tensor) -> int:
+    return 2 if tensor.dtype is DataType.BFLOAT16 else 4
 
 
 def wrap_result(
@@ -186,6 +189,22 @@ def wrap_result(
     if dtype is DataType.BFLOAT16:
         array = round_to_bfloat16(np.ascontiguousarray(array))
     return wrap(array, dtype, like.layout if layout is None else layout, like.mesh)
+
+
+def note_scratch(tensor: Tensor, copies: float, shape: tuple[int, ...] | None = None) -> None:
+    """Count memory that ttnn's op has on the chip while it runs, beside what is allocated now.
+
+    Args:
+        tensor: operand or result of the op.
+        copies: that memory in copies of the tensor.
+        shape: shape of the copies on a chip, if another one than the tensor's.
+    """
+    if tensor.mesh is None or tensor.on_host:
+        return
+    bank_bytes = tensor.buffer.bank_bytes
+    if shape is not None:
+        bank_bytes = count_bank_bytes(shape, _element_bytes(tensor), tensor.layout is Layout.TILE)
+    tensor.mesh.memory.note_scratch(math.ceil(copies * bank_bytes))
 
 
 def wrap_view(base: Tensor, array: Array) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator.broadcast import Array, align
 from mesh.emulator.parallel import run_over_rows
-from mesh.emulator.tensor import Tensor, check, check_floating, wrap_result
+from mesh.emulator.tensor import Tensor, check, check_floating, note_scratch, wrap_result
 from mesh.emulator.types import Layout
 
 _ONE = np.float32(1)
@@ -99,7 +99,9 @@ def silu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     x, dy = _broadcast_pair("silu_bw", input_tensor, grad_tensor)
     if np.broadcast_shapes(x.shape[2:], dy.shape[2:]) != input_tensor.array.shape[2:]:
         raise RuntimeError(f"silu_bw: gradient of shape {grad_tensor.shape} for {input_tensor.shape}")
-    return [wrap_result(input_tensor, _by_blocks(_silu_gradient, dy, x))]
+    result = wrap_result(input_tensor, _by_blocks(_silu_gradient, dy, x))
+    note_scratch(result, 5)
+    return [result]
 
 
 def _silu_gradient(dy: Array, x: Array, out: Array) -> None:
@@ -122,7 +124,9 @@ def relu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     x, dy = _broadcast_pair("relu_bw", input_tensor, grad_tensor)
     tiled = Layout.TILE in (grad_tensor.layout, input_tensor.layout)
     layout = Layout.TILE if tiled else Layout.ROW_MAJOR
-    return [wrap_result(input_tensor, np.multiply(dy, x > 0, dtype=np.float32), layout=layout)]
+    result = wrap_result(input_tensor, np.multiply(dy, x > 0, dtype=np.float32), layout=layout)
+    note_scratch(result, 1)
+    return [result]
 
 
 def sigmoid_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:

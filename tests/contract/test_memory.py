@@ -20,8 +20,17 @@ SCRIPT = "tests.support.contract.memory_on_board"
 def segments() -> dict[str, Any]:
     """Segments of each module, from each kind of capture."""
     real = run_on_board("loudbox", "-m", SCRIPT, "ttnn")
-    emulated = subprocess.run(
-        [sys.executable, "-m", SCRIPT, "emulator"],
+    assert real.returncode == 0, real.stderr
+    return {
+        "ttnn": json.loads(real.stdout.splitlines()[-1]),
+        "emulator": json.loads(_run_on_emulator(SCRIPT).splitlines()[-1]),
+    }
+
+
+def _run_on_emulator(script: str, *arguments: str) -> str:
+    """Run a script in a process on the emulator and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", script, "emulator", *arguments],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -29,11 +38,8 @@ def segments() -> dict[str, Any]:
         timeout=120,
         check=False,
     )
-    assert (real.returncode, emulated.returncode) == (0, 0), real.stderr + emulated.stderr
-    return {
-        "ttnn": json.loads(real.stdout.splitlines()[-1]),
-        "emulator": json.loads(emulated.stdout.splitlines()[-1]),
-    }
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_buffer_is_counted(segments: dict[str, Any]) -> None:
@@ -52,6 +58,20 @@ def test_allocator_figures_miss_freed_buffers(segments: dict[str, Any]) -> None:
     kept, used = segments["ttnn"]["False"]
     assert kept["allocated_bytes"] == segments["ttnn"]["True"][0]["allocated_bytes"]
     assert used == {**_no_l1(), "peak_bytes": 0, "allocated_bytes": 0, "freed_bytes": 0}
+
+
+CELLS = ("gpt2_bare-tp-1x2", "llama-fsdp-1x2", "mlp-ddp-1x2")
+"""Cells with everything that ttnn allocates besides results: gradients of composite ops, collectives, padded heads."""
+
+
+@pytest.mark.long
+def test_a_training_step_has_ttnn_s_peak() -> None:
+    script = "tests.support.contract.peak_memory"
+    real = run_on_board("n300", "-m", script, "ttnn", *CELLS)
+    assert real.returncode == 0, real.stderr
+    peaks = json.loads(real.stdout.splitlines()[-1])
+    emulated = json.loads(_run_on_emulator(script, *CELLS).splitlines()[-1])
+    assert emulated == pytest.approx(peaks, rel=0.03)
 
 
 def test_all_memory_is_freed(segments: dict[str, Any]) -> None:

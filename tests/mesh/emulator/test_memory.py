@@ -66,3 +66,31 @@ def test_the_peak_counts_tensors_alive_at_once(one_chip: Mesh) -> None:
 def test_refuses_other_memories(one_chip: Mesh) -> None:
     with pytest.raises(RuntimeError, match="DRAM only"):
         tt.get_memory_view(one_chip.handle, tt.BufferType.L1)
+
+
+def test_a_reshape_that_moves_elements_in_tiles_has_its_own_memory(one_chip: Mesh) -> None:
+    memory = one_chip.handle.memory
+    x = tensor(one_chip, np.ones((1, 1, 32, 64)))
+    view = tt.reshape(x, [1, 1, 1, 32, 64])
+    assert memory.bank_bytes == 4096
+    heads = tt.reshape(x, [1, 32, 4, 16])  # 32 tiles with 4 x 16 elements each
+    assert memory.bank_bytes == 4096 + 3 * 4096
+    del heads, view
+
+
+def test_memory_that_an_op_needs_in_between_is_in_the_peak(one_chip: Mesh) -> None:
+    memory = one_chip.handle.memory
+    x = tensor(one_chip, np.ones((32, 32)))
+    (result,) = tt.silu_bw(x, x)
+    assert memory.peak_bank_bytes == 7 * 4096, "operand, result, and five more"
+    assert memory.bank_bytes == 2 * 4096
+    del result
+
+
+def test_chips_need_memory_to_add_up(loudbox: Mesh) -> None:
+    memory = loudbox.handle.memory
+    x = tensor(loudbox, np.ones((1, 1, 96, 32 * 32)))  # 96 tiles, 8 in each bank
+    total = tt.all_reduce(x, cluster_axis=loudbox.axes.data)
+    assert memory.bank_bytes == 2 * 8 * 4096
+    assert memory.peak_bank_bytes == (3 * 8 + 1) * 4096, "the operand twice more, and the shard of the sum"
+    del total

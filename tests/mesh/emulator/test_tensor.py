@@ -47,7 +47,7 @@ def test_bfloat16_needs_a_cast_before_to_numpy(open_emulator: Callable[..., Mesh
 
 def test_freeing_frees_every_view(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.ones((2, 32)))
-    view = tt.reshape(x, [64])
+    view = tt.reshape(x, [1, 2, 32])
     tt.deallocate(view)
     assert not x.is_allocated()
     assert x.shape == (2, 32)
@@ -58,7 +58,7 @@ def test_freeing_frees_every_view(one_chip: Mesh) -> None:
 
 def test_freeing_without_force_keeps_views(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.ones((2, 32)))
-    view = tt.reshape(x, [64])
+    view = tt.reshape(x, [1, 2, 32])
     tt.deallocate(x, force=False)
     assert view.is_allocated()
     del view
