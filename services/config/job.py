@@ -140,6 +140,14 @@ class JobConfig(ConfigRecord):
         """Sequences (or samples) of a step."""
         return self.micro_batches * self.batch_size
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of tokens that the model knows; 0 for a model without tokens, None if only workers know it."""
+        if self.data is None:
+            return 0
+        stored = getattr(self.model, "vocab_size", None)
+        return self.data.vocab_size if stored is None else int(stored)
+
     def plan(self) -> JobPlan:
         """Return what the cores need to know of this job: the shape of its steps, nothing of its model."""
         return JobPlan(

@@ -1,0 +1,15 @@
+"""What a job will take, computed from its config alone: nothing is built, and no memory grows with the model.
+
+    chips.py            memory of the chips that exist
+    allocation.py       bytes that a tensor takes on a chip, in whole tiles over its banks
+    share.py            what one chip has of a job's tensors
+    activations.py      values that a block, and the ends of a model, keep and need in between
+    device_memory.py    peak memory of a chip, by what it is for
+    fitting.py          changes with which a job that is too large fits
+    host_memory.py      memory of worker, aggregator, optimizer and shards
+    links.py            bytes between roles in a step
+    disk.py             checkpoints on disk
+
+`tiermesh validate` prints all of it. A worker refuses a job that its chips can't hold. docs/sizing.md explains the
+formulas, and `make bench ONLY=memory_estimate` compares them with what the emulator measures.
+"""
