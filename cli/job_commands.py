@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,15 +26,24 @@ if TYPE_CHECKING:
 
 
 def job_config(command: Command) -> Command:
-    """Add the argument JOB.yaml and `--set`; the command gets `path` and `overrides`."""
-    command = option(
+    """Add the arguments JOB.yaml and KEY=VALUE, and `--set`; the command gets `path` and `overrides`."""
+
+    @click.argument("path", metavar="JOB.yaml", type=click.Path(path_type=Path))
+    @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+    @option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Override a setting of the config; repeatable.",
-    )(command)
-    return click.argument("path", metavar="JOB.yaml", type=click.Path(path_type=Path))(command)
+        help="Override a setting of the config, as KEY=VALUE after the file does; repeatable.",
+    )
+    @functools.wraps(command)
+    def with_overrides(
+        *arguments: Any, overrides: tuple[str, ...], settings: tuple[str, ...], **rest: Any
+    ) -> Any:
+        return command(*arguments, overrides=(*overrides, *settings), **rest)
+
+    return with_overrides
 
 
 _workers_option = option(

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from services.config.foreign_keys import refuse_foreign_keys
 from services.config.job import JobConfig
 from services.config.origins import Origins
 from services.config.overrides import Override, parse_overrides
 from services.config.paths import find_include
 from services.config.refusals import format_value, unknown_key_error
 from services.config.resolve.job import resolve_job
-from services.config.sections import MODEL_SECTIONS, SECTIONS
+from services.config.sections import MODEL_SECTIONS, NESTED_SECTIONS, SECTIONS
 from services.config.yaml_files import read_document
 from services.errors import Refused
 from services.printable import printable_path
@@ -66,6 +67,7 @@ def load_job_document(
     """
     origins = origins or Origins()
     changes = parse_overrides(overrides)
+    refuse_foreign_keys(document)
     for key, value in document.items():
         if key not in SECTIONS:
             raise unknown_key_error("", key, value, SECTIONS)
@@ -94,7 +96,7 @@ def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> 
     """Replace paths of included files by their sections, and move sections that old files nest to the top level."""
     training = sections["training_config"]
     if isinstance(training, dict):
-        for key in ("multihost_config", "transformer_config"):
+        for key in NESTED_SECTIONS:
             _move_up(sections, training, key, origins)
         model_path = training.get("model_config")
         if isinstance(model_path, str) and model_path:
@@ -125,6 +127,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path, origins: O
     field = "training_config.model_config"
     path = find_include(text, field=field, folder=folder, kind="model_configs")
     included = read_document(path, field)
+    refuse_foreign_keys(included)
     for key, value in included.items():
         if key not in (*MODEL_SECTIONS, "multihost_config"):
             raise unknown_key_error("", key, value, (*MODEL_SECTIONS, "multihost_config"))
@@ -136,7 +139,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path, origins: O
         if sections.get(key) is not None:
             raise Refused(
                 f"{field}: {format_value(text)} given together with {key}, expected one of them; remove one "
-                f"(single settings are changed by --set {key}.key=value)"
+                f"(single settings are changed by {key}.key=value on the command line)"
             )
     for key, value in included.items():
         if sections.get(key) is None:  # the job's own multihost_config goes before the model file's

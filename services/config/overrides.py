@@ -1,4 +1,4 @@
-"""`--set key=value`: settings of a config, changed from the command line."""
+"""`key=value`: settings of a config, changed from the command line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from services.config.refusals import format_value, nearest_name, yaml_keys
-from services.config.sections import MODEL_SECTIONS, SECTIONS, AdamWSection, SGDSection
+from services.config.foreign_keys import foreign_key_path
+from services.config.refusals import format_value, yaml_keys
+from services.config.sections import (
+    NESTED_SECTIONS,
+    OPTIMIZER_SECTIONS,
+    SECTIONS,
+    key_parents,
+    section_keys,
+)
+from services.config.spelling import nearest_names
 from services.errors import Refused
 from services.yaml_text import parse_yaml
-
-_FROM_FILES = (*MODEL_SECTIONS, "multihost_config")
-"""Sections from files that the job includes; they are overridden after those files are read."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,8 @@ class Override:
 
     @property
     def after_includes(self) -> bool:
-        """Whether the setting is in an included file. If not, it may be the path of one."""
-        return self.path[0] in _FROM_FILES
+        """Whether the setting is in a section that may come from a file. If not, it may be the path of that file."""
+        return self.path[0] != "training_config"
 
     def apply(self, sections: dict[Any, Any]) -> None:
         """Change the setting in `sections`; mappings on the way to it are created or copied.
@@ -44,7 +49,7 @@ class Override:
             if not (value is None or isinstance(value, dict)):
                 field = ".".join(self.path[:depth])
                 raise Refused(
-                    f"--set {'.'.join(self.path)}: {field} is {format_value(value)}, expected a mapping; "
+                    f"{'.'.join(self.path)}: {field} is {format_value(value)}, expected a mapping; "
                     f"set {field} itself"
                 )
             inner[part] = dict(value or {})  # a copy, because YAML anchors let two settings share a mapping
@@ -53,7 +58,7 @@ class Override:
 
 
 def parse_overrides(texts: Iterable[str]) -> list[Override]:
-    """Return the overrides of `--set` options, each `key=value`.
+    """Return the overrides that the command line has, each `key=value`.
 
     A key is dotted, or the last part of one if only one setting has it.
 
@@ -66,42 +71,40 @@ def parse_overrides(texts: Iterable[str]) -> list[Override]:
         key = key.strip()
         if not equals or not key:
             raise Refused(
-                f"--set {format_value(text)}: expected key=value, for example training_config.max_steps=100"
+                f"{format_value(text)}: no setting, expected key=value, for example training_config.max_steps=100"
             )
-        overrides.append(Override(_full_path(key), parse_yaml(value, f"--set {format_value(text)}")))
+        overrides.append(Override(_full_path(key, value), parse_yaml(value, format_value(text))))
     return overrides
 
 
-def _full_path(key: str) -> tuple[str, ...]:
+def _full_path(key: str, value: str) -> tuple[str, ...]:
+    shown = format_value(f"{key}={value}")
     parts = tuple(key.split("."))
+    if len(parts) > 2 and parts[0] == "training_config" and parts[1] in NESTED_SECTIONS:
+        parts = parts[1:]  # as these sections are moved up
     if parts[0] in SECTIONS:
         if len(parts) > 1 and all(parts):
             return parts
-        raise Refused(
-            f"--set {format_value(key)}: names a whole section, expected a key in it, as in {parts[0]}.key=value"
-        )
-    parents_by_key = _parents_by_key()
-    parents = parents_by_key.get(parts[0], [])
+        raise Refused(f"{shown}: names a whole section, expected a key in it, as in {parts[0]}.key=value")
+    parents = key_parents(parts[0])
     if len(parents) == 1 and all(parts):
         return (*parents[0], *parts)
     if parents:
         choices = " or ".join(".".join((*parent, key)) for parent in parents)
-        raise Refused(f"--set {format_value(key)}: several settings have this name; write {choices}")
-    near = nearest_name(parts[0], [*parents_by_key, *SECTIONS])
-    hint = f"did you mean {near}?" if near else "write it in full, as in training_config.max_steps=100"
-    raise Refused(f"--set {format_value(key)}: no setting has this name; {hint}")
-
-
-def _parents_by_key() -> dict[str, list[tuple[str, ...]]]:
-    """Return the paths of the mappings that have a key, by key."""
-    parents_by_key: dict[str, list[tuple[str, ...]]] = {}
-    parents: list[tuple[tuple[str, ...], list[str]]] = [
-        ((section,), yaml_keys(schema)) for section, schema in SECTIONS.items()
-    ]
-    parents.append(
-        (("training_config", "optimizer"), sorted({*yaml_keys(AdamWSection), *yaml_keys(SGDSection)}))
+        raise Refused(f"{shown}: several settings have this name; write {choices}")
+    foreign = foreign_key_path(parts[0])
+    if foreign is not None:
+        return foreign  # it is refused by what it is when the sections are checked
+    near = nearest_names(parts[0], [*_all_keys(), *SECTIONS])
+    hint = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else "write it in full, as in training_config.max_steps=100"
     )
-    for parent, keys in parents:
-        for key in keys:
-            parents_by_key.setdefault(key, []).append(parent)
-    return parents_by_key
+    raise Refused(f"{shown}: no setting has this name; {hint}")
+
+
+def _all_keys() -> set[str]:
+    """Return the keys of all sections, and of `training_config.optimizer`."""
+    keys = {key for section in SECTIONS for key in section_keys(section)}
+    return keys.union(*(yaml_keys(schema) for schema in OPTIMIZER_SECTIONS))

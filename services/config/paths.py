@@ -46,9 +46,8 @@ def find_include(text: str, *, field: str, folder: Path, kind: str) -> Path:
     for root in roots:
         places += [root / path, root / "configs" / path, root / "configs" / kind / path]
     where = f"{_folders(folder)}, or there in configs/ or configs/{kind}/"
-    return _find_first(
-        text, _with_shipped(path, places), field, where, "correct the path, or set TT_METAL_HOME"
-    )
+    fix = "correct the path, or set TT_METAL_HOME"
+    return _find_first(text, _with_other_trees(path, places, roots), field, where, fix)
 
 
 def find_data(text: str, *, field: str, folder: Path) -> Path:
@@ -71,7 +70,7 @@ def find_data(text: str, *, field: str, folder: Path) -> Path:
         places += [Path(data_folder) / path, Path(data_folder) / path.name]
     fix = "correct the path, or set TIERMESH_DATA to the folder that has it"
     where = f"{_folders(folder)}, or TIERMESH_DATA"
-    return _find_first(text, _with_shipped(path, places), field, where, fix)
+    return _find_first(text, _with_other_trees(path, places, roots), field, where, fix)
 
 
 def _metal_root() -> Path:
@@ -109,17 +108,17 @@ def _roots(folder: Path) -> list[Path]:
     return [*own, _metal_root() / "tt-train", REPOSITORY_ROOT]
 
 
-def _with_shipped(path: Path, places: list[Path]) -> list[Path]:
+def _with_other_trees(path: Path, places: list[Path], roots: list[Path]) -> list[Path]:
     """Return the candidates for a path.
 
-    For an absolute path that is the path itself. If it points into tt-train's tree, the same file of Tiermesh's tree is
-    the second candidate.
+    For an absolute path that is the path itself. If it points into tt-train's tree, the same file of the trees in
+    `roots` follows: of a copy of tt-train's configs that contains the job, and of Tiermesh.
     """
     if not path.is_absolute():
         return places
-    for root in (os.environ.get("TT_METAL_RUNTIME_ROOT"), str(_metal_root())):
-        if root and path.is_relative_to(Path(root) / "tt-train"):
-            return [path, REPOSITORY_ROOT / path.relative_to(Path(root) / "tt-train")]
+    for metal in (os.environ.get("TT_METAL_RUNTIME_ROOT"), str(_metal_root())):
+        if metal and path.is_relative_to(Path(metal) / "tt-train"):
+            return [path, *(root / path.relative_to(Path(metal) / "tt-train") for root in roots)]
     return [path]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import reprlib
 from collections.abc import Iterable
@@ -10,10 +9,15 @@ from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ValidationError
 
+from services.config.spelling import most_similar_name, nearest_name, nearest_names
 from services.errors import Refused
 from services.printable import one_line, printable
 
+UNKNOWN_KEY_CHARACTERS = 200
+"""Longest line about an unknown key, in characters."""
 _LONGEST_VALUE = 60
+_LONGEST_KEY = 40
+_LONGEST_UNKNOWN_VALUE = 20
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -65,29 +69,37 @@ def dotted_name(*parts: object) -> str:
     )
 
 
-def nearest_name(word: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is spelled most like this one, or None if none is similar."""
-    by_folded = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word[:100].lower(), by_folded, n=1, cutoff=0.6)
-    return by_folded[matches[0]] if matches else None
-
-
-def unknown_key_error(field: str, key: object, value: object, known: Iterable[str]) -> Refused:
-    """Return the error about a key that is not known, which names the nearest known one.
+def unknown_key_error(field: str, key: object, value: object, known: Iterable[str], more: int = 0) -> Refused:
+    """Return the error about a key that is not known: the names it may stand for, all known ones, or the nearest.
 
     Args:
         field: dotted name of the mapping that has the key; empty at the top level.
         key: the key.
         value: the key's value.
         known: known keys of that mapping.
+        more: number of further errors about the same section.
     """
     names = sorted(known)
-    near = nearest_name(key, names) if isinstance(key, str) else None
-    known_text = f", expected one of: {', '.join(names)}; rename" if names else "; rename"
-    hint = f", did you mean {near}? Rename" if near else known_text
-    return Refused(
-        f"{_join(field, (dotted_name(key),))}: unknown key (value {format_value(value)}){hint} or remove it"
-    )
+    shown = printable(dotted_name(key), _LONGEST_KEY)
+    start = f"{_join(field, (shown,))}: unknown key (value {printable(format_value(value), _LONGEST_UNKNOWN_VALUE)})"
+    end = _and_more(more)
+    near = nearest_names(key, names) if isinstance(key, str) else []
+    if near:
+        return _unknown_key(f"{start}, did you mean {' or '.join(near)}? Rename or remove it{end}")
+    listed = f"{start}, expected one of: {', '.join(names)}; rename or remove it{end}"
+    if names and len(listed) <= UNKNOWN_KEY_CHARACTERS:
+        return _unknown_key(listed)
+    nearest = most_similar_name(str(shown), names)
+    hint = f", the nearest key is {nearest}; rename" if nearest else "; rename"
+    return _unknown_key(f"{start}{hint} or remove it{end}")
+
+
+def _unknown_key(line: str) -> Refused:
+    return Refused(printable(line, UNKNOWN_KEY_CHARACTERS))
+
+
+def _and_more(errors: int) -> str:
+    return f" (and {errors} more)" if errors else ""
 
 
 def validation_refused(error: ValidationError, where: str, schema: type[BaseModel]) -> Refused:
@@ -103,11 +115,11 @@ def validation_refused(error: ValidationError, where: str, schema: type[BaseMode
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     location = _location(first["loc"])
     field = _join(where, location) or "job"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    more = _and_more(len(errors) - 1)
     if kind in ("extra_forbidden", "invalid_key"):
         inner = _schema_at(schema, location[:-1])
         known = yaml_keys(inner) if inner else []
-        return Refused(str(unknown_key_error(_join(where, location[:-1]), location[-1], value, known)) + more)
+        return unknown_key_error(_join(where, location[:-1]), location[-1], value, known, len(errors) - 1)
     if kind == "missing":
         return Refused(f"{field}: missing, expected a value; add it{more}")
     if kind == "union_tag_invalid":

@@ -38,7 +38,7 @@ from services.config.job_parts import (
     WireConfigField,
 )
 from services.config.models import RunnerType
-from services.config.refusals import format_value, validation_refused
+from services.config.refusals import format_value, validation_refused, yaml_keys
 from services.errors import Refused
 
 
@@ -72,6 +72,9 @@ CorpusPaths = Annotated[
 ]
 """Files of a corpus as users write them: a path, or a list of paths or of `{path, weight}`."""
 
+MixedPrecision = Literal["bf16", "bfloat16", "fp32", "float32", True, False]
+"""Type of weights and activations on the mesh, as JAX trainers write it; `true` means bfloat16."""
+
 
 class TrainingSection(Section):
     """`training_config`, with the old (flat) and the new (`optimizer:`) spelling of the optimizer's settings."""
@@ -89,6 +92,10 @@ class TrainingSection(Section):
     total_steps: PositiveInt | None = None
     eval_every: NonNegativeInt = 200
     gradient_accumulation_steps: MicroBatchCount = 1
+    micro_batch_size: BatchSize | None = None
+    sync_gradients_every: PositiveInt = 1
+    mixed_precision: MixedPrecision | None = None
+    profile_communication: bool = False
     model_config_path: PathText | None = Field(None, alias="model_config")
     multihost_config: Any = None
     transformer_config: dict[Any, Any] | None = None
@@ -163,7 +170,10 @@ class DeviceSection(Section):
     enable_tp: bool = False
     enable_pp: bool = False
     enable_cp: bool = False
+    enable_sp: bool = False
+    enable_ep: bool = False
     enable_fsdp: bool = False
+    lazy_parameter_init: bool = False
     backend: Literal["auto", "ttnn", "emulator"] = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
     threads: ThreadCount = 1
@@ -288,6 +298,25 @@ SECTIONS: dict[str, type[Section]] = {
 
 MODEL_SECTIONS = ("transformer_config", "linear_regression_config", "mlp_config")
 """Sections that describe a model; a job has one of them."""
+
+NESTED_SECTIONS = ("multihost_config", *MODEL_SECTIONS)
+"""Sections that older files have inside `training_config`."""
+
+OPTIMIZER_SECTIONS: tuple[type[Section], ...] = (AdamWSection, SGDSection)
+"""Sections with the keys of `training_config.optimizer`."""
+
+
+def section_keys(section: str) -> list[str]:
+    """Return the keys of a section as users write them."""
+    return yaml_keys(SECTIONS[section])
+
+
+def key_parents(key: str) -> list[tuple[str, ...]]:
+    """Return the paths of the mappings that have a key: of sections, and of `training_config.optimizer`."""
+    parents: list[tuple[str, ...]] = [(section,) for section in SECTIONS if key in section_keys(section)]
+    if any(key in yaml_keys(schema) for schema in OPTIMIZER_SECTIONS):
+        parents.append(("training_config", "optimizer"))
+    return parents
 
 
 _SomeSection = TypeVar("_SomeSection", bound=Section)

@@ -413,6 +413,25 @@ def test_validate_describes_the_job(job_file: Path, capsys: pytest.CaptureFixtur
     assert last_json(captured.out)["exit_code"] == 2
 
 
+def test_settings_may_follow_the_file_as_on_tt_trains_command_line(
+    job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["validate", str(job_file), "max_steps=7", "--json", "--set", "batch_size=2", "num_targets=3"]
+    assert main(words) == 0
+    result = last_json(capsys.readouterr().out)
+    assert (result["steps"], result["batch_size"]) == (7, 2)
+    assert main(["validate", str(job_file), "other.yaml"]) == 2
+    assert '"other.yaml": no setting, expected key=value' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["local", "submit", "validate", "chaos"])
+def test_every_command_with_a_job_takes_settings(
+    command: str, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(job_file), "max_steps=zero"]) == 2
+    assert 'training_config.max_steps: "zero" given' in capsys.readouterr().err
+
+
 def test_validate_checks_the_mesh_against_its_descriptor(
     job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -28,6 +28,8 @@ from services.input_files import read_input_file
 from services.printable import printable_path
 
 _TOKENIZER_FILE = "tokenizer.json"
+_DEFAULT_TOKENIZER = "data/gpt2-tokenizer.json"
+"""tt-train's tokenizer of jobs with `tokenizer_type: bpe` that name none."""
 _TOKEN_ID_SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".bin", ".npy")
 _SPECIAL_TOKENS = 3
 """Tokens of a character tokenizer that are no characters."""
@@ -168,6 +170,9 @@ def _find_tokenizer(
                 "training_config.tokenizer_type: char is without effect with a model_path: "
                 "the checkpoint's tokenizer is used"
             )
+    if not named:
+        named = _DEFAULT_TOKENIZER
+        notices.append(f"training_config.tokenizer_path: not given; tt-train's default, {named}, is used")
     return _read_tokenizer(named, folder)
 
 
@@ -181,11 +186,9 @@ def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
     return str(path)
 
 
-def _read_tokenizer(text: str | None, folder: Path) -> _FoundTokenizer:
+def _read_tokenizer(text: str, folder: Path) -> _FoundTokenizer:
     """Return the tokenizer in a `tokenizer.json`, given by its path or its folder."""
     field = "training_config.tokenizer_path"
-    if not text:
-        raise Refused(f"{field}: none given, expected a tokenizer.json with tokenizer_type bpe; set its path")
     if Path(text).suffix != ".json":
         text = f"{text}/{_TOKENIZER_FILE}"
     path = find_data(text, field=field, folder=folder)

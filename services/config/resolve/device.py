@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from services.config.device import AxisName, DeviceConfig
 from services.config.refusals import format_value
-from services.config.sections import DeviceSection, parse_section
+from services.config.sections import DeviceSection, MixedPrecision, parse_section
 from services.errors import Refused
 
 _LONGEST_AXIS = 1024
@@ -20,11 +20,14 @@ _STRATEGY_OF = {
 """Flag by the axis name in the named form of a mesh."""
 
 
-def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
+def resolve_device(
+    value: Any, mixed_precision: MixedPrecision | None = None
+) -> tuple[DeviceConfig, list[str]]:
     """Return the mesh that `device_config` describes, and a line for each setting without effect.
 
     Args:
         value: the section as read. Its mesh is `[rows, columns]`, or `[[rows, columns], [name, name]]`.
+        mixed_precision: `training_config.mixed_precision`: type of weights and activations on the mesh.
 
     Raises:
         Refused: something is wrong; the first error is named.
@@ -49,7 +52,7 @@ def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
         **flags,
         axis_order=axis_order,
         backend=section.backend,
-        dtype=section.dtype,
+        dtype=_dtype(section, mixed_precision),
         threads=section.threads,
         trace=section.trace,
     )
@@ -63,6 +66,23 @@ def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
             f"device_config.threads: {device.threads} is without effect with backend ttnn: a device has its own"
         )
     return device, notices
+
+
+def _dtype(
+    section: DeviceSection, mixed_precision: MixedPrecision | None
+) -> Literal["bfloat16", "float32"] | None:
+    """Return the type of weights and activations, from Tiermesh's key or the one of JAX trainers."""
+    if mixed_precision is None or mixed_precision is False:
+        return section.dtype
+    dtype: Literal["bfloat16", "float32"] = (
+        "float32" if mixed_precision in ("fp32", "float32") else "bfloat16"
+    )
+    if section.dtype not in (None, dtype):
+        raise Refused(
+            f"training_config.mixed_precision: {format_value(mixed_precision)} given with device_config.dtype "
+            f"{section.dtype}, expected the same; remove one of them"
+        )
+    return dtype
 
 
 def _mesh(shape: list[Any]) -> tuple[tuple[int, int], list[str]]:

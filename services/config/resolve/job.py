@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.config.device import DeviceConfig
+from services.config.foreign_keys import refuse_foreign_keys, refuse_misplaced_keys
 from services.config.job import JobConfig, check_spec_size
 from services.config.job_parts import SamplingConfig
 from services.config.refusals import validation_refused
+from services.config.resolve.batches import resolve_batches
 from services.config.resolve.data import resolve_data
 from services.config.resolve.device import resolve_device
 from services.config.resolve.model import resolve_model
@@ -41,12 +42,15 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
         Refused: something is wrong or not supported yet; the first error is named.
     """
     check_supported(sections)
+    refuse_foreign_keys(sections)
+    refuse_misplaced_keys(sections)
     training = parse_section(sections.get("training_config"), "training_config", TrainingSection)
     scheduler = parse_section(sections.get("scheduler_config"), "scheduler_config", SchedulerSection)
     try:
         resolved = resolve_model(sections, training, folder)
-        device, device_notices = resolve_device(sections.get("device_config"))
+        device, device_notices = resolve_device(sections.get("device_config"), training.mixed_precision)
         notices = [*ineffective_settings(sections, device), *resolved.notices, *device_notices]
+        batches = resolve_batches(training, device, notices)
         optimizer = resolve_optimizer(training, scheduler, notices)
         notices += schedule_notices(training, scheduler, optimizer)
         workers = _num_workers(sections.get("multihost_config"), notices)
@@ -55,10 +59,10 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
             name=training.project_name,
             seed=training.seed,
             steps=steps,
-            batch_size=training.batch_size,
-            validation_batch_size=training.validation_batch_size or _validation_batch_size(training, device),
+            batch_size=batches.batch_size,
+            validation_batch_size=batches.validation_batch_size,
             num_workers=workers,
-            gradient_accumulation_steps=training.gradient_accumulation_steps,
+            gradient_accumulation_steps=batches.gradient_accumulation_steps,
             evaluate_every=training.eval_every,
             checkpoint_every=training.model_save_interval,
             checkpoint=training.checkpoint,
@@ -91,12 +95,6 @@ def _steps(training: TrainingSection) -> int:
             "expected one of them; remove steps"
         )
     return training.steps or training.max_steps
-
-
-def _validation_batch_size(training: TrainingSection, device: DeviceConfig) -> int:
-    """Return tt-train's half of the batch, rounded down to a multiple of the data parallel devices."""
-    split = device.data_parallel_size
-    return max(training.batch_size // 2 // split, 1) * split
 
 
 def _num_workers(value: Any, notices: list[str]) -> int:

@@ -21,7 +21,7 @@ from services.config.models import (
     TransformerConfig,
 )
 from services.config.options import is_plain
-from services.config.refusals import dotted_name, format_value, nearest_name, validation_refused
+from services.config.refusals import dotted_name, format_value, validation_refused
 from services.config.sections import (
     MODEL_SECTIONS,
     CustomSection,
@@ -32,6 +32,7 @@ from services.config.sections import (
     TransformerSection,
     parse_section,
 )
+from services.config.spelling import nearest_name
 from services.errors import Refused
 from services.printable import printable_path
 
@@ -84,6 +85,7 @@ def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder
         return ResolvedModel(LinearRegressionConfig(**regression.model_dump()))
     if name == "mlp":
         mlp = parse_section(sections.get("mlp_config"), "mlp_config", MLPSection)
+        _check_data_is_made(mlp)
         return ResolvedModel(MLPConfig(**{**mlp.model_dump(), "hidden_features": tuple(mlp.hidden_features)}))
     if name is not None and ":" in name:
         return ResolvedModel(_custom(sections.get("transformer_config"), name))
@@ -102,6 +104,21 @@ def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder
             "(6 blocks, 6 heads, 384 dimensions, 128 tokens)"
         )
     return ResolvedModel(_llama(section) if name == "llama" else _gpt2(section), notices=notices)
+
+
+def _check_data_is_made(mlp: MLPSection) -> None:
+    """Check that a perceptron for MNIST's images is not trained on made data by mistake."""
+    sizes_of_mnist = (mlp.input_features, mlp.output_features) == (784, 10)
+    given = mlp.model_fields_set
+    if (
+        sizes_of_mnist
+        and {"input_features", "output_features"} <= given
+        and not {"training_samples", "noise"} & given
+    ):
+        raise Refused(
+            "mlp_config: MNIST's 784 inputs and 10 outputs given without training_samples, expected it, as Tiermesh "
+            "makes the data and reads no images; write for example training_samples: 20000, or run MNIST with tt-train"
+        )
 
 
 def _pretrained(

@@ -45,13 +45,23 @@ def _is_one_of(*values: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in values
 
 
-_LATER_MODELS = _is_one_of("deepseek", "qwen3", "bert")
+def _is_above_one(value: Any) -> bool:
+    return isinstance(value, int) and value > 1
+
+
+_LATER_MODELS = _is_one_of("deepseek", "qwen3", "bert", "dit")
 _INTEGERS = _is_one_of("int8", "int4")
+_SUPPORTED_STRATEGIES = "use enable_ddp, enable_fsdp or enable_tp"
 _NOT_BUILT = (
     _Rule("training_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
     _Rule("transformer_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
-    _Rule("device_config.enable_pp", _is_true, "use enable_ddp, enable_fsdp or enable_tp"),
-    _Rule("device_config.enable_cp", _is_true, "use enable_ddp, enable_fsdp or enable_tp"),
+    _Rule("device_config.enable_pp", _is_true, f"pipeline parallelism comes later; {_SUPPORTED_STRATEGIES}"),
+    _Rule("device_config.enable_cp", _is_true, f"context parallelism comes later; {_SUPPORTED_STRATEGIES}"),
+    _Rule("device_config.enable_sp", _is_true, f"sequence parallelism comes later; {_SUPPORTED_STRATEGIES}"),
+    _Rule("device_config.enable_ep", _is_true, f"expert parallelism comes later; {_SUPPORTED_STRATEGIES}"),
+    _Rule(
+        "training_config.sync_gradients_every", _is_above_one, "every step's gradients are summed; remove it"
+    ),
     _Rule(
         "multihost_config.pipeline_parallel_config",
         _is_given,
@@ -94,6 +104,16 @@ _WITHOUT_EFFECT = (
     ),
     _Rule("training_config.optimizer.stochastic_rounding", _is_true, _FLOAT32_STATE),
     _Rule("training_config.optimizer.kahan_summation", _is_true, _FLOAT32_STATE),
+    _Rule(
+        "training_config.profile_communication",
+        _is_true,
+        "`--timeline` records what goes between the roles, and metrics count it",
+    ),
+    _Rule(
+        "device_config.lazy_parameter_init",
+        _is_true,
+        "one worker makes the initial weights, and each chip gets its part of them",
+    ),
     _Rule("multihost_config.socket_type", _is_one_of("mpi", "fabric"), "roles speak gRPC"),
     _Rule(
         "transformer_config.experimental.use_composite_layernorm", _is_true, "there is only one layer norm"

@@ -144,8 +144,6 @@ LLAMA = {
         ({"training_config": {"batch_size": 6}, "device_config": {"mesh_shape": [1, 4], "enable_fsdp": True}},
          "training_config.batch_size: 6 given, expected a multiple of the 4 devices ... "
          "batch_size: 8"),
-        ({"training_config": {"validation_batch_size": 3}, "device_config": {"mesh_shape": [1, 2], "enable_ddp": True}},
-         "training_config.validation_batch_size: 3 given"),
         ({"device_config": TENSOR_8},
          "transformer_config.num_heads: 6 given, expected a multiple of the 8 devices ... [1, 8] ... "
          "num_heads: 8 ... 6 devices"),

@@ -125,6 +125,26 @@ def test_other_sections_may_be_paths_too(load: Load, folder: Path) -> None:
     assert load(device_config="mesh.yaml")[0].device.mesh_shape == (1, 2)
 
 
+@pytest.mark.parametrize("variable", ["TT_METAL_HOME", "TT_METAL_RUNTIME_ROOT"])
+def test_a_path_into_tt_train_is_found_in_the_tree_of_the_job(tmp_path: Path, variable: str) -> None:
+    """Load a copy of tt-train's configs/ whose files name each other by a variable that is not set."""
+    write(tmp_path / "copy/configs/model_configs/moe/tiny.yaml", MODEL)
+    named = f"${{{variable}}}/tt-train/configs/model_configs/moe/tiny.yaml"
+    job = {"training_config": {"model_config": named, "data_path": "builtin:python-reference"}}
+    path = write(tmp_path / "copy/configs/training_configs/job.yaml", yaml.safe_dump(job))
+    assert load_job(path)[0].model.embedding_dim == 8
+
+
+def test_an_old_file_may_nest_mlp_config(folder: Path) -> None:
+    job = {
+        "training_config": {
+            "mlp_config": {"input_features": 20, "hidden_features": [8], "output_features": 3}
+        }
+    }
+    path = write(folder / "old.yaml", yaml.safe_dump(job))
+    assert (load_job(path)[0].model.num_features, load_job(path)[0].model.hidden_features) == (20, (8,))
+
+
 def test_an_old_file_may_nest_transformer_config(folder: Path) -> None:
     nested = yaml.safe_load(MODEL)["transformer_config"]
     job = {"training_config": {"data_path": "corpus.txt", "transformer_config": nested}}

@@ -1,4 +1,4 @@
-"""`--set key=value`: dotted or short keys, applied to the job and its includes."""
+"""`key=value` on the command line: dotted or short keys, applied to the job and its includes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from services.config.load import load_job_document
 from tests.support.facts import has_facts
@@ -47,6 +48,37 @@ def test_which_file_is_included_can_be_overridden(load: Load, folder: Path) -> N
     assert job.model.embedding_dim == 16
 
 
+@pytest.mark.parametrize(
+    ("section", "inner", "setting", "value"),
+    [
+        ("device_config", {"mesh_shape": [1, 2], "enable_ddp": True}, "mesh_shape=[1, 4]", (1, 4)),
+        ("scheduler_config", {"min_lr": 0.0, "warmup_steps": 3}, "warmup_steps=5", 5),
+        ("eval_config", {"top_k": 50}, "top_k=40", 40),
+        ("multihost_config", {"enabled": True, "num_workers": 2}, "num_workers=3", 3),
+        ("transformer_config", {"num_heads": 2, "embedding_dim": 8}, "num_heads=4", 4),
+    ],
+)
+def test_a_section_from_a_file_is_reached(
+    load: Load, folder: Path, section: str, inner: dict, setting: str, value: object
+) -> None:
+    (folder / "part.yaml").write_text(yaml.safe_dump({section: inner}))
+    training = {"scheduler_type": "warmup_cosine", "batch_size": 4}
+    for name in (setting, f"{section}.{setting}"):
+        job, _ = load(name, training_config=training, **{section: "part.yaml"})
+        found = (
+            job.device.mesh_shape, job.schedule.warmup_steps, job.sampling.top_k, job.num_workers,
+            getattr(job.model, "num_heads", None),
+        )  # fmt: skip
+        assert value in found
+
+
+@pytest.mark.parametrize("given", ["three.yaml", {"enabled": True, "num_workers": 3}])
+def test_a_section_nested_in_training_config_is_reached(load: Load, folder: Path, given: object) -> None:
+    (folder / "three.yaml").write_text("multihost_config: {enabled: true, num_workers: 3}")
+    for setting in ("num_workers=5", "training_config.multihost_config.num_workers=5"):
+        assert load(setting, training_config={"multihost_config": given})[0].num_workers == 5
+
+
 def test_the_document_is_not_changed(folder: Path) -> None:
     document = {
         "training_config": {"data_path": "corpus.txt", "optimizer": {"lr": 0.1}},
@@ -61,20 +93,20 @@ def test_the_document_is_not_changed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "facts"),
     [
-        ("max_steps", '--set "max_steps": expected key=value'),
-        ("=3", '--set "=3": expected key=value'),
-        ("max_step=3", '--set "max_step": ... max_steps'),
-        ("zzz=3", '--set "zzz"'),
+        ("max_steps", '"max_steps": no setting, expected key=value'),
+        ("=3", '"=3": no setting, expected key=value'),
+        ("max_step=3", '"max_step=3": ... max_steps'),
+        ("zzz=3", '"zzz=3": no setting has this name'),
         (
             "bias=false",
-            '--set "bias" ... transformer_config.bias or linear_regression_config.bias',
+            '"bias=false": ... transformer_config.bias or linear_regression_config.bias',
         ),
-        ("training_config=3", '--set "training_config"'),
+        ("training_config=3", '"training_config=3": names a whole section'),
         (
             "training_config.max_stepz=3",
             "training_config.max_stepz: unknown key (value 3) ... max_steps",
         ),
-        ("max_steps=[1", '--set "max_steps=[1": line 1'),
+        ("max_steps=[1", '"max_steps=[1": line 1'),
         ("max_steps=", "training_config.max_steps: null given, expected a whole number"),
         ("data_path.x=3", 'training_config.data_path is "corpus.txt", expected a mapping'),
         ("max_steps=0x" + "f" * 4000, "training_config.max_steps: (a number of 16000 bits) given"),

@@ -140,6 +140,40 @@ def test_a_validation_batch_is_half_a_batch_rounded_to_the_devices(load: Callabl
     assert load(training_config={"batch_size": 24}, device_config=mesh)[0].validation_batch_size == 8
 
 
+def test_a_given_validation_batch_size_is_rounded_up_to_the_devices(load: Callable) -> None:
+    mesh = {"mesh_shape": [1, 8], "enable_ddp": True}
+    training = {"batch_size": 24, "validation_batch_size": 4}
+    job, notices = load(training_config=training, device_config=mesh)
+    assert job.validation_batch_size == 8
+    assert [notice.partition(":")[0] for notice in notices] == ["training_config.validation_batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("training", "sizes", "reported"),
+    [
+        ({"micro_batch_size": 8}, (8, 1), False),
+        ({"micro_batch_size": 8, "gradient_accumulation_steps": 4}, (8, 4), False),
+        ({"micro_batch_size": 8, "batch_size": 8, "gradient_accumulation_steps": 4}, (8, 4), False),
+        ({"micro_batch_size": 8, "batch_size": 64}, (8, 8), True),
+    ],
+)
+def test_a_micro_batch_size_is_the_batch_or_splits_it(
+    load: Callable, training: dict, sizes: tuple[int, int], reported: bool
+) -> None:
+    job, notices = load(training_config=training)
+    assert (job.batch_size, job.gradient_accumulation_steps) == sizes
+    assert [notice.partition(":")[0] for notice in notices] == ["training_config.micro_batch_size"] * reported
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [("bf16", "bfloat16"), ("bfloat16", "bfloat16"), (True, "bfloat16"), ("fp32", "float32"), (False, None)],
+)
+def test_mixed_precision_is_the_dtype_on_the_mesh(load: Callable, given: object, dtype: str | None) -> None:
+    job, notices = load(training_config={"mixed_precision": given, "sync_gradients_every": 1})
+    assert (job.device.dtype, notices) == (dtype, [])
+
+
 @pytest.mark.parametrize(
     ("given", "tied"),
     [("enabled", True), ("disabled", False), (True, True), (False, False), (None, False)],
@@ -192,6 +226,14 @@ def test_a_bpe_tokenizer_is_a_file_or_its_folder(load: Callable, folder: Path, g
     assert data.tokenizer_sha256 == hashlib.sha256(b'{"model": {"type": "BPE"}}').hexdigest()
 
 
+def test_the_default_bpe_tokenizer_is_that_of_tt_train(load: Callable, folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "gpt2-tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+    job, notices = load(training_config={"tokenizer_type": "bpe"})
+    assert job.data.tokenizer_path == str(folder / "data" / "gpt2-tokenizer.json")
+    assert [notice.partition(":")[0] for notice in notices] == ["training_config.tokenizer_path"]
+
+
 @pytest.mark.parametrize(
     ("sections", "field"),
     [
@@ -203,6 +245,8 @@ def test_a_bpe_tokenizer_is_a_file_or_its_folder(load: Callable, folder: Path, g
          "training_config.optimizer.stochastic_rounding"),
         ({"training_config": {"tokenizer_path": "x"}}, "training_config.tokenizer_path"),
         ({"device_config": {"device_ids": [0], "backend": "emulator"}}, "device_config.device_ids"),
+        ({"training_config": {"profile_communication": True}}, "training_config.profile_communication"),
+        ({"device_config": {"lazy_parameter_init": True}}, "device_config.lazy_parameter_init"),
         ({"multihost_config": {"socket_type": "mpi"}}, "multihost_config.socket_type"),
         ({"multihost_config": {"num_workers": 2}}, "multihost_config.num_workers"),
         ({"transformer_config": {"vocab_size": 96}}, "transformer_config.vocab_size"),

@@ -1,0 +1,103 @@
+"""Each of tt-train's own training configs validates, or is refused for a reason in the table below.
+
+The configs are data beside this tree, not part of it. `test_dialects.py` has the same rules in files of our own.
+Corpora and tokenizers are stood in for, because tt-train does not ship them with the configs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.config.job import JobConfig
+from services.config.load import load_job
+from services.config.paths import REPOSITORY_ROOT
+from services.errors import Refused
+
+UPSTREAM = next(
+    (place for above in REPOSITORY_ROOT.parents if (place := above / "shared" / "upstream").is_dir()), None
+)
+PARTS = {"model_configs", "multihost_configs", "device_configs"}
+CONFIGS = (
+    sorted(path for path in UPSTREAM.glob("*/configs/**/*.yaml") if not PARTS & set(path.parts))
+    if UPSTREAM
+    else []
+)
+pytestmark = pytest.mark.skipif(UPSTREAM is None, reason="tt-train's own configs do not lie beside this tree")
+
+IMAGES = "is a setting of the MNIST example"
+PIPELINE = "multihost_config.pipeline_parallel_config: "
+NOT_YET = "is not supported yet"
+
+REFUSED: dict[str, tuple[str, str]] = {
+    # Another trainer's.
+    "2025-11-10/training_mnist_mlp": ("training_config.logging_interval: ", IMAGES),
+    "2026-04-25/mnist": ("training_config.logging_interval: ", IMAGES),
+    # Pipelines.
+    "2025-11-10/training_shakespeare_llama70b_pp_fabric_galaxy": (PIPELINE, NOT_YET),
+    "2025-11-10/training_shakespeare_llama8b_pp_fabric": (PIPELINE, NOT_YET),
+    "2025-11-10/training_shakespeare_llama8b_pp_fabric_galaxy": (PIPELINE, NOT_YET),
+    "2026-04-25/training_shakespeare_llama405b_pp_fabric": (PIPELINE, NOT_YET),
+    "2026-04-25/training_shakespeare_llama70b_pp16_fabric_galaxy": (PIPELINE, NOT_YET),
+    "2026-04-25/training_shakespeare_llama70b_pp4_tp32_fabric_galaxy": (PIPELINE, NOT_YET),
+    "2026-04-25/training_shakespeare_llama8b_intrahost_pp4": (PIPELINE, NOT_YET),
+    # Models and optimizers that come later.
+    "2026-04-25/training_shakespeare_nano_deepseek": ('transformer_config.model_type: "deepseek"', NOT_YET),
+    "2026-04-25/training_shakespeare_tiny_deepseek": ('transformer_config.model_type: "deepseek"', NOT_YET),
+    "2026-04-25/training_shakespeare_tinyllama_muon": ('optimizer.type: "MuonWithAdamW"', NOT_YET),
+    # tt-train's own code refuses these: a batch, heads or groups that do not divide over the devices.
+    "2026-04-25/training_shakespeare_tinyllama_3tier_fabric": ("training_config.batch_size: 8", "the 32 devices"),
+    "2026-04-25/training_shakespeare_llama3_tensor_parallel": ("transformer_config.num_heads: 6", "the 8 devices"),
+    "2026-04-25/training_shakespeare_tinyllama_tensor_parallel_3tier_fabric": (
+        "transformer_config.num_groups: 4", "the 32 devices",
+    ),
+    "2026-04-25/training_shakespeare_tinyllama_tp_galaxy": ("transformer_config.num_groups: 4", "the 32 devices"),
+    # Until files of token ids are read.
+    "2026-04-25/training_shakespeare_llama_8b_galaxy": ("training_config.data_path: ", NOT_YET),
+    "2026-04-25/training_shakespeare_llama_8b_galaxy_ddp": ("training_config.data_path: ", NOT_YET),
+    "2026-04-25/training_shakespeare_llama_8b_galaxy_tp_ddp": ("training_config.data_path: ", NOT_YET),
+    "2026-04-25/training_shakespeare_gpt2": ("training_config.data_path: ", NOT_YET),
+}  # fmt: skip
+"""Parts of the refusal's line, by date and name of the file."""
+
+
+def name_of(path: Path) -> str:
+    assert UPSTREAM is not None
+    return f"{path.relative_to(UPSTREAM).parts[0]}/{path.stem}"
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the corpora and tokenizers that the configs name: small ones, in the folder of TIERMESH_DATA."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "shakespeare.txt").write_text("Speak, speak. " * 1000)
+    for name in ("gpt2", "tinyllama"):
+        (data / f"{name}-tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    tokens = [number % 68 for number in range(8192)]
+    (data / "tokenized_shakespeare.csv").write_text(" ".join(map(str, tokens)))
+    (data / "tokenized_shakespeare_llama8b.yaml").write_text(
+        f"tokenizer_vocab_size: 128256\ndata_length: {len(tokens)}\ntokens: {tokens}\n"
+    )
+    monkeypatch.setenv("TIERMESH_DATA", str(data))
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
+def test_a_config_of_tt_train_validates_or_is_refused_with_a_reason(path: Path) -> None:
+    expected = REFUSED.get(name_of(path))
+    if expected is None:
+        job, notices = load_job(path)
+        assert JobConfig.from_json(job.to_json()) == job
+        assert all(len(notice) <= 300 for notice in notices)
+        return
+    with pytest.raises(Refused) as caught:
+        load_job(path)
+    line = str(caught.value)
+    assert all(part in line for part in expected), line
+
+
+def test_every_config_is_there_and_in_the_table_once() -> None:
+    assert len(CONFIGS) == 59
+    assert REFUSED.keys() <= {name_of(path) for path in CONFIGS}
