@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from services.config.job import JobConfig
+from services.config.job_inputs import input_hashes
 from services.errors import Refusal, Refused, name_internal_error
 from services.protocol.plan import JobPlan
 
@@ -32,11 +35,25 @@ def describe_crash(error: Exception) -> str:
     return str(error) if isinstance(error, ShardFailed) else name_internal_error(error)
 
 
-def read_plan(spec_json: str) -> JobPlan | Refusal:
-    """Return the plan of a stored job, or why it can't be used, such as a bound that is newer than the job."""
+class StoredSpec(NamedTuple):
+    """A stored job, read again.
+
+    Attributes:
+        plan: The job's plan, or why it can't be used, such as a bound that is newer than the job.
+        inputs: The SHA-256 of the files that the job names.
+    """
+
+    plan: JobPlan | Refusal
+    inputs: frozenset[str]
+
+
+def read_stored(spec_json: str) -> StoredSpec:
+    """Return what the aggregator needs of a stored job."""
     try:
-        return JobConfig.from_json(spec_json).plan()
+        config = JobConfig.from_json(spec_json)
+        return StoredSpec(config.plan(), input_hashes(config))
     except Refused as refused:
-        return Refusal(f"the stored job can't be used: {refused}")
+        return StoredSpec(Refusal(f"the stored job can't be used: {refused}"), frozenset())
     except Exception as error:  # one job must not stop the start
-        return Refusal(f"the stored job can't be read: {name_internal_error(error)}")
+        reason = Refusal(f"the stored job can't be read: {name_internal_error(error)}")
+        return StoredSpec(reason, frozenset())

@@ -32,6 +32,7 @@ class AggregatorOptions(DaemonOptions):
     Attributes:
         state_dir: The folder of the queue and, in 2-tier, of the checkpoints; of a shard, of its cluster's identity.
         optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
+        data_dir: The folder of files that workers may read by their SHA-256; None for none.
         record: The file to record the core's inputs and effects in, for replay; None for no recording.
         heartbeat_seconds: The heartbeat that all timeouts follow from.
         timeout_overrides: Timeouts set by hand, in seconds.
@@ -45,6 +46,7 @@ class AggregatorOptions(DaemonOptions):
 
     state_dir: Path = field(kw_only=True)
     optimizer: str | None = field(default=None, kw_only=True)
+    data_dir: Path | None = field(default=None, kw_only=True)
     record: Path | None = field(default=None, kw_only=True)
     heartbeat_seconds: float = field(default=STANDARD_HEARTBEAT_SECONDS, kw_only=True)
     timeout_overrides: Mapping[str, float] = field(default_factory=dict, kw_only=True)
@@ -63,6 +65,7 @@ def run(options: AggregatorOptions) -> int:
         _check_roles(options)
         if options.shard:
             return _build_shard(options)
+        from aggregator.data_folder import check_data_dir
         from aggregator.leader import LeaderService
         from aggregator.service import AggregatorService
         from aggregator.standby import StandbyService
@@ -70,6 +73,8 @@ def run(options: AggregatorOptions) -> int:
         if not 0.1 <= options.heartbeat_seconds <= 600:
             raise Refused(f"--heartbeat-seconds {options.heartbeat_seconds}: expected 0.1 to 600; 5 is usual")
         timeouts = _timeouts(options)
+        if options.data_dir is not None:
+            check_data_dir(options.data_dir)
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
 
@@ -85,6 +90,7 @@ def run(options: AggregatorOptions) -> int:
                 name=options.name,
                 state_dir=options.state_dir,
                 optimizer=options.optimizer,
+                data_dir=options.data_dir,
                 security=options.security,
                 metrics=metrics,
                 record=record,
@@ -116,6 +122,10 @@ def _check_roles(options: AggregatorOptions) -> None:
     if options.shard and options.standby:
         raise Refused(
             "--shard and --standby: given together, but only an aggregator can be a standby; remove one of the two"
+        )
+    if options.shard and options.data_dir is not None:
+        raise Refused(
+            "--shard and --data-dir: given together, but workers read files from the aggregator; give --data-dir to it"
         )
     if options.shard and options.retention:
         raise Refused(

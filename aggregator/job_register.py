@@ -17,6 +17,7 @@ from protos import jobs_pb2
 from protos.jobs_pb2 import Job
 from services.caps import Caps
 from services.config.job import JobConfig
+from services.config.job_inputs import input_hashes
 from services.errors import Refused
 
 NAME_CHARACTERS = 200
@@ -33,6 +34,7 @@ class JobRegister:
         live: The core's records of the jobs that have not ended, by id.
         feed: Gives the core an input.
         caps: The caps on the number of jobs.
+        keep_inputs: Keeps the files that a job names, by their SHA-256, until the job ends.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class JobRegister:
         live: Mapping[str, Record],
         feed: Callable[[Submitted | CancelRequested], None],
         caps: Caps,
+        keep_inputs: Callable[[str, frozenset[str]], None],
     ) -> None:
         self._queue = queue
         self._live = live
         self._feed = feed
         self._caps = caps
+        self._keep_inputs = keep_inputs
 
     def submit(self, config: JobConfig, *, name: str = "", request_id: str = "", owner: str = "") -> Job:
         """Queue a job; it survives kill -9 and power loss when this returns.
@@ -82,6 +86,7 @@ class JobRegister:
         )
         job = self._queue.add(wanted, spec_json, request_id, self._caps)
         if job.state == jobs_pb2.QUEUED and job.id not in self._live:
+            self._keep_inputs(job.id, input_hashes(config))
             self._feed(Submitted(copy_job(job), spec_json, plan))
         return self.find(job.id) or job
 

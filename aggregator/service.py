@@ -16,12 +16,13 @@ from typing import Any
 
 import grpc
 
-from aggregator.broken_jobs import JobCrashed, describe_crash, read_plan
+from aggregator.broken_jobs import JobCrashed, describe_crash, read_stored
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
 from aggregator.core.retention import Limits, Part
 from aggregator.core.succession import EpochBehind
+from aggregator.data_folder import DataFolder
 from aggregator.downloads import Downloads
 from aggregator.effects import EffectRunner
 from aggregator.job_register import JobRegister
@@ -32,13 +33,14 @@ from aggregator.reporting import EventPublisher, WaitReporter
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
+from aggregator.uploads import ROLES_BYTES, Uploads
 from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
 from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.caps import MB, Caps
+from services.caps import GB, MB, Caps
 from services.errors import TiermeshError
 from services.files.service import FilesServicer
 from services.files.store import FileStore
@@ -68,6 +70,7 @@ class AggregatorService:
         optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
         security: The certificates to use.
         metrics: The aggregator's metrics.
+        data_dir: The folder of files that workers may read by their SHA-256; None for none.
         record: The file to record the core's calls in; None for no recording.
         heartbeat_seconds: The heartbeat that all timeouts follow from.
         timeout_overrides: Timeouts set by hand, in seconds.
@@ -99,6 +102,7 @@ class AggregatorService:
         metrics: AggregatorMetrics,
         caps: Caps,
         tensor_port: int = 0,
+        data_dir: Path | None = None,
         record: Path | None = None,
         heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS,
         timeout_overrides: Mapping[str, float] | None = None,
@@ -117,7 +121,18 @@ class AggregatorService:
         self.journal = Journal(
             state_dir / "logs", metrics.count_lost_log_lines, caps.log_mb * MB, metrics.count_cap_reached
         )
-        self.files = FileStore(state_dir / "files")
+        self._data_folder = DataFolder(data_dir, state_dir / "data-dir.json") if data_dir else None
+        self.files = FileStore(
+            state_dir / "files",
+            max_store_bytes=caps.upload_gb * GB + ROLES_BYTES,
+            library=self._data_folder,
+        )
+        self._uploads = Uploads(state_dir / "uploads.json", self.files, caps, metrics.count_cap_reached)
+        records = []
+        for job, spec_json, fingerprint in queue.live_jobs():
+            plan, inputs = read_stored(spec_json)
+            self.files.keep_inputs(job.id, inputs)
+            records.append(Record(job, spec_json, plan, fingerprint))
         self._events = EventPublisher(self.journal, metrics)
         self._wait_reporter = WaitReporter(metrics, self._timeouts)
         self.core = make_core(
@@ -125,17 +140,14 @@ class AggregatorService:
             record,
             name=name,
             epoch=epoch,
-            records=[
-                Record(job, spec_json, read_plan(spec_json), fingerprint)
-                for job, spec_json, fingerprint in queue.live_jobs()
-            ],
+            records=records,
             heartbeat_seconds=heartbeat_seconds,
             timeout_overrides=dict(timeout_overrides or {}),
             tiers=3 if optimizer else 2,
             shards=max(1, len(shards)),
         )
         self._downloads = Downloads(caps.download_mb_per_second, metrics.count_cap_reached)
-        self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps)
+        self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps, self.files.keep_inputs)
         self._sessions = WorkerSessions(epoch)
         self._wiring = Wiring(
             name=name,
@@ -221,6 +233,7 @@ class AggregatorService:
                 self._beat(),
                 self._keep_leading(),
                 self.pruner.run(),
+                self._keep_indexing(),
                 self._until_failed(),
             )
         except (TiermeshError, OSError):
@@ -266,6 +279,13 @@ class AggregatorService:
         except TiermeshError as error:
             self._fail(error)  # at once, so that no later input is acted on
             raise
+
+    async def _keep_indexing(self) -> None:
+        """Index `--data-dir` until cancelled."""
+        if self._data_folder is not None:
+            await self._data_folder.run()
+        else:
+            await asyncio.Event().wait()
 
     async def _tick(self) -> None:
         while True:
@@ -391,7 +411,7 @@ class AggregatorService:
         return [
             cluster,
             JobsServicer(self, self._downloads, self._metrics.count_cap_reached).handlers(),
-            FilesServicer(self.files, FILES_OF_AGGREGATOR).handlers(),
+            FilesServicer(self.files, FILES_OF_AGGREGATOR, admit=self._uploads.admit).handlers(),
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -13,13 +14,17 @@ from google.protobuf.message import Message
 
 from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
+from protos.files_pb2 import FileRef
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, NotYet, Refused, TiermeshError
+from services.files.errors import FileDamaged
+from services.files.transfer import MAX_DAMAGED, FileSource, upload_missing
 from services.printable import printable
 from services.protocol.plain_text import make_printable
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
 from services.transport.addresses import AddressRotation, split_addresses
+from services.transport.links import LinkClosed
 from services.transport.security import is_loopback, split_address
 from services.transport.server import open_channel
 
@@ -40,6 +45,8 @@ _NEVER_SENT = ("failed to connect", "resolution failed", "Misformatted domain na
 
 _MOST_PAGES = 10_000
 """Pages of a list that are asked for; with more, the oldest jobs are left out."""
+
+_RETRY_SECONDS = 1.0
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -141,6 +148,59 @@ class JobsClient:
             name=name, spec_json=spec_json, spec_crc32c=crc32c, request_id=request_id
         )
         return await self._ask("Submit", request, jobs_pb2.Job)
+
+    async def upload(
+        self,
+        source: FileSource,
+        refs: Sequence[FileRef],
+        tell: Callable[[FileRef, int], None],
+        check_sent: Callable[[], None],
+    ) -> None:
+        """Send the files that the aggregator lacks, and continue after breaks.
+
+        Args:
+            source: the files.
+            refs: references to them, each once.
+            tell: called with a file and the number of its bytes that the aggregator has.
+            check_sent: called after the file that was sent last has arrived as another one; raises Refused if it is.
+        """
+        heard_seconds, here, damaged = time.monotonic(), dict.fromkeys((ref.sha256 for ref in refs), -1), 0
+
+        def note(ref: FileRef, size: int) -> None:
+            nonlocal heard_seconds
+            if size > here[ref.sha256]:
+                here[ref.sha256], heard_seconds = size, time.monotonic()
+            tell(ref, size)
+
+        while True:
+            try:
+                await self._find_leader()
+                return await upload_missing(self._channel, source, refs, self._metadata, note)
+            except FileDamaged as error:
+                lost: TiermeshError = Unanswered(f"aggregator {self.address}: {error}")
+            except asyncio.TimeoutError:
+                lost = self._no_answer("Write")
+            except LinkClosed as error:
+                lost = Unanswered(f"aggregator {self.address}: {error}")
+            except Unreachable as error:
+                lost = error
+            except grpc.aio.AioRpcError as error:
+                lost = self._explain("Write", error)
+                if error.code() == grpc.StatusCode.DATA_LOSS:
+                    damaged += 1
+                    await asyncio.to_thread(check_sent)
+                    lost = Failed(str(lost)) if damaged == MAX_DAMAGED else Unanswered(str(lost))
+                elif error.code() == grpc.StatusCode.ABORTED:  # another one uploads the same file
+                    lost = Unanswered(str(lost))
+            began = any(size >= 0 for size in here.values())
+            silent_seconds = time.monotonic() - heard_seconds
+            if not isinstance(lost, Unreachable) or not (began or isinstance(lost, Unanswered)):
+                raise lost
+            if silent_seconds > STANDARD_TIMEOUTS.follow:
+                raise Failed(
+                    f"{lost}; the upload got no further for {silent_seconds:.0f} s, submit again to go on"
+                )
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def jobs(self, limit: int | None = None) -> list[jobs_pb2.Job]:
         """Return all jobs, or the newest ones up to a limit; oldest first."""

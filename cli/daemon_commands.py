@@ -21,13 +21,25 @@ from cli.options import (
     path_option,
 )
 from cli.retention_options import read_retention
-from services.caps import MOST_DOWNLOAD_MB_PER_SECOND, MOST_JOBS, MOST_LOG_MB, Caps
+from services.caps import (
+    GB,
+    MOST_DOWNLOAD_MB_PER_SECOND,
+    MOST_JOBS,
+    MOST_LOG_MB,
+    MOST_UPLOAD_GB,
+    MOST_UPLOADS,
+    Caps,
+)
 from services.errors import Refused
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
     from aggregator.core.retention import Limits, Part
     from worker.step_interface import StepFactory
+
+
+DEFAULT_CACHE_GB = 200
+"""Default size of a worker's cache of files, in GB."""
 
 
 def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
@@ -69,6 +81,17 @@ def make_worker_command(
         default=Path(".tiermesh/worker"),
         help="Folder of the record by which the next start knows whether a fault killed this worker.",
     )
+    @path_option(
+        "--cache-dir",
+        show_default="cache in --state-dir",
+        help="Folder of the files that this worker has read from the aggregator; workers may share it.",
+    )
+    @option(
+        "--cache-gb",
+        type=click.IntRange(1, MOST_UPLOAD_GB),
+        default=DEFAULT_CACHE_GB,
+        help="Largest size of these files in GB; the longest unused ones make room.",
+    )
     @allow_models_option
     @daemon_options(ANY_PORT)
     def command(
@@ -76,6 +99,8 @@ def make_worker_command(
         aggregator: str,
         data_dir: Path | None,
         state_dir: Path,
+        cache_dir: Path | None,
+        cache_gb: int,
         allowed_models: tuple[str, ...],
         daemon: dict[str, Any],
     ) -> int:
@@ -86,6 +111,8 @@ def make_worker_command(
             aggregator=aggregator,
             data_dir=data_dir,
             state_dir=state_dir,
+            cache_dir=cache_dir or state_dir / "cache",
+            cache_bytes=cache_gb * GB,
             allowed_models=allowed_models,
             **daemon,
         )
@@ -123,6 +150,30 @@ def _caps_options(command: Command) -> Command:
         type=click.IntRange(1, MOST_DOWNLOAD_MB_PER_SECOND),
         help="Largest bandwidth of all downloads together, in MB a second.  [default: no cap]",
     )
+    @option(
+        "--max-uploads",
+        type=click.IntRange(1, MOST_UPLOADS),
+        default=Caps.uploads,
+        help="Largest number of files that people have uploaded for their jobs.",
+    )
+    @option(
+        "--max-uploads-per-person",
+        type=click.IntRange(1, MOST_UPLOADS),
+        default=Caps.uploads_per_person,
+        help="Largest number of them that one person has uploaded.",
+    )
+    @option(
+        "--max-upload-gb",
+        type=click.IntRange(1, MOST_UPLOAD_GB),
+        default=Caps.upload_gb,
+        help="Largest size of all of them together, in GB.",
+    )
+    @option(
+        "--max-upload-gb-per-person",
+        type=click.IntRange(1, MOST_UPLOAD_GB),
+        default=Caps.upload_gb_per_person,
+        help="Largest size of those of one person, in GB.",
+    )
     @functools.wraps(command)
     def with_caps(
         *arguments: Any,
@@ -130,9 +181,22 @@ def _caps_options(command: Command) -> Command:
         max_jobs_per_person: int,
         max_log_mb: int,
         max_download_mb_per_second: int | None,
+        max_uploads: int,
+        max_uploads_per_person: int,
+        max_upload_gb: int,
+        max_upload_gb_per_person: int,
         **rest: Any,
     ) -> Any:
-        caps = Caps(max_queued_jobs, max_jobs_per_person, max_log_mb, max_download_mb_per_second)
+        caps = Caps(
+            max_queued_jobs,
+            max_jobs_per_person,
+            max_log_mb,
+            max_download_mb_per_second,
+            max_uploads,
+            max_uploads_per_person,
+            max_upload_gb,
+            max_upload_gb_per_person,
+        )
         return command(*arguments, caps=caps, **rest)
 
     return with_caps
@@ -187,6 +251,10 @@ def _caps_options(command: Command) -> Command:
     callback=read_retention,
     help="Limit on what ended jobs leave (docs/retention.md), for example logs.older-than=90d; repeatable.",
 )
+@path_option(
+    "--data-dir",
+    help="Folder of corpora, tokenizers and checkpoints that workers may read from here by their SHA-256.",
+)
 @path_option("--record", help="File to record the inputs and outputs of the core in, for replay.")
 @path_option("--tokens", help="File of people's tokens, as `tiermesh tokens issue` writes it.")
 @option(
@@ -208,6 +276,7 @@ def aggregator(
     heartbeat_seconds: float,
     timeouts: dict[str, float],
     retain: dict[Part, Limits],
+    data_dir: Path | None,
     record: Path | None,
     people_listen: str,
     caps: Caps,
@@ -220,6 +289,7 @@ def aggregator(
         AggregatorOptions(
             state_dir=state_dir,
             optimizer=optimizer,
+            data_dir=data_dir,
             record=record,
             heartbeat_seconds=heartbeat_seconds,
             timeout_overrides=timeouts,

@@ -191,17 +191,32 @@ def chaos(
 @click.command()
 @job_config
 @option("--follow", is_flag=True, help="Show the job's progress until it ends.")
+@option(
+    "--no-upload",
+    is_flag=True,
+    help="Send no data to the aggregator: all workers have it, or the aggregator has it in its --data-dir.",
+)
 @client_options
 def submit(
-    *, path: Path, overrides: tuple[str, ...], follow: bool, target: AggregatorTarget, output: Output
+    *,
+    path: Path,
+    overrides: tuple[str, ...],
+    follow: bool,
+    no_upload: bool,
+    target: AggregatorTarget,
+    output: Output,
 ) -> None:
-    """Queue a job and print its id."""
+    """Queue a job and print its id.
+
+    What the aggregator lacks of the job's data is uploaded before.
+    """
     import asyncio
 
     from cli.jobs import read_job
     from cli.jobs import submit as run
 
-    asyncio.run(run(target, read_job(path, overrides, output), output, follow_it=follow))
+    config = read_job(path, overrides, output)
+    asyncio.run(run(target, config, output, follow_it=follow, uploads=not no_upload))
 
 
 @click.command()

@@ -43,14 +43,32 @@ def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
     return config
 
 
-async def submit(target: AggregatorTarget, config: JobConfig, output: Output, *, follow_it: bool) -> None:
+async def submit(
+    target: AggregatorTarget, config: JobConfig, output: Output, *, follow_it: bool, uploads: bool
+) -> None:
     """Queue a job, print its id and, with `follow_it`, show its progress until it ends.
 
+    Args:
+        target: aggregator to call.
+        config: the job.
+        output: where the result goes.
+        follow_it: whether to show the job's progress.
+        uploads: whether to send the aggregator what it lacks of the job's inputs.
+
     Raises:
-        Failed: `follow_it` is set, and the job failed or was cancelled.
+        Failed: an upload failed; or `follow_it` is set, and the job failed or was cancelled.
     """
+    from cli.uploads import InputFiles, upload_inputs
+
+    files = InputFiles.of_job(config) if uploads else None
     async with JobsClient(target) as client:
+        if files is not None:
+            await upload_inputs(client, files, output)
         job = await submit_once(client, config.name, config.to_json())
+        if (
+            files is not None
+        ):  # from now on the job keeps its files; another upload may have pushed one out before
+            await upload_inputs(client, files, output)
         if not follow_it:
             output.say(job.id)
             output.result(job_fields(job))

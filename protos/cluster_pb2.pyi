@@ -84,7 +84,7 @@ class Predecessor(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., signal: _Optional[int] = ..., job: _Optional[str] = ..., lease: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "fetching", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class WorkerMessage(_message.Message):
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FETCHING_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
@@ -104,8 +105,9 @@ class WorkerMessage(_message.Message):
     computed: Computed
     evaluated: Evaluated
     failure: Failure
+    fetching: Fetching
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., fetching: _Optional[_Union[Fetching, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
     __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "own_crc32c")
@@ -342,6 +344,20 @@ class Failure(_message.Message):
     reason: str
     retries: bool
     def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ...) -> None: ...
+
+class Fetching(_message.Message):
+    __slots__ = ("job", "input", "bytes", "size", "problem")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    input: str
+    bytes: int
+    size: int
+    problem: str
+    def __init__(self, job: _Optional[str] = ..., input: _Optional[str] = ..., bytes: _Optional[int] = ..., size: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class OptimizerCommand(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "start_over", "own_crc32c")

@@ -12,6 +12,7 @@ from services.errors import NotYet
 from services.printable import LINE_CHARACTERS
 
 MB = 1_000_000
+GB = 1_000_000_000
 
 MOST_JOBS = 1_000_000
 """Largest cap on a number of jobs."""
@@ -19,6 +20,10 @@ MOST_LOG_MB = 100_000
 """Largest cap on a job's log, in MB."""
 MOST_DOWNLOAD_MB_PER_SECOND = 100_000
 """Largest cap on the bandwidth of downloads, in MB a second."""
+MOST_UPLOADS = 100_000
+"""Largest cap on a number of uploaded files."""
+MOST_UPLOAD_GB = 1_000_000
+"""Largest cap on the size of uploaded files, in GB."""
 
 
 class Cap(Enum):
@@ -30,6 +35,10 @@ class Cap(Enum):
     LOG_BYTES = "log_bytes"
     DOWNLOADS = "downloads"
     DOWNLOAD_BANDWIDTH = "download_bandwidth"
+    UPLOADS = "uploads"
+    UPLOADS_PER_PERSON = "uploads_per_person"
+    UPLOAD_BYTES = "upload_bytes"
+    UPLOAD_BYTES_PER_PERSON = "upload_bytes_per_person"
 
 
 class CapReached(NotYet):
@@ -57,9 +66,17 @@ class Caps:
             callers have no names.
         log_mb: largest size of a job's log, in MB.
         download_mb_per_second: largest bandwidth of all downloads together, in MB a second; None for no cap.
+        uploads: largest number of files that people have uploaded and that are still here.
+        uploads_per_person: largest number of them that one person has uploaded.
+        upload_gb: largest size of all of them together, in GB.
+        upload_gb_per_person: largest size of those of one person, in GB.
     """
 
     queued_jobs: int = 10_000
     jobs_per_person: int = 5_000
     log_mb: int = 100
     download_mb_per_second: int | None = None
+    uploads: int = 10_000
+    uploads_per_person: int = 5_000
+    upload_gb: int = 200
+    upload_gb_per_person: int = 100

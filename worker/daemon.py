@@ -30,12 +30,16 @@ class WorkerOptions(DaemonOptions):
         aggregator: `HOST:PORT` of its aggregator, or several separated by commas: the aggregator and its standbys.
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path.
         state_dir: folder of the process record (process_record.py); None for no record.
+        cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
+        cache_bytes: largest size of these files.
         allowed_models: `package.module` or `package.module:Factory` of users' own models that jobs may name.
     """
 
     aggregator: str = field(kw_only=True)
     data_dir: Path | None = field(default=None, kw_only=True)
     state_dir: Path | None = field(default=None, kw_only=True)
+    cache_dir: Path | None = field(default=None, kw_only=True)
+    cache_bytes: int = field(default=1 << 62, kw_only=True)
     allowed_models: tuple[str, ...] = field(default=(), kw_only=True)
 
 
@@ -70,6 +74,8 @@ def run(
             data_dir=options.data_dir,
             metrics=metrics,
             state_dir=options.state_dir,
+            cache_dir=options.cache_dir,
+            cache_bytes=options.cache_bytes,
             allowed_models=options.allowed_models,
             shared_memory=options.shared_memory,
             make_step=make_step or TrainingStep,

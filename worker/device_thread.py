@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
+from services.config.job_inputs import relocate_inputs
 from services.errors import Failed, describe_internal_error
 from services.instrumentation import timeline
 from services.protocol.versions import Version
@@ -103,14 +106,15 @@ class DeviceThread:
                 self._metrics.end_job()
                 self._submit(self._drop_job)
 
-    def build(self, job: str, spec: bytes) -> None:
+    def build(self, job: str, spec: bytes, places: Mapping[str, Path] = MappingProxyType({})) -> None:
         """Queue the building of a job. The answer is Built or BuildFailed.
 
         Args:
             job: id of the job.
             spec: config of the job, a `JobConfig` as JSON.
+            places: where inputs are that were fetched, by the path that the job names.
         """
-        self._submit(self._build, job, spec)
+        self._submit(self._build, job, spec, places)
 
     def set_sharing(self, sharing: bool) -> None:
         """Choose whether the sums of later leases lie in memory that an aggregator on this host sees."""
@@ -149,17 +153,17 @@ class DeviceThread:
             except BaseException as error:  # no caller waits for a task; SystemExit would end the thread
                 log.exception("%s", describe_internal_error(error))
 
-    def _build(self, job_id: str, spec: bytes) -> None:
+    def _build(self, job_id: str, spec: bytes, places: Mapping[str, Path]) -> None:
         self._is_building = True
         try:
-            self._build_job(job_id, spec)
+            self._build_job(job_id, spec, places)
         finally:
             self._is_building = False
 
-    def _build_job(self, job_id: str, spec: bytes) -> None:
+    def _build_job(self, job_id: str, spec: bytes, places: Mapping[str, Path]) -> None:
         try:
             self._drop_job()
-            config = JobConfig.from_json(spec)
+            config = relocate_inputs(JobConfig.from_json(spec), places)
             try:
                 mesh = self._builder.open_job_mesh(config)
             except Failed as error:

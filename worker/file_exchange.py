@@ -1,4 +1,4 @@
-"""Files that a worker exchanges with its aggregator: it fetches a job's spec, and sends what describes the model.
+"""Files that a worker exchanges with its aggregator: it fetches a job's spec and inputs, and describes the model.
 
 All of it runs on the event loop. A transfer that the link's end interrupts is continued on the next link.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 
 from protos.files_pb2 import FileRef
 from services.config.job import MOST_SPEC_BYTES
-from services.errors import TiermeshError
+from services.errors import Failed, TiermeshError
 from services.files.transfer import FilesInMemory, download, upload
 from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref, make_ref
 from worker.core import events as ev
+from worker.job_inputs import JobInputs
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,31 @@ class FileExchange:
 
     Args:
         feed: passes the core an input.
-        build: builds a job on the mesh, given its id and its spec.
+        build: builds a job on the mesh, given its id, its spec and the places of inputs that were fetched.
+        inputs: finds and fetches the job's inputs.
     """
 
-    def __init__(self, feed: Callable[[ev.Input], None], build: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        feed: Callable[[ev.Input], None],
+        build: Callable[[str, bytes, Mapping[str, Path]], None],
+        inputs: JobInputs,
+    ) -> None:
         self._feed = feed
         self._build = build
+        self._inputs = inputs
         self._channel: grpc.aio.Channel | None = None
         self._aggregator = ""
-        self._wanted: ev.Build | None = None  # job whose spec is being fetched
+        self._wanted: ev.Build | None = None  # job whose spec or inputs are being fetched
         self._fetched: tuple[FileRef, bytes] | None = None  # the newest spec
         self._fetching: asyncio.Task[None] | None = None
         self._sending: dict[int, asyncio.Task[None]] = {}  # by lease
 
     def connect(self, channel: grpc.aio.Channel, aggregator: str) -> None:
-        """Use a new link's channel, and go on fetching the spec that the core waits for."""
+        """Use a new link's channel, and go on fetching what the core waits for."""
         self._channel, self._aggregator = channel, aggregator
         if self._wanted is not None:
-            self.fetch_spec(self._wanted)
+            self.fetch_job(self._wanted)
 
     def disconnect(self) -> None:
         """Stop all transfers. The core drops its leases, and with them what is being sent."""
@@ -84,36 +93,47 @@ class FileExchange:
         self._fetching = None
         self._sending.clear()
 
-    # ---- the spec ----
+    # ---- the job ----
 
-    def fetch_spec(self, effect: ev.Build) -> None:
-        """Fetch a job's spec and build the job."""
+    def fetch_job(self, effect: ev.Build) -> None:
+        """Fetch a job's spec, and the inputs that this host lacks, and build the job."""
         self.drop_job()
-        if self._fetched is not None and self._fetched[0] == effect.spec:
-            self._build(effect.job, self._fetched[1])
-            return
         self._wanted = effect
         if self._channel is not None:
             self._fetching = asyncio.get_running_loop().create_task(self._fetch(effect, self._channel))
 
     def drop_job(self) -> None:
-        """Stop fetching the spec, which is not wanted."""
+        """Stop fetching for the job, which is not wanted, and let go of its inputs."""
         self._wanted = None
+        self._inputs.close()
         if self._fetching is not None:
             self._fetching.cancel()
             self._fetching = None
 
     async def _fetch(self, effect: ev.Build, channel: grpc.aio.Channel) -> None:
+        def report(field: str, here: int, size: int, problem: str) -> None:
+            self._feed(ev.Fetching(effect.job, field, here, size, problem))
+
+        places: dict[str, Path] = {}
         try:
-            spec = await download(channel, effect.spec, MOST_SPEC_BYTES, self._aggregator)
+            spec = await self._fetch_spec(effect.spec, channel)
+            missing = await self._inputs.find_missing(spec)
+            if missing:
+                places = await self._inputs.fetch(missing, channel, self._aggregator, report)
         except TiermeshError as error:
             self._wanted = None
-            self._feed(
-                ev.BuildFailed(effect.job, f"the job's spec could not be fetched: {error}", unfit=True)
-            )
+            self._feed(ev.BuildFailed(effect.job, str(error), unfit=True))
             return
-        self._wanted, self._fetched = None, (effect.spec, spec)
-        self._build(effect.job, spec)
+        self._wanted = None
+        self._build(effect.job, spec, places)
+
+    async def _fetch_spec(self, ref: FileRef, channel: grpc.aio.Channel) -> bytes:
+        if self._fetched is None or self._fetched[0] != ref:
+            try:
+                self._fetched = ref, await download(channel, ref, MOST_SPEC_BYTES, self._aggregator)
+            except TiermeshError as error:
+                raise Failed(f"the job's spec could not be fetched: {error}") from None
+        return self._fetched[1]
 
     # ---- the model's files ----
 

@@ -42,6 +42,7 @@ from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
 from worker.file_exchange import FileExchange, ModelFiles
+from worker.job_inputs import JobInputs
 from worker.job_on_mesh import JobBuilder
 from worker.process_record import ProcessRecord
 from worker.shard_streams import ShardStreams
@@ -69,6 +70,8 @@ class WorkerService:
         data_dir: folder that is searched for corpora and tokenizers that are missing at the job's path; None for none.
         metrics: metrics of this worker.
         state_dir: folder of the process record (process_record.py); None for no record.
+        cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
+        cache_bytes: largest size of these files.
         allowed_models: code of users' own models that jobs may name.
         shared_memory: whether tensors may travel through memory shared with a peer.
         make_step: factory of a job's training step.
@@ -87,6 +90,8 @@ class WorkerService:
         data_dir: Path | None,
         metrics: WorkerMetrics,
         state_dir: Path | None = None,
+        cache_dir: Path | None = None,
+        cache_bytes: int = 1 << 62,
         allowed_models: Collection[str] = (),
         shared_memory: bool = True,
         make_step: StepFactory = TrainingStep,
@@ -100,6 +105,7 @@ class WorkerService:
         self._streams = DataStreamConnector("/tiermesh.Cluster/Exchange", security)
         self._security = security
         self._builder = JobBuilder(data_dir, allowed_models, make_step, clock=clock)
+        self._inputs = JobInputs(name, data_dir, cache_dir, cache_bytes)
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
@@ -126,7 +132,7 @@ class WorkerService:
             self._open_identity(self._state_dir)
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
         self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
-        self._files = FileExchange(self._feed, self._device.build)
+        self._files = FileExchange(self._feed, self._device.build, self._inputs)
 
     def _open_identity(self, state_dir: Path) -> None:
         """Read which cluster this worker belongs to, if there is a folder for it that can be written."""
@@ -147,6 +153,7 @@ class WorkerService:
         record, self._record = self._record, None
         if record is not None:
             record.close()
+        self._inputs.close()
         self._use.close()
 
     def __str__(self) -> str:
@@ -247,7 +254,7 @@ class WorkerService:
             elif isinstance(effect, ev.BuildLater):
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             elif isinstance(effect, ev.Build):
-                self._files.fetch_spec(effect)
+                self._files.fetch_job(effect)
             else:
                 if isinstance(effect, ev.DropJob):
                     self._files.drop_job()

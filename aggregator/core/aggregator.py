@@ -326,6 +326,8 @@ class AggregatorCore:
                 self.run.evaluated(member, body, now)
             case pb.Description():
                 self.run.description(member, body)
+            case pb.Fetching():
+                self.run.job_members.note_fetching(member, body, now)
             case pb.Failure():
                 if body.retries:
                     self.run.unfit(member, body.reason, now)

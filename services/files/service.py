@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from typing import IO, Any, NoReturn, TypeAlias, TypeVar
 
 import google_crc32c
@@ -12,13 +13,19 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from protos import files_pb2 as pb
-from services.errors import Failed, Refused, TiermeshError
+from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
 from services.files.store import FileStore
 from services.files.upload import Upload
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
-from services.protocol.file_refs import MAX_PIECE_BYTES
-from services.transport.access.enforcement import Denied, check_permission, confirm_caller, current_caller
+from services.protocol.file_refs import MAX_PIECE_BYTES, MAX_TEXT_BYTES
+from services.transport.access.enforcement import (
+    Caller,
+    Denied,
+    check_permission,
+    confirm_caller,
+    current_caller,
+)
 
 log = logging.getLogger("tiermesh.files")
 
@@ -29,6 +36,8 @@ MAX_REFS = 128
 """Maximum number of files in one MissingRequest."""
 MAX_TRANSFERS = 16
 """Maximum number of files that are sent and received at once; further calls wait. Each holds a piece in memory."""
+MAX_LONG_TRANSFERS = 32
+"""Maximum number of files beyond `MAX_TEXT_BYTES`, which may take hours; further calls are told to come again."""
 IDLE_SECONDS = 60.0
 """Longest wait for a peer to send the next piece, or to take one."""
 
@@ -36,6 +45,7 @@ _STATUS: tuple[tuple[type[TiermeshError], grpc.StatusCode], ...] = (
     (FileMissing, grpc.StatusCode.NOT_FOUND),
     (UploadUnderWay, grpc.StatusCode.ABORTED),
     (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NotYet, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (FileDamaged, grpc.StatusCode.DATA_LOSS),
     (Refused, grpc.StatusCode.INVALID_ARGUMENT),
     (Failed, grpc.StatusCode.UNAVAILABLE),
@@ -49,15 +59,25 @@ class FilesServicer:
         store: the files.
         permission: row of the table of permissions that callers need besides that of the method.
         idle_seconds: longest wait for a peer to send the next piece, or to take one.
+        admit: blocking check before a caller's upload of a file that is not here; raises TiermeshError to refuse it.
+            None admits all.
     """
 
     full_name = "tiermesh.Files"
 
-    def __init__(self, store: FileStore, permission: str, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        store: FileStore,
+        permission: str,
+        idle_seconds: float = IDLE_SECONDS,
+        admit: Callable[[pb.FileRef, Caller], None] | None = None,
+    ) -> None:
         self._store = store
         self._permission = permission
         self._idle_seconds = idle_seconds
+        self._admit = admit
         self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
+        self._long_transfers = 0
         self._full = False  # the last write found no room
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -106,33 +126,63 @@ class FilesServicer:
 
     async def _write(self, _: Any, context: Context) -> pb.FileRef:
         await self._check_caller(context)
-        upload: Upload | None = None
-        async with self._transfers:
-            try:
+        try:
+            async with self._transfers:
                 first = await self._next_piece(context)
                 if first is None:
                     raise Refused("Write: no piece arrived, expected at least one; send the file")
                 confirm_caller(context)
-                upload = await asyncio.to_thread(self._store.begin, first.file, first.offset)
-                piece: pb.FilePiece | None = first
-                while piece is not None:
-                    if piece.offset != upload.size:
-                        raise FileDamaged(  # repeated or lost on the way
-                            f"Write: a piece at byte {piece.offset}, expected {upload.size}; continue the upload there"
-                        )
-                    await asyncio.to_thread(upload.write, piece.data)
-                    piece = await self._next_piece(context)
-                await asyncio.to_thread(upload.finish)
-                self._full = False
+                if first.file.size <= MAX_TEXT_BYTES:
+                    await self._receive(first, context)
+                    return first.file
+            async with self._long_transfer("Write"):
+                await self._receive(first, context)
                 return first.file
-            except TiermeshError as error:
-                if isinstance(error, NoRoom) and not self._full:  # the peer tries again every few seconds
-                    log.warning("%s", error)
-                    self._full = True
-                await _abort(context, error)
-            finally:
-                if upload is not None:
-                    upload.close()
+        except TiermeshError as error:
+            if isinstance(error, NoRoom) and not self._full:  # the peer tries again every few seconds
+                log.warning("%s", error)
+                self._full = True
+            await _abort(context, error)
+
+    async def _receive(self, first: pb.FilePiece, context: Context) -> None:
+        """Store a file, of which the first piece has arrived."""
+        upload = await asyncio.to_thread(self._begin, first, current_caller())
+        try:
+            piece: pb.FilePiece | None = first
+            while piece is not None:
+                if piece.offset != upload.size:
+                    raise FileDamaged(  # repeated or lost on the way
+                        f"Write: a piece at byte {piece.offset}, expected {upload.size}; continue the upload there"
+                    )
+                await asyncio.to_thread(upload.write, piece.data)
+                piece = await self._next_piece(context)
+            await asyncio.to_thread(upload.finish)
+            self._full = False
+        finally:
+            upload.close()
+
+    def _begin(self, first: pb.FilePiece, caller: Caller) -> Upload:
+        if self._admit is not None and self._store.offset(first.file) is not None:
+            self._admit(first.file, caller)
+        return self._store.begin(first.file, first.offset)
+
+    @asynccontextmanager
+    async def _long_transfer(self, method: str) -> AsyncIterator[None]:
+        """Count a transfer that may take long, so that those of small files need not wait for it.
+
+        Raises:
+            Failed: there are too many.
+        """
+        if self._long_transfers >= MAX_LONG_TRANSFERS:
+            raise Failed(
+                f"{method}: {self._long_transfers} large files are under way, expected at most {MAX_LONG_TRANSFERS}; "
+                "try again in some seconds"
+            )
+        self._long_transfers += 1
+        try:
+            yield
+        finally:
+            self._long_transfers -= 1
 
     async def _next_piece(self, context: Context) -> pb.FilePiece | None:
         """Return the next piece, checked; None at the end.
@@ -163,8 +213,17 @@ class FilesServicer:
         await self._check_caller(context)
         request = await _parse(pb.ReadFileRequest, content, context)
         try:
-            async with self._transfers:
-                await self._send(request, context)
+            with ExitStack() as stack:
+                async with self._transfers:
+                    file, size = await asyncio.to_thread(self._store.open, request.sha256)
+                    if not isinstance(file, bytes):
+                        stack.enter_context(file)
+                    ref = pb.FileRef(sha256=request.sha256, size=size)
+                    if size <= MAX_TEXT_BYTES:
+                        await self._send(file, ref, request.offset, context)
+                if size > MAX_TEXT_BYTES:
+                    async with self._long_transfer("Read"):
+                        await self._send(file, ref, request.offset, context)
         except asyncio.TimeoutError:
             await _abort(context, Failed(f"Read: the piece was not taken for {self._idle_seconds:g} s"))
         except TiermeshError as error:
@@ -173,17 +232,12 @@ class FilesServicer:
         for piece in nothing:  # all pieces are written above, each with a time limit
             yield piece
 
-    async def _send(self, request: pb.ReadFileRequest, context: Context) -> None:
-        file, size = await asyncio.to_thread(self._store.open, request.sha256)
-        try:
-            if request.offset > size:
-                raise Refused(f"Read: offset {request.offset}, expected at most the file's {size} bytes")
-            ref = pb.FileRef(sha256=request.sha256, size=size)
-            async for piece in read_pieces(file, ref, request.offset):
-                await asyncio.wait_for(context.write(piece), self._idle_seconds)
-        finally:
-            if not isinstance(file, bytes):
-                file.close()
+    async def _send(self, file: IO[bytes] | bytes, ref: pb.FileRef, offset: int, context: Context) -> None:
+        """Send a file from an offset on."""
+        if offset > ref.size:
+            raise Refused(f"Read: offset {offset}, expected at most the file's {ref.size} bytes")
+        async for piece in read_pieces(file, ref, offset):
+            await asyncio.wait_for(context.write(piece), self._idle_seconds)
 
 
 async def read_pieces(file: IO[bytes] | bytes, ref: pb.FileRef, offset: int) -> AsyncIterator[pb.FilePiece]:

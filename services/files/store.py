@@ -2,8 +2,9 @@
 
 A file is complete or absent: it is written under a temporary name, verified, synchronised and renamed. What an
 interrupted upload has written stays, so that a later one continues there. All methods block; any thread may call.
+Several processes may share the folder.
 
-    files/3f5a...            a complete file
+    files/3f5a...            a complete file; locked (shared) while somebody holds it
     files/.3f5a....partial   an upload that is under way, locked, or was interrupted
 """
 
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from protos.files_pb2 import FileRef
 from services.errors import Failed, Refused
@@ -35,6 +36,16 @@ not remove it in between.
 _PARTIAL = ".partial"
 
 
+class Library(Protocol):
+    """Further files by SHA-256, which somebody else keeps."""
+
+    def size_of(self, sha256: str) -> int | None:
+        """Return the size of a file in bytes; None if it is not here."""
+
+    def open(self, sha256: str) -> IO[bytes] | None:
+        """Return a file, open for reading; None if it is not here, or has changed."""
+
+
 class FileStore:
     """Folder of files by SHA-256.
 
@@ -42,6 +53,7 @@ class FileStore:
         folder: path of the folder, created with the first file.
         max_file_bytes: largest size of one file.
         max_store_bytes: largest size of all files.
+        library: further files that can be read; None for none.
         clock: Unix time in seconds.
     """
 
@@ -51,15 +63,18 @@ class FileStore:
         *,
         max_file_bytes: int = MAX_FILE_BYTES,
         max_store_bytes: int = MAX_STORE_BYTES,
+        library: Library | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._max_file_bytes = max_file_bytes
         self._max_store_bytes = max_store_bytes
+        self._library = library
         self._clock = clock
         self._kept: dict[str, set[str]] = {}  # files by job
+        self._inputs: dict[str, frozenset[str]] = {}  # files that live jobs name, by job
         self._texts: dict[str, dict[str, bytes]] = {}  # texts that are lent, by job
-        self._lock = threading.Lock()  # guards both, and removal against use
+        self._lock = threading.Lock()  # guards these, and removal against use
 
     # ---- what a job keeps ----
 
@@ -67,6 +82,12 @@ class FileStore:
         """Keep files until the job releases them."""
         with self._lock:
             self._kept.setdefault(job, set()).update(ref.sha256 for ref in refs)
+
+    def keep_inputs(self, job: str, sha256s: frozenset[str]) -> None:
+        """Keep the files that a queued or running job names, those that are not here yet too, until it is released."""
+        if sha256s:
+            with self._lock:
+                self._inputs[job] = sha256s
 
     def lend(self, job: str, text: bytes) -> FileRef:
         """Serve a text from memory until the job releases it; a full disk does not matter to it."""
@@ -79,24 +100,28 @@ class FileStore:
         """Keep no files for a job any longer, which has ended; remove files that are unused for long."""
         with self._lock:
             self._kept.pop(job, None)
+            self._inputs.pop(job, None)
             self._texts.pop(job, None)
             self._remove_unused(self._clock() - UNUSED_SECONDS)
 
     def release_others(self, job: str) -> None:
-        """Keep stored files for no job but this one. Texts stay: who lends them may have started a later job."""
+        """Keep stored files for no job but this one.
+
+        Texts and inputs stay: who lends or keeps them may have queued or started a later job.
+        """
         with self._lock:
             self._kept = {job: self._kept.get(job, set())}
             self._remove_unused(self._clock() - UNUSED_SECONDS)
 
     def _kept_files(self) -> set[str]:
-        return set().union(*self._kept.values())
+        return set().union(*self._kept.values(), *self._inputs.values())
 
     def _remove_unused(self, before_seconds: float) -> None:
         """Remove files that no job keeps and that were last used before a time."""
         kept = self._kept_files()
         for path, status in self._list():
-            if path.name not in kept and status.st_mtime < before_seconds and not _is_locked(path):
-                path.unlink(missing_ok=True)
+            if path.name not in kept and status.st_mtime < before_seconds:
+                _remove_unless_locked(path)
 
     def _list(self) -> list[tuple[Path, os.stat_result]]:
         """Return all files with their status, the longest unused first."""
@@ -118,6 +143,8 @@ class FileStore:
         """
         self._check(ref)
         if self._text(ref.sha256) is not None:
+            return None
+        if self._library is not None and self._library.size_of(ref.sha256) == ref.size:
             return None
         path = self._path(ref.sha256)
         with self._lock, suppress(FileNotFoundError):
@@ -150,6 +177,9 @@ class FileStore:
             os.utime(file.fileno())
             return file, os.fstat(file.fileno()).st_size
         except FileNotFoundError:
+            found = self._library.open(sha256) if self._library is not None else None
+            if found is not None:
+                return found, os.fstat(found.fileno()).st_size
             raise FileMissing(
                 f"file {sha256[:12]}: not here, or removed since no job needs it; upload it again"
             ) from None
@@ -183,6 +213,49 @@ class FileStore:
             )
         return content
 
+    def hold(self, sha256: str) -> IO[bytes] | None:
+        """Open a file that is here, so that no process removes it until it is closed; None if it is not here.
+
+        Raises:
+            Failed: the disk can't be read.
+        """
+        self._check(FileRef(sha256=sha256))
+        path = self._path(sha256)
+        while True:
+            try:
+                file = path.open("rb")
+                fcntl.flock(file, fcntl.LOCK_SH)  # waits no longer than a removal takes
+                if _is_same(file, path):
+                    os.utime(file.fileno())
+                    return file
+                file.close()
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise Failed(f"file {sha256[:12]}: can't be read: {error.strerror or error}") from None
+
+    def path_of(self, sha256: str) -> Path:
+        """Return the path of a file that is here, for its holder."""
+        return self._path(sha256)
+
+    def remove_unkept(self, sha256: str) -> bool:
+        """Remove a file and what an upload has left of it, unless a job keeps it or it is being uploaded or held.
+
+        Returns:
+            Whether nothing is left of it.
+        """
+        with self._lock:
+            if sha256 in self._kept_files():
+                return False
+            return all(_remove_unless_locked(each) for each in (self._partial(sha256), self._path(sha256)))
+
+    def last_use_seconds(self, sha256: str) -> float | None:
+        """Return when a file, or a part of it, was last used, as Unix time; None if nothing of it is here."""
+        for path in (self._path(sha256), self._partial(sha256)):
+            with suppress(FileNotFoundError):
+                return path.stat().st_mtime
+        return None
+
     def _text(self, sha256: str) -> bytes | None:
         with self._lock:
             return next((texts[sha256] for texts in self._texts.values() if sha256 in texts), None)
@@ -197,8 +270,8 @@ class FileStore:
             offset: position of the first byte that the caller will send.
 
         Raises:
-            Refused: the reference is malformed, the file too large, or the offset not that of `offset`.
-            UploadUnderWay: another caller uploads it.
+            Refused: the reference is malformed, or the file is too large.
+            UploadUnderWay: another caller uploads it, or the offset is not that of `offset`.
             NoRoom: the store or the disk is full.
         """
         self._check(ref)
@@ -249,14 +322,20 @@ class FileStore:
 
     def _make_room(self, ref: FileRef, present: int) -> None:
         """Remove the longest unused files that no job keeps, until another one fits."""
+        if ref.size > self._max_store_bytes:
+            raise Refused(
+                f"file {ref.sha256[:12]}: {ref.size} bytes, but all files together may have "
+                f"{self._max_store_bytes} bytes; raise that limit, or give a smaller file"
+            )
         with self._lock:
             kept, listed = self._kept_files(), self._list()
             excess = sum(each.st_size for _, each in listed) + ref.size - present - self._max_store_bytes
             for path, status in listed:
                 if excess <= 0:
                     return
-                if path.name not in kept and path != self._partial(ref.sha256) and not _is_locked(path):
-                    path.unlink(missing_ok=True)
+                if path.name in kept or path == self._partial(ref.sha256):
+                    continue
+                if _remove_unless_locked(path):
                     excess -= status.st_size
         if excess > 0:
             raise NoRoom(
@@ -281,13 +360,14 @@ def _is_same(file: IO[bytes], path: Path) -> bool:
     return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
-def _is_locked(path: Path) -> bool:
-    """Return whether an upload to a temporary file is under way."""
-    if path.suffix != _PARTIAL:
-        return False
+def _remove_unless_locked(path: Path) -> bool:
+    """Remove a file that no process uploads or holds; return whether it is gone."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, Protocol, TypeAlias
 
 import grpc
@@ -26,6 +26,8 @@ Metadata: TypeAlias = "tuple[tuple[str, str], ...]"
 
 MAX_DAMAGED = 5
 """Number of times that a damaged transfer is repeated before it fails."""
+SLOWEST_DISK_BYTES_PER_SECOND = 50e6
+"""Speed below which a disk counts as hung."""
 _REFUSED = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -89,11 +91,10 @@ async def upload(
         Failed: a file arrives damaged again and again.
     """
     wanted = list({ref.sha256: ref for ref in refs}.values())
-    retries = _Retries(peer, backoff, on_no_room)
+    retries = Retries(peer, backoff, on_no_room)
     while True:
         try:
-            for first in range(0, len(wanted), MAX_REFS):
-                await _upload_missing(channel, source, wanted[first : first + MAX_REFS], metadata)
+            await upload_missing(channel, source, wanted, metadata)
             return
         except FileDamaged as damaged:
             await retries.wait(grpc.StatusCode.DATA_LOSS, str(damaged))
@@ -103,25 +104,62 @@ async def upload(
             await retries.wait(grpc.StatusCode.UNAVAILABLE, f"no answer within {IDLE_SECONDS:g} s")
 
 
-async def _upload_missing(
-    channel: grpc.aio.Channel, source: FileSource, refs: list[pb.FileRef], metadata: Metadata
+async def upload_missing(
+    channel: grpc.aio.Channel,
+    source: FileSource,
+    refs: Sequence[pb.FileRef],
+    metadata: Metadata = (),
+    tell: Callable[[pb.FileRef, int], None] | None = None,
 ) -> None:
-    by_sha256 = {ref.sha256: ref for ref in refs}
+    """Send a peer those files that it lacks, in one attempt.
+
+    Args:
+        channel: connection to the peer.
+        source: the files.
+        refs: references to them, each once.
+        metadata: gRPC metadata of the calls, such as a person's token.
+        tell: called with a file and the number of its bytes that the peer has, at first and as they are sent.
+
+    Raises:
+        grpc.aio.AioRpcError: a call failed; the next attempt continues there.
+        FileDamaged: an answer was damaged.
+        asyncio.TimeoutError: the peer did not answer, or took no piece.
+        Refused: a file is not in the source.
+    """
+    for first in range(0, len(refs), MAX_REFS):
+        asked = refs[first : first + MAX_REFS]
+        offsets = await _ask_missing(channel, asked, metadata)
+        for ref in asked:
+            offset = min(offsets.get(ref.sha256, ref.size), ref.size)
+            if tell is not None:
+                tell(ref, offset)
+            if ref.sha256 in offsets:
+                await _upload_one(channel, source, ref, offset, metadata, tell)
+
+
+async def _ask_missing(
+    channel: grpc.aio.Channel, refs: Sequence[pb.FileRef], metadata: Metadata
+) -> dict[str, int]:
+    """Return the offsets at which the upload of the files that a peer lacks continues, by SHA-256."""
     ask = channel.unary_unary("/tiermesh.Files/Missing", request_serializer=encode_with_checksum)
     answer = await ask(pb.MissingRequest(files=refs), timeout=IDLE_SECONDS, metadata=metadata)
     try:
         reply, _ = decode_with_checksum(pb.MissingReply, answer)
     except ChecksumMismatch as damaged:
         raise FileDamaged(f"MissingReply: {len(answer)} bytes were damaged: {damaged}") from None
-    for missing in reply.missing:
-        ref = by_sha256.get(missing.sha256)
-        if ref is not None:
-            await _upload_one(channel, source, ref, min(missing.offset, ref.size), metadata)
+    return {each.sha256: each.offset for each in reply.missing}
 
 
 async def _upload_one(
-    channel: grpc.aio.Channel, source: FileSource, ref: pb.FileRef, offset: int, metadata: Metadata
+    channel: grpc.aio.Channel,
+    source: FileSource,
+    ref: pb.FileRef,
+    offset: int,
+    metadata: Metadata,
+    tell: Callable[[pb.FileRef, int], None] | None,
 ) -> None:
+    # Before it takes a piece, the peer reads again what it has; before it answers, it writes out what it was sent.
+    patience_seconds = IDLE_SECONDS + ref.size / SLOWEST_DISK_BYTES_PER_SECOND
     file, _ = await asyncio.to_thread(source.open, ref.sha256)
     try:
         call = channel.stream_unary(
@@ -129,9 +167,11 @@ async def _upload_one(
         )(metadata=metadata)
         try:
             async for piece in read_pieces(file, ref, offset):
-                await asyncio.wait_for(write_to_call(call, piece), IDLE_SECONDS)
+                await asyncio.wait_for(write_to_call(call, piece), patience_seconds)
+                if tell is not None:
+                    tell(ref, piece.offset + len(piece.data))
             await call.done_writing()
-            answer = await asyncio.wait_for(call, IDLE_SECONDS)
+            answer = await asyncio.wait_for(call, patience_seconds)
             if answer != ref.SerializeToString():
                 raise FileDamaged(f"file {ref.sha256[:12]}: the answer to Write is not its reference")
         finally:
@@ -161,7 +201,7 @@ async def download(
     refusal = check_ref(ref, max_bytes)
     if refusal is not None:
         raise Refused(f"{peer}: {refusal.reason}")
-    retries = _Retries(peer, backoff)
+    retries = Retries(peer, backoff)
     content = bytearray()
     while True:
         try:
@@ -184,30 +224,45 @@ async def _read_on(channel: grpc.aio.Channel, ref: pb.FileRef, content: bytearra
     Raises:
         FileDamaged: a piece was damaged, or is not the next one.
     """
+    async for piece in receive_pieces(channel, ref.sha256, len(content)):
+        if len(content) + len(piece.data) > ref.size:
+            raise FileDamaged(f"Read: more than the {ref.size} bytes of file {ref.sha256[:12]}")
+        content += piece.data
+
+
+async def receive_pieces(
+    channel: grpc.aio.Channel, sha256: str, offset: int
+) -> AsyncGenerator[pb.FilePiece, None]:
+    """Yield the pieces of a peer's file from an offset on, checked, in order and without gaps.
+
+    Raises:
+        FileDamaged: a piece was damaged, or is not the next one.
+        grpc.aio.AioRpcError: the call failed.
+        asyncio.TimeoutError: no piece came in time.
+    """
     call = channel.unary_stream("/tiermesh.Files/Read", request_serializer=encode_with_checksum)(
-        pb.ReadFileRequest(sha256=ref.sha256, offset=len(content))
+        pb.ReadFileRequest(sha256=sha256, offset=offset)
     )
     try:
         while True:
             received: Any = await asyncio.wait_for(call.read(), IDLE_SECONDS)
             if not isinstance(received, bytes):
-                break
+                return
             try:
                 piece = pb.FilePiece.FromString(received)
             except DecodeError:
                 raise FileDamaged(f"Read: {len(received)} bytes are no FilePiece") from None
             check_piece(piece)
-            if piece.offset != len(content) or len(content) + len(piece.data) > ref.size:
-                raise FileDamaged(
-                    f"Read: {len(piece.data)} bytes at byte {piece.offset}, expected {len(content)}"
-                )
-            content += piece.data
+            if piece.offset != offset:
+                raise FileDamaged(f"Read: {len(piece.data)} bytes at byte {piece.offset}, expected {offset}")
+            offset += len(piece.data)
+            yield piece
     finally:
         call.cancel()
 
 
-class _Retries:
-    """Attempts of one transfer.
+class Retries:
+    """Attempts of one transfer: which of its failures may pass, and the pauses between them.
 
     Args:
         peer: name of the peer.
@@ -223,6 +278,11 @@ class _Retries:
         self._on_no_room = on_no_room
         self._logged = ""
         self._damaged = 0
+
+    def progressed(self) -> None:
+        """Note that an attempt got on, so that later damages are not in a row with earlier ones."""
+        self._damaged = 0
+        self._backoff.reset()
 
     async def wait(self, code: grpc.StatusCode, reason: str) -> None:
         """Wait before the next attempt.

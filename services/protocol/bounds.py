@@ -90,6 +90,7 @@ BOUNDS: Mapping[str, Bound] = {
     "detail": _LINE,
     "dtype": _WORD,
     "id": _ID,
+    "input": _NAME,
     "incarnation": _ID,
     "job": _ID,
     "kept": _LINE,

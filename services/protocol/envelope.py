@@ -18,6 +18,7 @@ WorkerBody = (
     | pb.Computed
     | pb.Evaluated
     | pb.Failure
+    | pb.Fetching
 )
 """Messages from a worker to its aggregator."""
 WorkerOrder = pb.Welcome | pb.Heartbeat | pb.Join | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave

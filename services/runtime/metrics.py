@@ -243,8 +243,8 @@ class AggregatorMetrics(_RoleMetrics):
         ).labels(self.role)
         caps_reached = Counter(
             "tiermesh_caps_reached",
-            "Times a cap was reached, by cap: queued_jobs, jobs_per_person, spec_bytes, log_bytes, downloads or "
-            "download_bandwidth",
+            "Times a cap was reached, by cap: queued_jobs, jobs_per_person, spec_bytes, log_bytes, downloads, "
+            "download_bandwidth, uploads, uploads_per_person, upload_bytes or upload_bytes_per_person",
             ("role", "cap"),
             registry=self.registry,
         )

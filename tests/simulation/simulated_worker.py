@@ -227,6 +227,8 @@ class SimulatedWorker(Process):
         self.feed(event)
 
     def _build(self, effect: ev.Build) -> Task:
+        for here in (0, 1):
+            self._events.send(ev.Fetching(effect.job, "training_config.data_path", here, 1))
         yield self.cluster.rng.random()
         if self.cluster.faults.active and self.cluster.rng.random() < UNFIT:
             self._events.send(ev.BuildFailed(effect.job, "the mesh can't be opened", unfit=True))

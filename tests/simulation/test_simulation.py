@@ -154,7 +154,7 @@ def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> N
         put(self, items)
 
     monkeypatch.setattr(Pipe, "_put", watched)
-    for seed in range(8):
+    for seed in range(16):
         SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), repeat_control=0.5)).run()
     bodies = {
         body for words in (WorkerBody, WorkerOrder, OptimizerBody, OptimizerOrder) for body in get_args(words)

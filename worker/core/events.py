@@ -72,12 +72,32 @@ class BuildFailed:
     Attributes:
         job: id of the job.
         reason: one line for people.
-        unfit: whether the mesh could not be opened. That may change, so the worker tries again.
+        unfit: whether the reason may pass: the mesh could not be opened, or an input is missing. The worker tries
+            again.
     """
 
     job: str
     reason: str
     unfit: bool = False
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """The job's inputs are on their way from the aggregator.
+
+    Attributes:
+        job: id of the job.
+        field: setting of the job that names the input.
+        bytes: number of bytes that are here, over all files that were missing.
+        size: number of bytes of the files whose sizes are known.
+        problem: why it does not go on; empty if it does.
+    """
+
+    job: str
+    field: str
+    bytes: int
+    size: int
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,6 +195,7 @@ Input = (
     | WeightsArrived
     | Built
     | BuildFailed
+    | Fetching
     | BuildDue
     | Loaded
     | LoadFailed

@@ -24,6 +24,7 @@ from worker.core.events import (
     DropJob,
     DropLease,
     Effect,
+    Fetching,
     InitialWeightsMade,
     Input,
     LeaseComputed,
@@ -135,6 +136,9 @@ class WorkerCore:
                 if self.job is not None and self.job.job == event.job:
                     self._send(pb.Failure(job=event.job, reason=event.reason))
                     self._drop_job()
+            case Fetching():
+                if self.job is not None and self.job.job == event.job and self.job.is_building:
+                    self._report_fetching(event)
             case BuildDue():
                 if self.job is not None and self.job.attempt == event.attempt:
                     self.job.attempt = 0
@@ -216,6 +220,13 @@ class WorkerCore:
         pause_seconds = job.note_unfit(event.reason, self._attempts)
         self._report_unfit(job)
         self._effects.append(BuildLater(job.attempt, pause_seconds))
+
+    def _report_fetching(self, event: Fetching) -> None:
+        self._send(
+            pb.Fetching(
+                job=event.job, input=event.field, bytes=event.bytes, size=event.size, problem=event.problem
+            )
+        )
 
     def _report_unfit(self, job: JoinedJob) -> None:
         self._send(pb.Failure(job=job.job, reason=job.unfit_reason, retries=True))

@@ -11,7 +11,7 @@ from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.code_pin import shorten_code
 from aggregator.core.membership.exclusions import Exclusions
-from aggregator.core.membership.members import CodeWait, Member
+from aggregator.core.membership.members import CodeWait, Fetch, Member
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.errors import Refusal
@@ -69,7 +69,7 @@ class JobMembers:
             )
         if refusal is not None:
             return refusal
-        member.building_since_seconds = None
+        member.building_since_seconds = member.fetch = None
         if self._admission.find_other_code(ready.fingerprint) is not None:
             self._wait_for_code(member, ready)
             return None
@@ -101,7 +101,7 @@ class JobMembers:
     def refuse(self, member: Member, refusal: Refusal) -> None:
         """Send a worker away from this job."""
         member.ready, member.refusal, member.unfit = False, refusal, None
-        member.building_since_seconds = member.code_wait = None
+        member.building_since_seconds = member.fetch = member.code_wait = None
         self._admission.withdraw(member.name)
         self._report.note("member", f"worker {member.name} takes no part in the job: {refusal}")
         self._orders.leave(member.session, str(refusal))
@@ -118,23 +118,42 @@ class JobMembers:
     def mark_unfit(self, member: Member, reason: Refusal) -> None:
         """Record that a worker can't open its mesh; it reports Ready when it can."""
         known, member.unfit = member.unfit, reason
-        member.building_since_seconds = None
+        member.building_since_seconds = member.fetch = None
         self._admission.withdraw(member.name)
         if known != reason:
             self._report.note("member", f"worker {member.name} is unfit and tries again: {reason}")
 
+    def note_fetching(self, member: Member, fetching: pb.Fetching, now: float) -> None:
+        """Record how far a worker is that reads a job's input; one that gets on is neither too slow nor unfit."""
+        if member.ready or member.code_wait is not None:
+            return
+        if member.building_since_seconds is None:  # it tries again
+            member.building_since_seconds = now
+        before = member.fetch
+        if before is not None and fetching.bytes > before.progress.bytes:
+            member.unfit = None
+            member.fetch = Fetch(fetching, now)
+        else:
+            member.fetch = Fetch(fetching, now if before is None else before.since_seconds)
+
     def mark_slow_builds(self, now: float, most_seconds: float) -> None:
         """Count workers as unfit that build the job for too long: a file or a device may hang."""
         for member in self._members.values():
-            since = member.building_since_seconds
-            if since is None or member.unfit is not None or now - since <= most_seconds:
+            since, fetch = member.building_since_seconds, member.fetch
+            if since is None or member.unfit is not None:
                 continue
+            if now - (since if fetch is None else fetch.since_seconds) <= most_seconds:
+                continue
+            text = (
+                f"it has been building the job for more than {most_seconds:g} s (stall)"
+                if fetch is None
+                else f"for more than {most_seconds:g} s (stall) it has got no further with {fetch.describe()}"
+            )
             reason = Refusal(
-                f"it has been building the job for more than {most_seconds:g} s (stall); look at its log, its data's "
-                "mounts and its devices, and restart it if it hangs"
+                f"{text}; look at its log, its data's mounts and its devices, and restart it if it hangs"
             )
             self.mark_unfit(member, reason)
-            member.building_since_seconds = since  # it may still become ready
+            member.building_since_seconds, member.fetch = since, fetch  # it may still become ready
 
     def waits(self, now: float) -> list[Wait]:
         """Return which workers are building the job, and for how long."""
@@ -145,7 +164,7 @@ class JobMembers:
                 peer=each.name,
                 job=job.id,
                 step=job.step,
-                what="to build the job",
+                what="to build the job" if each.fetch is None else f"to fetch {each.fetch.describe()}",
                 seconds=now - each.building_since_seconds,
             )
             for each in self._members.values()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from protos.cluster_pb2 import Ready
+from protos.cluster_pb2 import Fetching, Ready
+from services.caps import MB
 from services.errors import Refusal
 from services.protocol.versions import Version
 
@@ -46,6 +47,25 @@ class CodeWait:
     reason: Refusal
 
 
+@dataclass(frozen=True)
+class Fetch:
+    """The reading of a job's input from the aggregator.
+
+    Attributes:
+        progress: What the worker reported last.
+        since_seconds: When it last got on, on the monotonic clock.
+    """
+
+    progress: Fetching
+    since_seconds: float
+
+    def describe(self) -> str:
+        """Return what the worker reads, how much of it is there, and why it does not go on."""
+        found = self.progress
+        text = f"{found.input} from the aggregator, {found.bytes / MB:,.0f} of {found.size / MB:,.0f} MB"
+        return f"{text}: {found.problem}" if found.problem else text
+
+
 @dataclass
 class Member:
     """A connected worker.
@@ -61,6 +81,7 @@ class Member:
         refusal: Why it takes no part in the running job; None if it may.
         unfit: Why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         building_since_seconds: Since when it builds the job; None if it does not.
+        fetch: What it reads from the aggregator before it can build the job; None if it lacks nothing.
         code_wait: Why it waits until the job is pinned to its code; None if it does not.
         loaded_version: The version whose complete weights are on its mesh.
         sent_version: The version being sent to it.
@@ -81,6 +102,7 @@ class Member:
     refusal: Refusal | None = None
     unfit: Refusal | None = None
     building_since_seconds: float | None = None
+    fetch: Fetch | None = None
     code_wait: CodeWait | None = None
     loaded_version: Version | None = None
     sent_version: Version | None = None
@@ -128,7 +150,7 @@ class Member:
     def leave_job(self) -> None:
         """Forget everything that concerns the running job."""
         self.ready, self.layout_hash, self.refusal, self.unfit = False, "", None, None
-        self.building_since_seconds, self.code_wait = None, None
+        self.building_since_seconds, self.fetch, self.code_wait = None, None, None
         self.loaded_version, self.sent_version, self.sent_chunks = None, None, 0
         self.stalled, self.failures = False, 0
 

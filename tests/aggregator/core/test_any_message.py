@@ -64,7 +64,15 @@ def headers() -> st.SearchStrategy[ChunkHeader]:
 
 
 WORKER_MESSAGES = messages(
-    pb.Ready, pb.Description, pb.WeightsLoaded, pb.Computed, pb.Evaluated, pb.Failure, pb.Heartbeat, pb.Hello
+    pb.Ready,
+    pb.Description,
+    pb.WeightsLoaded,
+    pb.Computed,
+    pb.Evaluated,
+    pb.Failure,
+    pb.Fetching,
+    pb.Heartbeat,
+    pb.Hello,
 )
 OPTIMIZER_MESSAGES = messages(
     pb.OptimizerStatus, pb.Commit, pb.CheckpointWritten, pb.Failure, pb.Heartbeat, pb.Hello

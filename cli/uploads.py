@@ -1,0 +1,165 @@
+"""Upload of a job's inputs, before the job is submitted: what the aggregator lacks of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from cli.client import JobsClient
+from cli.output import Output
+from cli.progress import PLAIN_SECONDS
+from protos.files_pb2 import FileRef
+from services.config.job_inputs import inputs_of_job
+from services.config.pretrained import file_sha256
+from services.errors import Refused
+from services.input_files import open_input_file
+from services.printable import printable_path
+
+if TYPE_CHECKING:
+    from services.config.job import JobConfig
+
+_MB = 1_000_000
+
+
+class InputFiles:
+    """The files of a job's inputs, as a source of uploads.
+
+    Args:
+        paths: path and setting of each file, by its SHA-256.
+
+    Attributes:
+        refs: references to them.
+
+    Raises:
+        Refused: one can't be read.
+    """
+
+    def __init__(self, paths: Mapping[str, tuple[Path, str]]) -> None:
+        self._paths = paths
+        self._sent = ""
+        self.refs = []
+        for sha256 in paths:
+            with self.open(sha256)[0] as file:
+                self.refs.append(FileRef(sha256=sha256, size=file.seek(0, 2)))
+
+    @classmethod
+    def of_job(cls, config: JobConfig) -> InputFiles:
+        """Return the files of a job's inputs, each once."""
+        return cls(
+            {
+                sha256: (Path(each.path) / name, each.field)
+                for each in inputs_of_job(config)
+                for name, sha256 in each.files.items()
+            }
+        )
+
+    def open(self, sha256: str) -> tuple[IO[bytes], int]:
+        """Return a file, open, and its size in bytes."""
+        path, field = self._paths[sha256]
+        self._sent = sha256
+        file = open_input_file(field, path)
+        return file, file.seek(0, 2)
+
+    def check_sent(self) -> None:
+        """Check the file that was sent last, which has arrived as another one.
+
+        Raises:
+            Refused: it has changed since the job was made.
+        """
+        path, field = self._paths[self._sent]
+        if file_sha256(path) != self._sent:
+            raise Refused(
+                f"{field}: {printable_path(path)} has changed while it was submitted; submit it again"
+            )
+
+
+class UploadView:
+    """Context manager that shows how far an upload is: a bar on a terminal, plain lines elsewhere.
+
+    It shows nothing of files that the aggregator has already, and writes to standard error: the result of `submit` is
+    a job's id.
+
+    Args:
+        refs: the files.
+        output: where lines go.
+    """
+
+    def __init__(self, refs: list[FileRef], output: Output) -> None:
+        self._output = output
+        self._sizes = {ref.sha256: ref.size for ref in refs}
+        self._first: dict[str, int] = {}  # bytes that the aggregator had at first, by SHA-256
+        self._here: dict[str, int] = {}
+        self._began = self._shown_at_seconds = time.monotonic()
+        console = Console(stderr=True, highlight=False)
+        self._bar = (
+            Progress(
+                TextColumn("upload"),
+                BarColumn(bar_width=None),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+                expand=True,
+                transient=True,
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task = self._bar.add_task("upload", total=None) if self._bar else None
+
+    def __enter__(self) -> UploadView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+        if error is None and self.sent_bytes:
+            seconds = time.monotonic() - self._began
+            self._output.warn(f"uploaded {self.sent_bytes / _MB:,.1f} MB in {seconds:.1f} s")
+
+    @property
+    def sent_bytes(self) -> int:
+        """Number of bytes that were sent; those that had to be sent again count once."""
+        return sum(here - self._first[sha256] for sha256, here in self._here.items())
+
+    def tell(self, ref: FileRef, here: int) -> None:
+        """Take the number of a file's bytes that the aggregator has."""
+        self._first.setdefault(ref.sha256, here)
+        self._here[ref.sha256] = max(here, self._here.get(ref.sha256, 0))
+        if not self.sent_bytes:
+            return
+        done, total = sum(self._here.values()), sum(self._sizes.values())
+        if self._bar and self._task is not None:
+            self._bar.start()
+            self._bar.update(self._task, completed=done, total=total)
+        elif time.monotonic() - self._shown_at_seconds >= PLAIN_SECONDS:
+            self._shown_at_seconds = time.monotonic()
+            self._output.warn(f"uploaded {done / _MB:,.0f} of {total / _MB:,.0f} MB")
+
+
+async def upload_inputs(client: JobsClient, files: InputFiles, output: Output) -> None:
+    """Send the aggregator what it lacks of a job's inputs.
+
+    Raises:
+        Refused: a file has changed, or the aggregator refuses one.
+        NotYet: the aggregator has no room for them now.
+        Failed: the aggregator can't be reached for longer than an outage lasts, or files arrive damaged.
+    """
+    if files.refs:
+        with UploadView(files.refs, output) as view:
+            await client.upload(files, files.refs, view.tell, files.check_sent)

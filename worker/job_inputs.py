@@ -1,0 +1,170 @@
+"""The inputs of the job that a worker builds: found on its host, or read from the aggregator into a cache on disk.
+
+    cache/3f5a...                    a file by its SHA-256 (services/files/store.py)
+    cache/jobs/worker-NAME/0/x.txt   link to it under its own name, for the job that this worker builds
+
+All of it runs on the event loop; disk and hashing work in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import quote
+
+import grpc
+
+from protos.files_pb2 import FileRef
+from services.config.job import JobConfig
+from services.config.job_inputs import JobInput, inputs_of_job
+from services.errors import Failed, Refused, TiermeshError
+from services.files.errors import FileMissing
+from services.files.fetch import fetch
+from services.files.store import FileStore
+from services.printable import printable_path
+
+log = logging.getLogger("tiermesh.worker")
+
+TELL_SECONDS = 2.0
+"""Shortest time between two reports to the aggregator of how far a download is."""
+
+Report = Callable[[str, int, int, str], None]
+"""Takes the field of an input, bytes that are here, bytes in all, and why it does not go on; empty if it does."""
+
+
+class JobInputs:
+    """Inputs of the newest job that a worker builds.
+
+    Args:
+        worker: name of the worker; workers of one host may share a cache.
+        data_dir: folder that is searched for inputs missing at the job's path; None for none.
+        cache_dir: folder of the cache; None: nothing is read from the aggregator.
+        cache_bytes: largest size of the cache. The longest unused files make room, but none that a worker uses.
+    """
+
+    def __init__(
+        self, worker: str, data_dir: Path | None, cache_dir: Path | None, cache_bytes: int = 1 << 62
+    ) -> None:
+        self._data_dir = data_dir
+        self._store: FileStore | None = None
+        if cache_dir is not None:
+            self._store = FileStore(cache_dir.absolute(), max_store_bytes=cache_bytes)
+            self._links = cache_dir.absolute() / "jobs" / f"worker-{quote(worker, safe='')}"
+        self._held = ExitStack()  # files in use, which no process removes
+
+    def close(self) -> None:
+        """Let go of the files, which stay in the cache until others need the room."""
+        self._held.close()
+
+    async def find_missing(self, spec: bytes) -> list[JobInput]:
+        """Return the inputs of a job that this host lacks and the aggregator may have; none without a cache.
+
+        A spec that can't be read has none here: who builds the job says why.
+        """
+        return await asyncio.to_thread(self._find_missing, spec) if self._store is not None else []
+
+    def _find_missing(self, spec: bytes) -> list[JobInput]:
+        try:
+            inputs = inputs_of_job(JobConfig.from_json(spec))
+        except Refused:
+            return []
+        return [each for each in inputs if self._find(each) is None]
+
+    def _find(self, wanted: JobInput) -> Path | None:
+        """Return where all files of an input are on this host; None if one is missing."""
+        for place in self._list_places(wanted):
+            try:
+                if all((place / name).exists() for name in wanted.files):
+                    return place
+            except OSError:  # the folder can't be read
+                continue
+        return None
+
+    def _list_places(self, wanted: JobInput) -> list[Path]:
+        named = Path(wanted.path)
+        return [named] + ([self._data_dir / named.name] if self._data_dir else [])
+
+    async def fetch(
+        self, missing: list[JobInput], channel: grpc.aio.Channel, aggregator: str, report: Report
+    ) -> dict[str, Path]:
+        """Read inputs from the aggregator, and return where they are now, by the path that the job names.
+
+        Args:
+            missing: the inputs.
+            channel: connection to the aggregator.
+            aggregator: its name, for log and errors.
+            report: called now and then as the inputs arrive.
+
+        Raises:
+            Failed: the aggregator does not have one, or it can't be read or stored. That may pass.
+        """
+        assert self._store is not None
+        self.close()
+        places = {}
+        progress = _Progress(report)
+        for number, wanted in enumerate(missing):
+            progress.field = wanted.field
+            try:
+                for sha256 in wanted.files.values():
+                    self._held.enter_context(
+                        await fetch(channel, self._store, sha256, aggregator, progress.tell)
+                    )
+                places[wanted.path] = await asyncio.to_thread(self._link, number, wanted, self._store)
+            except FileMissing:
+                looked_at = ", ".join(printable_path(place) for place in self._list_places(wanted))
+                raise Failed(
+                    f"{wanted.field}: no such file on this host (looked at {looked_at}), and {aggregator} does not "
+                    "have it; submit the job without --no-upload, copy the file to the host, or give the worker its "
+                    "folder with --data"
+                ) from None
+            except TiermeshError as error:
+                raise Failed(f"{wanted.field}: {error}") from None
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise Failed(
+                    f"{wanted.field}: can't be linked in {printable_path(self._links)} ({reason}); repair the disk"
+                ) from None
+        return places
+
+    def _link(self, number: int, wanted: JobInput, store: FileStore) -> Path:
+        """Make links to the files of an input under their own names; return the path that stands for the job's."""
+        folder = self._links / str(number)
+        shutil.rmtree(folder, ignore_errors=True)
+        place = folder / Path(wanted.path).name
+        for name, sha256 in wanted.files.items():
+            link = place / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(store.path_of(sha256))
+        return place
+
+
+class _Progress:
+    """Report of how far the downloads of a job are, not more often than `TELL_SECONDS`.
+
+    Args:
+        report: takes the reports.
+
+    Attributes:
+        field: setting of the job that names the current input.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.field = ""
+        self._report = report
+        self._files: dict[str, tuple[int, int]] = {}  # bytes here, and size, by SHA-256
+        self._problem = ""
+        self._told_seconds = -TELL_SECONDS
+
+    def tell(self, ref: FileRef, here: int, problem: str) -> None:
+        """Note the bytes of a file that are here, and report it if it is time."""
+        self._files[ref.sha256] = here, ref.size
+        now = asyncio.get_running_loop().time()
+        if now - self._told_seconds < TELL_SECONDS and problem == self._problem:
+            return
+        self._told_seconds, self._problem = now, problem
+        sizes = self._files.values()
+        self._report(self.field, sum(each[0] for each in sizes), sum(each[1] for each in sizes), problem)
