@@ -59,8 +59,9 @@ async def submit(
         Failed: an upload failed; or `follow_it` is set, and the job failed or was cancelled.
     """
     from cli.uploads import InputFiles, upload_inputs
+    from services.config.job_inputs import inputs_of_job
 
-    files = InputFiles.of_job(config) if uploads else None
+    files = InputFiles(inputs_of_job(config)) if uploads else None
     async with JobsClient(target) as client:
         if files is not None:
             await upload_inputs(client, files, output)

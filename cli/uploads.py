@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from rich.console import Console
 from rich.progress import (
@@ -22,14 +22,14 @@ from cli.client import JobsClient
 from cli.output import Output
 from cli.progress import PLAIN_SECONDS
 from protos.files_pb2 import FileRef
-from services.config.job_inputs import inputs_of_job
+from services.config.job_inputs import JobInput
 from services.config.pretrained import file_sha256
+from services.corpora.conversion import converted
+from services.corpora.token_file import describe_token_file
 from services.errors import Refused
 from services.input_files import open_input_file
 from services.printable import printable_path
-
-if TYPE_CHECKING:
-    from services.config.job import JobConfig
+from services.protocol.file_refs import MAX_FILE_BYTES
 
 _MB = 1_000_000
 
@@ -38,38 +38,52 @@ class InputFiles:
     """The files of a job's inputs, as a source of uploads.
 
     Args:
-        paths: path and setting of each file, by its SHA-256.
+        inputs: the inputs.
 
     Attributes:
-        refs: references to them.
+        refs: references to the files, each once.
 
     Raises:
-        Refused: one can't be read.
+        Refused: one can't be read, is too large, or has changed since the job was made.
     """
 
-    def __init__(self, paths: Mapping[str, tuple[Path, str]]) -> None:
-        self._paths = paths
+    def __init__(self, inputs: Iterable[JobInput]) -> None:
+        self._paths: dict[str, tuple[Path, str]] = {}  # path and setting, by SHA-256
+        self._identities: dict[str, bytes] = {}
         self._sent = ""
-        self.refs = []
-        for sha256 in paths:
-            with self.open(sha256)[0] as file:
-                self.refs.append(FileRef(sha256=sha256, size=file.seek(0, 2)))
+        for each in inputs:
+            path = Path(each.path)
+            if each.identity is not None:
+                path = converted(path, each.field)
+                self._add_identity(each, path)
+            self._paths |= {sha256: (path / name, each.field) for name, sha256 in each.files.items()}
+        self.refs = [self._make_ref(sha256) for sha256 in (*self._identities, *self._paths)]
 
-    @classmethod
-    def of_job(cls, config: JobConfig) -> InputFiles:
-        """Return the files of a job's inputs, each once."""
-        return cls(
-            {
-                sha256: (Path(each.path) / name, each.field)
-                for each in inputs_of_job(config)
-                for name, sha256 in each.files.items()
-            }
-        )
+    def _add_identity(self, wanted: JobInput, path: Path) -> None:
+        """Take the description of a file of token ids."""
+        sidecar = describe_token_file(path, wanted.field)
+        if sidecar.identity != wanted.identity:
+            raise _changed(path, wanted.field)
+        self._identities[sidecar.identity] = sidecar.identity_body()
 
-    def open(self, sha256: str) -> tuple[IO[bytes], int]:
-        """Return a file, open, and its size in bytes."""
-        path, field = self._paths[sha256]
+    def _make_ref(self, sha256: str) -> FileRef:
+        file, size = self.open(sha256)
+        if not isinstance(file, bytes):
+            file.close()
+        if size > MAX_FILE_BYTES:
+            path, field = self._paths[sha256]
+            raise Refused(
+                f"{field}: {printable_path(path)} has {size} bytes, expected at most {MAX_FILE_BYTES} for an upload; "
+                "split it, or copy it to the hosts and give --no-upload"
+            )
+        return FileRef(sha256=sha256, size=size)
+
+    def open(self, sha256: str) -> tuple[IO[bytes] | bytes, int]:
+        """Return a file, open or as its content, and its size in bytes."""
         self._sent = sha256
+        if sha256 in self._identities:
+            return self._identities[sha256], len(self._identities[sha256])
+        path, field = self._paths[sha256]
         file = open_input_file(field, path)
         return file, file.seek(0, 2)
 
@@ -79,11 +93,14 @@ class InputFiles:
         Raises:
             Refused: it has changed since the job was made.
         """
-        path, field = self._paths[self._sent]
-        if file_sha256(path) != self._sent:
-            raise Refused(
-                f"{field}: {printable_path(path)} has changed while it was submitted; submit it again"
-            )
+        if self._sent in self._paths:
+            path, field = self._paths[self._sent]
+            if file_sha256(path) != self._sent:
+                raise _changed(path, field)
+
+
+def _changed(path: Path, field: str) -> Refused:
+    return Refused(f"{field}: {printable_path(path)} has changed while it was submitted; submit it again")
 
 
 class UploadView:

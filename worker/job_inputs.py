@@ -1,7 +1,8 @@
 """The inputs of the job that a worker builds: found on its host, or read from the aggregator into a cache on disk.
 
     cache/3f5a...                    a file by its SHA-256 (services/files/store.py)
-    cache/jobs/worker-NAME/0/x.txt   link to it under its own name, for the job that this worker builds
+    cache/jobs/worker-NAME/0/x.txt   link to it under its own name, for the job that this worker builds; beside a file
+                                     of token ids its sidecar
 
 All of it runs on the event loop; disk and hashing work in threads.
 """
@@ -21,6 +22,8 @@ import grpc
 from protos.files_pb2 import FileRef
 from services.config.job import JobConfig
 from services.config.job_inputs import JobInput, inputs_of_job
+from services.corpora.conversion import TEXT_SUFFIXES
+from services.corpora.sidecar import sidecar_of_copy, store_sidecar
 from services.errors import Failed, Refused, TiermeshError
 from services.files.errors import FileMissing
 from services.files.fetch import fetch
@@ -113,6 +116,8 @@ class JobInputs:
                     self._held.enter_context(
                         await fetch(channel, self._store, sha256, aggregator, progress.tell)
                     )
+                if wanted.identity is not None:
+                    await self._fetch_identity(wanted.identity, self._store, channel, aggregator, progress)
                 places[wanted.path] = await asyncio.to_thread(self._link, number, wanted, self._store)
             except FileMissing:
                 looked_at = ", ".join(printable_path(place) for place in self._list_places(wanted))
@@ -130,15 +135,29 @@ class JobInputs:
                 ) from None
         return places
 
+    async def _fetch_identity(
+        self, identity: str, store: FileStore, channel: grpc.aio.Channel, aggregator: str, progress: _Progress
+    ) -> None:
+        """Read the description of a file of token ids. Without one it is made, which reads the whole file."""
+        try:
+            self._held.enter_context(await fetch(channel, store, identity, aggregator, progress.tell))
+        except FileMissing:
+            log.info("%s has no description of file %s; it is made from the file", aggregator, identity[:12])
+
     def _link(self, number: int, wanted: JobInput, store: FileStore) -> Path:
         """Make links to the files of an input under their own names; return the path that stands for the job's."""
         folder = self._links / str(number)
         shutil.rmtree(folder, ignore_errors=True)
         place = folder / Path(wanted.path).name
+        if wanted.identity is not None and place.suffix.lower() in TEXT_SUFFIXES:
+            place = place.with_name(f"{place.name}.u32.bin")  # what arrived is the binary that it stands for
         for name, sha256 in wanted.files.items():
             link = place / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(store.path_of(sha256))
+        if wanted.identity is not None and store.last_use_seconds(wanted.identity) is not None:
+            body = store.path_of(wanted.identity).read_bytes()
+            store_sidecar(place, sidecar_of_copy(body, wanted.files[""], place))
         return place
 
 

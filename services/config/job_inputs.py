@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.config.corpus import PYTHON_REFERENCE
 from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
 from services.config.pretrained import MODEL_PATH_FIELD
 
 
@@ -19,31 +20,43 @@ class JobInput:
         field: setting that names it, dotted, for people.
         path: its absolute path on the host that the job was submitted from.
         files: SHA-256 of each file, by its path below `path`; the only key is empty if `path` is a file itself.
+        identity: SHA-256 of the description of a file of token ids, which a copy of the file needs beside it
+            (`TokenSidecar.identity_body`); None for other files.
     """
 
     field: str
     path: str
     files: Mapping[str, str]
+    identity: str | None = None
 
 
 def inputs_of_job(job: JobConfig) -> list[JobInput]:
     """Return the inputs of a job: corpus, tokenizer and starting checkpoint. A built-in text is none."""
-    inputs = []
-    data = job.data
-    if data is not None and data.path != PYTHON_REFERENCE:
-        inputs.append(JobInput("training_config.data_path", data.path, {"": data.sha256}))
-    if data is not None and data.tokenizer_path is not None and data.tokenizer_sha256 is not None:
-        inputs.append(
-            JobInput("training_config.tokenizer_path", data.tokenizer_path, {"": data.tokenizer_sha256})
-        )
+    inputs = [] if job.data is None else _inputs_of_data(job.data)
     if job.pretrained is not None:
         inputs.append(JobInput(MODEL_PATH_FIELD, job.pretrained.path, dict(job.pretrained.files)))
     return inputs
 
 
+def _inputs_of_data(data: DataConfig) -> list[JobInput]:
+    inputs = []
+    for number, file in enumerate(data.files):
+        if file.path != PYTHON_REFERENCE:
+            field = f"training_config.data_path{f'[{number}]' if len(data.files) > 1 else ''}"
+            inputs.append(JobInput(field, file.path, {"": file.sha256}, file.identity))
+    if data.tokenizer_path is not None and data.tokenizer_sha256 is not None:
+        inputs.append(
+            JobInput("training_config.tokenizer_path", data.tokenizer_path, {"": data.tokenizer_sha256})
+        )
+    return inputs
+
+
 def input_hashes(job: JobConfig) -> frozenset[str]:
     """Return the SHA-256 of all files of a job's inputs."""
-    return frozenset(sha256 for each in inputs_of_job(job) for sha256 in each.files.values())
+    inputs = inputs_of_job(job)
+    return frozenset(sha256 for each in inputs for sha256 in each.files.values()) | frozenset(
+        each.identity for each in inputs if each.identity is not None
+    )
 
 
 def relocate_inputs(job: JobConfig, places: Mapping[str, Path]) -> JobConfig:
@@ -53,14 +66,15 @@ def relocate_inputs(job: JobConfig, places: Mapping[str, Path]) -> JobConfig:
         job: the job.
         places: new path of an input, by the path that the job names; others stay.
     """
+
+    def place_of(path: str | None) -> str | None:
+        return str(places[path]) if path is not None and path in places else path
+
     changes: dict[str, object] = {}
     if job.data is not None:
-        moved: dict[str, object] = {}
-        if job.data.path in places:
-            moved["path"] = str(places[job.data.path])
-        if job.data.tokenizer_path is not None and job.data.tokenizer_path in places:
-            moved["tokenizer_path"] = str(places[job.data.tokenizer_path])
+        files = tuple(file.model_copy(update={"path": place_of(file.path)}) for file in job.data.files)
+        moved = {"files": files, "tokenizer_path": place_of(job.data.tokenizer_path)}
         changes["data"] = job.data.model_copy(update=moved)
-    if job.pretrained is not None and job.pretrained.path in places:
-        changes["pretrained"] = job.pretrained.model_copy(update={"path": str(places[job.pretrained.path])})
+    if job.pretrained is not None:
+        changes["pretrained"] = job.pretrained.model_copy(update={"path": place_of(job.pretrained.path)})
     return job.model_copy(update=changes)

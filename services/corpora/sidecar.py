@@ -31,6 +31,7 @@ LARGEST_ID = (1 << 32) - 1
 ITEM_BYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 
 _CACHE = "sidecars"
+_IDENTITY_FIELDS = {"dtype", "offset_bytes", "count", "largest_id", "block_bytes", "block_sha256"}
 _FIELDS_BYTES = 4096
 _HASH_CHARACTERS = 64
 
@@ -86,10 +87,13 @@ class TokenSidecar(BaseModel):
 
     @cached_property
     def identity(self) -> str:
-        """SHA-256 that stands for the ids: of this description without names, times and the tokenizer."""
-        fields = {"dtype", "offset_bytes", "count", "largest_id", "block_bytes", "block_sha256"}
-        body = json.dumps(self.model_dump(include=fields), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(body.encode()).hexdigest()
+        """SHA-256 that stands for the ids: of `identity_body`."""
+        return hashlib.sha256(self.identity_body()).hexdigest()
+
+    def identity_body(self) -> bytes:
+        """Return this description without names, times and the tokenizer, as JSON that depends on the ids alone."""
+        body = self.model_dump(include=_IDENTITY_FIELDS)
+        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
     def block_hash(self, index: int) -> str:
         """Return the SHA-256 of a block, as hexadecimal text."""
@@ -118,6 +122,27 @@ def parse_sidecar(content: bytes, place: str) -> TokenSidecar:
         raise Refused(
             f"{place}: is no sidecar of a token file ({reason}); remove it, and the next submit makes another"
         ) from None
+
+
+def sidecar_of_copy(identity_body: bytes, sha256: str, path: Path) -> TokenSidecar:
+    """Return the sidecar of a copy of a file of ids, from what its identity stands for.
+
+    Args:
+        identity_body: `TokenSidecar.identity_body` of the file. The position of the largest id is not in it, and is 0.
+        sha256: SHA-256 of the file.
+        path: the copy.
+
+    Raises:
+        Refused: it is no such body.
+    """
+    status = path.stat()
+    try:
+        body = json.loads(identity_body)
+        known = {"sha256": sha256, "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+        fields = {**{name: body[name] for name in _IDENTITY_FIELDS}, **known, "largest_id_position": 0}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        fields = {}
+    return parse_sidecar(json.dumps(fields).encode(), printable_path(path))
 
 
 def load_sidecar(path: Path) -> TokenSidecar | None:
