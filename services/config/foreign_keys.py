@@ -127,12 +127,27 @@ def refuse_misplaced_keys(sections: Mapping[str, Any]) -> None:
             continue
         known = section_keys(section)
         for key, value in given.items():
-            places = [] if key in known or not isinstance(key, str) else key_parents(key)
-            if places:
-                named = " or ".join(dotted_name(*place, key) for place in places)
-                raise Refused(
-                    f"{section}.{key}: {format_value(value)} given in the wrong section, expected as {named}; move it"
-                )
+            if key not in known:
+                refuse_misplaced_key(section, key, value)
+
+
+def refuse_misplaced_key(section: str, key: object, value: object) -> None:
+    """Refuse an unknown key of a section if another section has it.
+
+    Args:
+        section: name of the section that has the key; empty at the top level.
+        key: the key.
+        value: the key's value.
+
+    Raises:
+        Refused: another section has the key; the line names its place.
+    """
+    places = key_parents(key) if isinstance(key, str) else []
+    if places:
+        named = " or ".join(dotted_name(*place, key) for place in places)
+        raise Refused(
+            f"{dotted_name(section, key)}: {format_value(value)} given in the wrong place, expected as {named}; move it"
+        )
 
 
 def _is_custom_model(section: str, sections: Mapping[str, Any]) -> bool:

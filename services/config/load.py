@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.config.foreign_keys import refuse_foreign_keys
+from services.config.foreign_keys import refuse_foreign_keys, refuse_misplaced_key
 from services.config.job import JobConfig
 from services.config.origins import Origins
 from services.config.overrides import Override, parse_overrides
@@ -70,6 +70,7 @@ def load_job_document(
     refuse_foreign_keys(document)
     for key, value in document.items():
         if key not in SECTIONS:
+            refuse_misplaced_key("", key, value)
             raise unknown_key_error("", key, value, SECTIONS)
     if document.get("training_config") is None:
         raise Refused(
@@ -98,6 +99,7 @@ def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> 
     if isinstance(training, dict):
         for key in NESTED_SECTIONS:
             _move_up(sections, training, key, origins)
+        _include_optimizer(training, folder, origins)
         model_path = training.get("model_config")
         if isinstance(model_path, str) and model_path:
             _include_model(sections, model_path, folder, origins)
@@ -121,6 +123,24 @@ def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str, origi
     sections[key] = nested
     origins.note_moved(f"training_config.{key}", key, nested)
     del training[key]
+
+
+def _include_optimizer(training: dict[Any, Any], folder: Path, origins: Origins) -> None:
+    """Replace the path of an optimizer's settings, under either of tt-train's keys, by the settings."""
+    key = "optimizer_config" if training.get("optimizer_config") is not None else "optimizer"
+    text, field = training.get(key), f"training_config.{key}"
+    if not isinstance(text, str):
+        return
+    if key == "optimizer_config" and training.get("optimizer") is not None:
+        raise Refused(
+            f"{field}: {format_value(text)} given together with training_config.optimizer, expected one of them; "
+            "remove one"
+        )
+    path = find_include(text, field=field, folder=folder, kind="optimizer_configs")
+    included = read_document(path, field)
+    training["optimizer"] = included.get("optimizer", included)
+    training.pop("optimizer_config", None)
+    origins.note_file("training_config.optimizer", training["optimizer"], path)
 
 
 def _include_model(sections: dict[Any, Any], text: str, folder: Path, origins: Origins) -> None:

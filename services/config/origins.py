@@ -22,11 +22,11 @@ class Origins:
         """Note that a file has a section, with all settings in it.
 
         Args:
-            key: name of the section.
+            key: dotted name of the section.
             value: value as read.
             path: path of the file.
         """
-        self._notes.append(((key,), value, printable_path(path)))
+        self._notes.append((tuple(str(key).split(".")), value, printable_path(path)))
 
     def note_override(self, key: tuple[str, ...], value: Any) -> None:
         """Note that the command line gave a setting, by its keys from the section down."""

@@ -34,8 +34,8 @@ class Override:
 
     @property
     def after_includes(self) -> bool:
-        """Whether the setting is in a section that may come from a file. If not, it may be the path of that file."""
-        return self.path[0] != "training_config"
+        """Whether the setting is in a mapping that may come from a file. If not, it may be the path of that file."""
+        return self.path[0] != "training_config" or len(self.path) > 2
 
     def apply(self, sections: dict[Any, Any]) -> None:
         """Change the setting in `sections`; mappings on the way to it are created or copied.

@@ -299,8 +299,8 @@ SECTIONS: dict[str, type[Section]] = {
 MODEL_SECTIONS = ("transformer_config", "linear_regression_config", "mlp_config")
 """Sections that describe a model; a job has one of them."""
 
-NESTED_SECTIONS = ("multihost_config", *MODEL_SECTIONS)
-"""Sections that older files have inside `training_config`."""
+NESTED_SECTIONS = tuple(section for section in SECTIONS if section != "training_config")
+"""Sections that may stand inside `training_config`, as older files have the model and the hosts."""
 
 OPTIMIZER_SECTIONS: tuple[type[Section], ...] = (AdamWSection, SGDSection)
 """Sections with the keys of `training_config.optimizer`."""

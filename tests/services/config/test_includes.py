@@ -145,6 +145,33 @@ def test_an_old_file_may_nest_mlp_config(folder: Path) -> None:
     assert (load_job(path)[0].model.num_features, load_job(path)[0].model.hidden_features) == (20, (8,))
 
 
+def test_every_section_may_stand_inside_training_config(load: Load, folder: Path) -> None:
+    write(folder / "mesh.yaml", "device_config: {mesh_shape: [1, 2], enable_ddp: true}")
+    nested = {
+        "device_config": "mesh.yaml", "eval_config": {"top_k": 7}, "scheduler_type": "warmup_cosine",
+        "scheduler_config": {"warmup_steps": 9},
+    }  # fmt: skip
+    job, _ = load("training_config.device_config.threads=2", training_config=nested)
+    assert (job.device.mesh_shape, job.device.threads) == ((1, 2), 2)
+    assert (job.sampling.top_k, job.schedule.warmup_steps) == (7, 9)
+
+
+@pytest.mark.parametrize("content", ["type: SGD\nmomentum: 0.5\n", "optimizer: {type: SGD, momentum: 0.5}\n"])
+@pytest.mark.parametrize("key", ["optimizer", "optimizer_config"])
+def test_the_optimizer_may_be_a_path(load: Load, folder: Path, key: str, content: str) -> None:
+    write(folder / "sgd.yaml", content)
+    job, _ = load("lr=0.25", training_config={key: "sgd.yaml"})
+    assert (job.optimizer.type, job.optimizer.lr, job.optimizer.momentum) == ("sgd", 0.25, 0.5)
+
+
+def test_an_optimizer_given_twice_is_refused(refused: Refuse, folder: Path) -> None:
+    write(folder / "sgd.yaml", "type: SGD")
+    line = refused(training_config={"optimizer": {}, "optimizer_config": "sgd.yaml"})
+    assert line.startswith(
+        'training_config.optimizer_config: "sgd.yaml" given together with training_config.optimizer'
+    )
+
+
 def test_an_old_file_may_nest_transformer_config(folder: Path) -> None:
     nested = yaml.safe_load(MODEL)["transformer_config"]
     job = {"training_config": {"data_path": "corpus.txt", "transformer_config": nested}}

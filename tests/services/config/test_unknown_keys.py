@@ -98,8 +98,9 @@ def test_edits_are_counted(first: str, second: str, edits: int) -> None:
     ("sections", "facts"),
     [
         ({"training_config": {"num_heads": 6}},
-         "training_config.num_heads: 6 given in the wrong section, expected as transformer_config.num_heads; move it"),
+         "training_config.num_heads: 6 given in the wrong place, expected as transformer_config.num_heads; move it"),
         ({"training_config": {"lr": 0.1}}, "training_config.lr: 0.1 ... training_config.optimizer.lr; move it"),
+        ({"vocab_size": 30522}, "vocab_size: 30522 given in the wrong place ... transformer_config.vocab_size"),
         ({"device_config": {"batch_size": 4}}, "device_config.batch_size: 4 ... training_config.batch_size"),
         ({"transformer_config": {"training_samples": 40}},
          "linear_regression_config.training_samples or mlp_config.training_samples"),
