@@ -18,9 +18,9 @@ from cli.certs import authority
 from cli.certs.authority import KeyPair
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
+from services.names import check_name
 from services.printable import printable_path
 from services.system_errors import system_error
-from services.transport.access.identity import check_name
 from services.transport.access.permissions import CallerKind
 from services.transport.access.revocations import read_revoked
 from services.transport.access.watched_files import MAX_FILE_BYTES, read_small_file

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from protos.cluster_pb2 import Hello, Welcome
 from services.errors import Refusal
+from services.names import NAME_FORM, is_name
 from services.printable import printable
 from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN, PROTOCOL_VERSION
 
@@ -35,6 +36,7 @@ class HelloFault(Enum):
 
     PROTOCOL = "protocol"
     ROLE = "role"
+    NAME = "name"
     SHARD = "shard"
     CLUSTER = "cluster"
     EPOCH_AHEAD = "epoch ahead"
@@ -148,6 +150,10 @@ def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]
             f"{name} has role {hello.role[:20]!r}, expected {expected.sender.value!r}; only {expected.sender.value}s "
             f"connect to {_article(own)}",
             HelloFault.ROLE,
+        )
+    if not is_name(hello.name):
+        yield HelloRefusal(
+            f"{peer} has an unusable name, expected {NAME_FORM}; give it another --name", HelloFault.NAME
         )
     index, count = hello.shard_index, hello.shard_count or 1
     if index >= count or expected.shard not in (None, (index, count)):

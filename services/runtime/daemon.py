@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from services.instrumentation import failpoints, timeline
 from services.instrumentation.timeline import TimelineOptions
+from services.names import check_name
 from services.runtime import logs, process
 from services.runtime.certificate_watch import CertificateWatch, check_own_certificate
 from services.runtime.descriptors import PortLimits, limit_ports, raise_descriptor_limit
@@ -45,6 +46,9 @@ class DaemonOptions:
         timeline: steps to record in a timeline, and its folder; None for no timeline.
         tensor_port: port of the data streams, on the host of `listen`; 0 means any free one.
         people_listen: `HOST:PORT` for people that show a token in place of a certificate; empty for none.
+
+    Raises:
+        Refused: other daemons would refuse the name.
     """
 
     name: str
@@ -59,6 +63,10 @@ class DaemonOptions:
     timeline: TimelineOptions | None = None
     tensor_port: int = 0
     people_listen: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the name, so that a bad one is refused before anything is opened."""
+        check_name("--name", self.name)
 
 
 class Service(Protocol):

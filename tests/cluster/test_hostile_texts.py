@@ -16,7 +16,7 @@ from services.config.paths import REPOSITORY_ROOT as ROOT
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import PROTOCOL_MIN, PROTOCOL_VERSION
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh
-from tests.support.hostile import HOSTILE, LONG, fill_texts, is_clean, variants
+from tests.support.hostile import HOSTILE, fill_texts, is_clean, variants
 
 ANSWER_SECONDS = 2.0
 EPOCH = 1
@@ -52,7 +52,7 @@ def attend(channel: grpc.Channel, method: Any, role: str, job: str) -> None:
         first = method.input_type._concrete_class()
         fill_texts(first.hello, HOSTILE)
         first.epoch = first.hello.epoch_seen = EPOCH
-        first.hello.name += LONG if number % 2 else ""
+        first.hello.name = f"peer-{number}"  # hostile ones are refused: tests/services/protocol/test_hello.py
         first.hello.protocol, first.hello.protocol_min = PROTOCOL_VERSION, PROTOCOL_MIN
         first.hello.role, first.hello.incarnation = role, f"incarnation-{number}"
         if "cluster" in first.hello.DESCRIPTOR.fields_by_name:  # that of another cluster is refused

@@ -6,7 +6,6 @@ Further URIs, `tiermesh:name/NAME`, bind a daemon's certificate to these names: 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,14 +13,13 @@ from functools import lru_cache
 from cryptography import x509
 
 from services.errors import Refused
+from services.names import check_name
 from services.transport.access.permissions import CallerKind
 
 ROLE_PREFIX = "tiermesh:role/"
 BOUND_NAME_PREFIX = "tiermesh:name/"
 MAX_BOUND_NAMES = 100
 """Number of names that a certificate is bound to at most."""
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-"""Form of a name in certificates and tokens: it appears in logs, files and lists."""
 
 _SHOWN_NAMES = 2
 _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
@@ -48,19 +46,6 @@ class CertificateIdentity:
     def allows_name(self, name: str) -> bool:
         """Return whether a daemon of this name may show the certificate."""
         return not self.bound_names or name in self.bound_names
-
-
-def check_name(what: str, name: str) -> str:
-    """Return a name that certificates and tokens may have.
-
-    Raises:
-        Refused: it has other characters, or is too long.
-    """
-    if not NAME_PATTERN.fullmatch(name):
-        raise Refused(
-            f"{what} {name[:80]!r}: expected 1 to 64 letters, digits, '.', '_', '@' or '-', and a letter or digit first"
-        )
-    return name
 
 
 def role_uri(kind: CallerKind, name: str) -> str:

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from services.errors import Refused
-from services.transport.access.identity import check_name
+from services.names import check_name
 from services.transport.access.permissions import CallerKind
 from services.transport.access.watched_files import read_small_file
 

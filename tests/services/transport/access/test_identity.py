@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cli.certs.authority import issue, make_authority, renew
 from services.errors import Refused
-from services.transport.access.identity import MAX_BOUND_NAMES, NAME_PATTERN, identify
+from services.names import NAME_PATTERN
+from services.transport.access.identity import MAX_BOUND_NAMES, identify
 from services.transport.access.permissions import CallerKind
 
 AUTHORITY = make_authority("authority", 10)
