@@ -33,6 +33,7 @@ from benchmarks.figures import (  # noqa: E402  # see above
     step_over_compute,
     tape_overhead,
     timeline,
+    token_files,
     under_attack,
     validation_loss,
 )
@@ -58,6 +59,9 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "soak": soak.run,
     "under_attack": under_attack.run,
     "many_jobs": many_jobs.run,
+    "tokenize": token_files.tokenize,
+    "token_file_open": token_files.opening,
+    "token_file_memory": token_files.memory,
     "same_loss_as_peer": same_loss.run,
     "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),
     "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),
