@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from tests.fuzz.access import ACCESS_TARGETS
 from tests.fuzz.connections import CONNECTION_TARGETS
+from tests.fuzz.corpora import CORPORA_TARGETS
 from tests.fuzz.messages import MESSAGE_TARGETS
 from tests.fuzz.rpcs import RPC_TARGETS
 from tests.fuzz.target import Target
 
-TARGETS: dict[str, Target] = {**CONNECTION_TARGETS, **ACCESS_TARGETS, **MESSAGE_TARGETS, **RPC_TARGETS}
+TARGETS: dict[str, Target] = {
+    **CONNECTION_TARGETS,
+    **ACCESS_TARGETS,
+    **MESSAGE_TARGETS,
+    **CORPORA_TARGETS,
+    **RPC_TARGETS,
+}
