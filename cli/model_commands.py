@@ -10,6 +10,7 @@ from cli.job_commands import job_config
 from cli.options import FiniteRange, option, output_options, path_option
 from cli.output import Output
 from services.errors import Refused
+from services.sizing.chips import CHIPS
 
 
 @click.command()
@@ -72,12 +73,44 @@ def generate(
 
 @click.command()
 @job_config
+@option(
+    "--workers",
+    type=click.IntRange(min=1, max=65536),
+    show_default="the job's num_workers",
+    help="Number of worker daemons that the figures are for.",
+)
+@option(
+    "--tiers",
+    type=click.Choice(["2", "3"]),
+    default="3",
+    help="3 for an optimizer daemon of its own, 2 for one inside the aggregator.",
+)
+@option(
+    "--shards",
+    type=click.IntRange(min=0, max=64),
+    default=0,
+    help="Number of shards that tensors are split over (2 tiers); 0 for none.",
+)
+@option(
+    "--chip",
+    type=click.Choice(list(CHIPS)),
+    help="Chips of the workers; a job that needs more memory than one has is refused.",
+)
 @output_options
-def validate(*, path: Path, overrides: tuple[str, ...], output: Output) -> None:
-    """Check everything in a job's config that can be checked without a cluster."""
-    from cli.validate import run
+def validate(
+    *,
+    path: Path,
+    overrides: tuple[str, ...],
+    workers: int | None,
+    tiers: str,
+    shards: int,
+    chip: str | None,
+    output: Output,
+) -> None:
+    """Check a job's config without a cluster, and show what the job would take."""
+    from cli.validate.command import Cluster, run
 
-    run(path, overrides, output)
+    run(path, overrides, Cluster(workers, int(tiers), shards, chip), output)
 
 
 @click.command()

@@ -3,12 +3,15 @@
     chips.py            memory of the chips that exist
     allocation.py       bytes that a tensor takes on a chip, in whole tiles over its banks
     share.py            what one chip has of a job's tensors
-    activations.py      values that a block, and the ends of a model, keep and need in between
+    stages.py           points of a pass at which memory may be at its peak
+    blocks.py           such points of a transformer block
+    ends.py             such points of embedding, projection and loss
     device_memory.py    peak memory of a chip, by what it is for
     fitting.py          changes with which a job that is too large fits
     host_memory.py      memory of worker, aggregator, optimizer and shards
     links.py            bytes between roles in a step
     disk.py             checkpoints on disk
+    sizes.py            sizes as people read them
 
 `tiermesh validate` prints all of it. A worker refuses a job that its chips can't hold. docs/sizing.md explains the
 formulas, and `make bench ONLY=memory_estimate` compares them with what the emulator measures.

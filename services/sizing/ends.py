@@ -76,9 +76,11 @@ def _size_loss_of_columns(share: ChipShare, vocabulary: int) -> tuple[Stage, Sta
     columns = share.split(vocabulary)
     logits, logits32 = share.rows(columns), share.rows(columns, FLOAT32_BYTES)
     row = share.rows(1, FLOAT32_BYTES)
-    # The largest logit of each chip is gathered and transposed, with one tile for each row, twice.
-    tiles = share.allocator.tiled_bytes((share.batch * share.tokens, TILE, TILE), FLOAT32_BYTES)
-    gathering = logits + logits32 + (1 + share.tensor_size) * row + 2 * tiles
+    # The largest logits of each chip are gathered and transposed, with one tile for each row, twice.
+    rows = share.batch * share.tokens
+    gathered = share.allocator.tiled_bytes((share.tensor_size, rows, 1), FLOAT32_BYTES)
+    tiles = share.allocator.tiled_bytes((rows, TILE, TILE), FLOAT32_BYTES)
+    gathering = logits + logits32 + gathered + 2 * tiles
     adding = logits + logits32 + 6 * row
     return (
         Stage("loss", 2 * logits32, 0, max(gathering - 2 * logits32, adding)),

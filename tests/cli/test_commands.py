@@ -432,6 +432,45 @@ def test_every_command_with_a_job_takes_settings(
     assert 'training_config.max_steps: "zero" given' in capsys.readouterr().err
 
 
+def test_validate_shows_what_the_job_would_take(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(job_file), "--set", "max_steps=20", "--workers", "3", "--json"]) == 0
+    result = last_json(capsys.readouterr().out)
+    origins = {each["key"]: (each["value"], each["origin"]) for each in result["settings"]}
+    assert origins["training_config.max_steps"] == (20, "command line")
+    assert origins["training_config.batch_size"] == (4, str(job_file))
+    assert result["parameters"] == {"total": 10, "layers": 10}
+    assert (result["tokens"], result["epochs"]) == (80, pytest.approx(80 / 180, abs=1e-4))
+    memory = result["device_memory"]
+    assert (memory["chip"], memory["dtype"]) == ("wormhole", "bfloat16")
+    assert 0 < memory["weights_bytes"] < memory["total_bytes"] < memory["chip_bytes"]
+    assert [each["role"] for each in result["host_memory"]] == ["worker", "aggregator", "optimizer"]
+    assert result["links"][1]["total_bytes"] == 3 * 40
+    assert result["checkpoints"]["written"] == 2
+    assert main(["validate", str(job_file), "--shards", "2", "--json"]) == 0
+    roles = [each["role"] for each in last_json(capsys.readouterr().out)["host_memory"]]
+    assert roles == ["worker", "shard", "aggregator"]
+
+
+def test_validate_says_what_to_change_if_a_chip_is_too_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "training_config: {data_path: builtin:python-reference, batch_size: 64}\n"
+        "transformer_config: {num_heads: 16, embedding_dim: 2048, num_blocks: 32, max_sequence_length: 1024}\n"
+    )
+    assert main(["validate", str(path), "--json"]) == 0
+    captured = capsys.readouterr()
+    (notice,) = [line for line in captured.err.splitlines() if line.startswith("device_config: ")]
+    assert "needed on each chip" in notice and "runner_type: memory_efficient" in notice
+    assert notice in last_json(captured.out)["notices"]
+    assert main(["validate", str(path), "--chip", "n150"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"tiermesh: {notice.replace('wormhole', 'n150')}"
+    assert main(["validate", str(path), "--set", "backend=emulator"]) == 0
+    assert "needed on each chip" not in capsys.readouterr().err, "an emulated chip has the memory of its host"
+
+
 def test_validate_checks_the_mesh_against_its_descriptor(
     job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

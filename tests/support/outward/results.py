@@ -78,6 +78,8 @@ def describe_results() -> dict[str, Any]:
         finally:
             server.stop(1).wait()
     found["validate"] = run_command(["validate", job])
+    settings = found["validate"]["result"]["settings"]
+    found["validate"]["result"]["settings"] = keep_types(settings)  # config.json has their names
     checked = run_command(["check", "--mesh", "--mesh-shape", "1x2", "--backend", "emulator"])
     found["check --mesh"] = {**checked, "result": keep_types(checked["result"])}
     found["unknown flag"] = run_command(["jobs", "--no-such-flag"])["exit code"]

@@ -1,0 +1,61 @@
+"""The command `tiermesh validate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.output import Output
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster that a job's figures are for.
+
+    Attributes:
+        workers: number of worker daemons; None for the job's `num_workers`.
+        tiers: 3 for an optimizer of its own, 2 for one inside the aggregator.
+        shards: number of shards; 0 for none.
+        chip: name of the chips (`services.sizing.chips.CHIPS`), which must have the memory; None if it is not known.
+    """
+
+    workers: int | None = None
+    tiers: int = 3
+    shards: int = 0
+    chip: str | None = None
+
+
+def run(path: Path, overrides: Sequence[str], cluster: Cluster, output: Output) -> None:
+    """Check a job's config, its data and its mesh, and print what the job would take.
+
+    Raises:
+        Refused: something is wrong, or the job needs more memory than the named chip has; the message names the first
+            such setting.
+    """
+    from cli.validate.report import make_report
+    from cli.validate.text import format_report
+    from mesh.backend import check_mesh_shape
+    from services.config.load import load_job_with_origins
+    from services.errors import Refused
+
+    config, notices, origins = load_job_with_origins(path, overrides)
+    descriptor = check_mesh_shape(config.device.mesh_shape, config.device.backend)
+    report, shortage = make_report(config, origins, cluster)
+    if shortage is not None:
+        if cluster.chip is not None:
+            raise Refused(shortage)
+        notices.append(shortage)
+    for notice in notices:
+        output.warn(notice)
+    for line in format_report(report):
+        output.say(line)
+    output.say("the config is valid")
+    output.result(
+        {
+            "valid": True,
+            **report,
+            "mesh_graph_descriptor": str(descriptor) if descriptor else None,
+            "notices": notices,
+        }
+    )

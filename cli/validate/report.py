@@ -1,0 +1,110 @@
+"""Figures of a job, as one JSON object."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from cli.validate.command import Cluster
+from cli.validate.corpus import count_epoch_windows
+from services.config.job import JobConfig
+from services.config.models import CustomConfig
+from services.config.origins import Origins
+from services.config.parameters import model_parts
+from services.config.settings import list_settings
+from services.sizing.chips import CHIPS, DEFAULT_CHIP
+from services.sizing.device_memory import estimate_device_memory
+from services.sizing.disk import estimate_checkpoints
+from services.sizing.fitting import describe_shortage
+from services.sizing.host_memory import estimate_host_memory
+from services.sizing.links import estimate_links
+
+
+def make_report(config: JobConfig, origins: Origins, cluster: Cluster) -> tuple[dict[str, Any], str | None]:
+    """Return the figures of a job, and a line if a chip has too little memory for it.
+
+    Figures that only a worker can know are None: those of users' own models, and of unknown vocabularies.
+
+    Args:
+        config: config of the job.
+        origins: origins of its settings.
+        cluster: cluster that the figures are for.
+    """
+    device = config.device
+    report = {
+        "name": config.name,
+        "model": config.model.model_type,
+        "starts_from": config.pretrained.path if config.pretrained else None,
+        "data": ", ".join(file.path for file in config.data.files) if config.data else None,
+        "optimizer": config.optimizer.type,
+        "schedule": config.schedule.type,
+        "mesh_shape": list(device.mesh_shape),
+        "data_parallel": device.data_parallel_size,
+        "tensor_parallel": device.tensor_parallel_size,
+        "steps": config.steps,
+        "micro_batches": config.micro_batches,
+        "batch_size": config.batch_size,
+        "sequences_per_step": config.sequences_per_step,
+        **_count_tokens(config),
+        "vocabulary": config.vocabulary,
+        "settings": [asdict(setting) for setting in list_settings(config, origins)],
+        "tiers": 2 if cluster.shards else cluster.tiers,
+        "workers": cluster.workers or config.num_workers,
+        "shards": cluster.shards,
+    }
+    parameters = _count_parameters(config)
+    report["parameters"] = parameters
+    sizes: dict[str, Any] = dict.fromkeys(("device_memory", "host_memory", "links", "checkpoints"))
+    if parameters is None:
+        return report | sizes, None
+    sizes["device_memory"], shortage = _size_device(config, cluster)
+    roles = {key: report[key] for key in ("workers", "tiers", "shards")}
+    elements = parameters["total"]
+    sizes["host_memory"] = [asdict(each) for each in estimate_host_memory(config, elements, **roles)]
+    sizes["links"] = [asdict(each) for each in estimate_links(config, elements, **roles)]
+    checkpoints = estimate_checkpoints(config, elements)
+    sizes["checkpoints"] = asdict(checkpoints) | {"most_bytes": checkpoints.most_bytes}
+    return report | sizes, shortage
+
+
+def _count_tokens(config: JobConfig) -> dict[str, Any]:
+    """Return tokens of a step and of the job, and how often the data is seen; samples have one token each."""
+    length: int = getattr(config.model, "max_sequence_length", 1)
+    sequences, windows = config.steps * config.sequences_per_step, count_epoch_windows(config)
+    return {
+        "tokens_per_step": config.sequences_per_step * length,
+        "tokens": sequences * length,
+        "epochs": round(sequences / windows, 4) if windows else None,
+    }
+
+
+def _count_parameters(config: JobConfig) -> dict[str, int] | None:
+    """Return the number of parameters in all and by part; None if only a worker knows it."""
+    if isinstance(config.model, CustomConfig) or config.vocabulary is None:
+        return None
+    parts = {part.name: part.elements for part in model_parts(config.model, config.vocabulary)}
+    return {"total": sum(parts.values()), **parts}
+
+
+def _size_device(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the memory of a chip, and a line if that is more than it has."""
+    emulated = config.device.backend == "emulator"
+    dtype = config.device.dtype or ("float32" if emulated else "bfloat16")
+    chip = CHIPS[cluster.chip] if cluster.chip else DEFAULT_CHIP
+    memory = estimate_device_memory(config, config.vocabulary or 0, dtype=dtype, banks=chip.banks)
+    if memory is None:
+        return None, None
+    known = cluster.chip is not None or not emulated  # an emulated chip has the memory of the host
+    sizes = asdict(memory) | {
+        "total_bytes": memory.total_bytes,
+        "dtype": dtype,
+        "chip": chip.name if known else None,
+        "chip_bytes": chip.dram_bytes if known else None,
+        "source": chip.source if known else None,
+    }
+    if not known or memory.total_bytes <= chip.dram_bytes:
+        return sizes, None
+    line = describe_shortage(
+        config, memory, dtype=dtype, banks=chip.banks, chip=chip.name, chip_bytes=chip.dram_bytes
+    )
+    return sizes, line

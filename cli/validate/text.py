@@ -1,0 +1,105 @@
+"""Tables of a job's figures, for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from services.sizing.sizes import format_bytes
+
+_SHOWN = (
+    "name",
+    "model",
+    "starts_from",
+    "data",
+    "optimizer",
+    "schedule",
+    "mesh_shape",
+    "data_parallel",
+    "tensor_parallel",
+    "steps",
+    "micro_batches",
+    "batch_size",
+    "sequences_per_step",
+    "tokens_per_step",
+    "tokens",
+    "epochs",
+    "vocabulary",
+)
+"""Figures with a line each."""
+_UNKNOWN = "known to workers only"
+
+
+def format_report(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that show a report of `report.make_report`."""
+    yield "settings"
+    yield from _table(
+        [[each["key"], json.dumps(each["value"]), each["origin"]] for each in report["settings"]]
+    )
+    yield "job"
+    yield from _table([[key, _show(report[key])] for key in _SHOWN if report[key] not in (None, 0)])
+    if report["parameters"] is None:
+        yield f"parameters, memory, bytes between roles, checkpoints: {_UNKNOWN}"
+        return
+    total, *parts = report["parameters"].items()
+    yield f"parameters: {total[1]:,}"
+    yield from _table([[name, f"{count:,}"] for name, count in parts])
+    yield from _device_lines(report["device_memory"])
+    yield f"memory of each process (workers: {report['workers']}, tiers: {report['tiers']}, shards: {report['shards']})"
+    yield from _table(
+        [
+            [
+                each["role"],
+                format_bytes(each["memory_bytes"]),
+                f"+ {format_bytes(each['checkpoint_bytes'])} for a checkpoint"
+                if each["checkpoint_bytes"]
+                else "",
+                each["contents"],
+            ]
+            for each in report["host_memory"]
+        ]
+    )
+    yield "bytes between roles in a step"
+    yield from _table(
+        [
+            [
+                f"{each['sender']} to {each['receiver']}",
+                each["content"],
+                each["dtype"],
+                format_bytes(each["total_bytes"]),
+                f"over {each['links']} links" if each["links"] > 1 else "",
+            ]
+            for each in report["links"]
+        ]
+    )
+    disk = report["checkpoints"]
+    yield (
+        f"checkpoints: {disk['written']} of {format_bytes(disk['bytes_each'])}, of which {disk['kept']} are kept; "
+        f"at most {format_bytes(disk['most_bytes'])} on disk"
+    )
+
+
+def _device_lines(memory: dict[str, Any] | None) -> Iterator[str]:
+    if memory is None:
+        yield f"memory of a chip: {_UNKNOWN}"
+        return
+    of_chip = f" of {format_bytes(memory['chip_bytes'])} ({memory['chip']})" if memory["chip"] else ""
+    yield (
+        f"memory of a chip: {format_bytes(memory['total_bytes'])}{of_chip} in {memory['dtype']}; "
+        f"the peak is in: {memory['peak']}"
+    )
+    names = ("weights", "padding", "caches", "inputs", "activations", "gradients", "temporaries")
+    notes = {"padding": "part of the weights", "caches": "masks, positions, classes"}
+    yield from _table([[name, format_bytes(memory[f"{name}_bytes"]), notes.get(name, "")] for name in names])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows with aligned columns, indented."""
+    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+
+
+def _show(value: Any) -> str:
+    return f"{value:,}" if type(value) in (int, float) else str(value)
