@@ -110,7 +110,7 @@ def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> 
 
 def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str, origins: Origins) -> None:
     """Move `training_config.<key>`, a section or the path of its file, to the top level."""
-    nested = training.get(key)
+    nested = training.pop(key, None)
     if nested is None or nested == "":
         return
     if sections.get(key) is not None:
@@ -122,7 +122,6 @@ def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str, origi
         )
     sections[key] = nested
     origins.note_moved(f"training_config.{key}", key, nested)
-    del training[key]
 
 
 def _include_optimizer(training: dict[Any, Any], folder: Path, origins: Origins) -> None:

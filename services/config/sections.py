@@ -97,8 +97,6 @@ class TrainingSection(Section):
     mixed_precision: MixedPrecision | None = None
     profile_communication: bool = False
     model_config_path: PathText | None = Field(None, alias="model_config")
-    multihost_config: Any = None
-    transformer_config: dict[Any, Any] | None = None
     data_path: CorpusPaths = Field([CorpusFileSection(path="data/shakespeare.txt")])
     tokenizer_type: Literal["char", "bpe"] = "char"
     tokenizer_path: PathText | None = None

@@ -145,6 +145,14 @@ def test_an_old_file_may_nest_mlp_config(folder: Path) -> None:
     assert (load_job(path)[0].model.num_features, load_job(path)[0].model.hidden_features) == (20, (8,))
 
 
+@pytest.mark.parametrize("section", ["multihost_config", "device_config", "eval_config"])
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_an_empty_section_inside_training_config_counts_as_none(
+    load: Load, section: str, nothing: object
+) -> None:
+    assert load(training_config={section: nothing})[1] == []
+
+
 def test_every_section_may_stand_inside_training_config(load: Load, folder: Path) -> None:
     write(folder / "mesh.yaml", "device_config: {mesh_shape: [1, 2], enable_ddp: true}")
     nested = {

@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from services.config.job import JobConfig
-from services.config.load import load_job
+from services.config.load import load_job, load_job_document
+from services.config.models import ModelConfig
 from services.config.paths import REPOSITORY_ROOT
 from services.errors import Refused
 
@@ -101,3 +103,39 @@ def test_a_config_of_tt_train_validates_or_is_refused_with_a_reason(path: Path) 
 def test_every_config_is_there_and_in_the_table_once() -> None:
     assert len(CONFIGS) == 59
     assert REFUSED.keys() <= {name_of(path) for path in CONFIGS}
+
+
+DEVIATIONS = {
+    "nanogpt": {"weight_tying": True},  # as in tt-train of 2026-01
+    "tinyllama": {"intermediate_dim": 5632},  # the width that follows, written out
+    "tinyllama_loudbox_tp": {"intermediate_dim": 5632},
+    "gpt2s": {"activation": "gelu_tanh", "runner_type": "default"},  # GPT-2's own; as in tt-train of 2026-06
+}
+"""Settings of shipped models that differ from tt-train's of 2026-04."""
+
+MODELS = sorted(UPSTREAM.glob("*/configs/model_configs/*.yaml")) if UPSTREAM else []
+HOSTS = sorted(UPSTREAM.glob("*/configs/multihost_configs/*.yaml")) if UPSTREAM else []
+
+
+@pytest.mark.parametrize("path", MODELS, ids=name_of)
+def test_a_shipped_model_is_that_of_tt_train(path: Path, tmp_path: Path) -> None:
+    def read(model: Path) -> ModelConfig:
+        training = {"model_config": str(model)}
+        settings = ["mlp_config.training_samples=50"] if model.stem == "mlp_config" else ["num_blocks=1"]
+        if model.stem != "mlp_config":
+            training["data_path"] = "builtin:python-reference"
+        return load_job_document({"training_config": training}, folder=tmp_path, overrides=settings)[0].model
+
+    shipped = REPOSITORY_ROOT / "configs" / "model_configs" / path.name
+    assert read(shipped) == read(path).model_copy(update=DEVIATIONS.get(path.stem, {}))
+    blocks = [
+        yaml.safe_load(each.read_text()).get("transformer_config", {}).get("num_blocks")
+        for each in (path, shipped)
+    ]
+    assert blocks[0] == blocks[1]
+
+
+@pytest.mark.parametrize("path", HOSTS, ids=name_of)
+def test_shipped_hosts_are_those_of_tt_train(path: Path) -> None:
+    shipped = REPOSITORY_ROOT / "configs" / "multihost_configs" / path.name
+    assert yaml.safe_load(shipped.read_text()) == yaml.safe_load(path.read_text())
