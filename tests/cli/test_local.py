@@ -171,6 +171,7 @@ def test_a_job_continues_without_a_worker_and_fails_without_any(job_file: Path, 
     assert "tiermesh: worker-2 (process" in lines[-1]
 
 
+@pytest.mark.long
 def test_a_dead_role_is_named_with_its_log(job_file: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with training(job_file, state, "--tiers", "3", "--workers", "1", *LONG) as process:

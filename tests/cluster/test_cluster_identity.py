@@ -28,6 +28,7 @@ def show(state_dir: Path) -> str:
     return done.stdout.split()[-1]
 
 
+@pytest.mark.long
 def test_an_optimizer_obeys_one_cluster_until_it_adopts_another(
     tmp_path: Path, gpt_spec: str, short_spec: str, undisturbed: Bits
 ) -> None:

@@ -161,7 +161,8 @@ def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbe
         assert (bits(ended), ended.generation) == (undisturbed, 2)
 
 
-@pytest.mark.parametrize("then", [pytest.param(0, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("then", [0, 3])
 def test_a_job_continues_with_another_number_of_shards(
     tmp_path: Path, then: int, gpt_spec: str, undisturbed: Bits
 ) -> None:

@@ -69,7 +69,8 @@ def test_tensors_go_through_shared_memory_and_the_bits_are_the_same(
             assert f"tensors of {peer} through shared memory" in daemon.log_text()
 
 
-@pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_switched_off_it_gives_the_same_bits(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int
 ) -> None:

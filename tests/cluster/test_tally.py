@@ -22,7 +22,8 @@ def counted(job: jobs.Job) -> Float32Array:
     return np.concatenate([tensors[f"t{index}"] for index in range(TENSORS)])
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_each_micro_batch_is_counted_once_despite_kills(tmp_path: Path, tiers: int) -> None:
     config = regression_config(
         max_steps=STEPS,

@@ -32,7 +32,7 @@ FILES = (
 @pytest.mark.parametrize(
     ("file", "drawn_calls"),
     [
-        *((file, EXAMPLES // 3) for file in FILES),
+        *((file, EXAMPLES // 8) for file in FILES),
         pytest.param("drawn_calls_on_loudbox.py", EXAMPLES, marks=pytest.mark.long),
     ],
 )

@@ -31,7 +31,8 @@ MUTATION_SEEDS = 300
 @pytest.mark.parametrize(
     ("mutation", "fault_kinds"),
     [
-        *((mutation, FAULTS_THAT_SHOW.get(mutation, ())) for mutation in MUTATIONS),
+        *((mutation, ()) for mutation in MUTATIONS if mutation not in FAULTS_THAT_SHOW),
+        *(pytest.param(*shown, marks=pytest.mark.long) for shown in FAULTS_THAT_SHOW.items()),
         *(pytest.param(mutation, (), marks=pytest.mark.slow) for mutation in FAULTS_THAT_SHOW),
     ],
     ids=lambda each: getattr(each, "__name__", ",".join(each) if isinstance(each, tuple) else None),

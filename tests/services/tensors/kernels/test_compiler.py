@@ -70,6 +70,7 @@ def test_kernels_are_compiled_without_a_cache_folder(tmp_path: Path) -> None:
     assert "[204.]" in log
 
 
+@pytest.mark.long
 @needs_numba
 def test_kernels_are_compiled_for_a_user_without_home(tmp_path: Path) -> None:
     before = "import pathlib\ndef none(): raise RuntimeError('no home')\npathlib.Path.home = none\n"
