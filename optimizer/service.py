@@ -213,13 +213,14 @@ class OptimizerService:
 
     def _check_hello(self, hello: pb.Hello) -> HelloRefusal | None:
         session, identity = self._session, self._identity
+        is_led = session is not None and session.epoch == self.engine.core.epoch
         expected = HelloExpectations(
             "optimizer",
             Role.AGGREGATOR,
             self.engine.core.epoch,
             cluster=identity.cluster,
             state_dir=printable_path(identity.state_dir),
-            led=session is not None and session.epoch == self.engine.core.epoch,
+            leader=session.incarnation if session is not None and is_led else "",
         )
         return check_hello(hello, expected)
 

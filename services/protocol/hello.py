@@ -41,6 +41,7 @@ class HelloFault(Enum):
     CLUSTER = "cluster"
     EPOCH_AHEAD = "epoch ahead"
     DEPOSED = "deposed"
+    TWIN = "twin"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class HelloExpectations:
         shard: index and count of the shard that the sender must name; None accepts each index below its count.
         cluster: identity of the receiver's cluster; empty if it belongs to none yet.
         state_dir: where the receiver keeps that identity, for people.
-        led: whether the receiver is connected to the aggregator of `epoch` now.
+        leader: incarnation of the aggregator of `epoch` that the receiver is connected to now; empty for none.
         protocol: versions that the receiver speaks.
     """
 
@@ -97,7 +98,7 @@ class HelloExpectations:
     shard: tuple[int, int] | None = (0, 1)
     cluster: str = ""
     state_dir: str = ""
-    led: bool = False
+    leader: str = ""
     protocol: ProtocolRange = PROTOCOL_RANGE
 
 
@@ -182,8 +183,15 @@ def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]
             "taken over; stop this one",
             HelloFault.DEPOSED,
             obeyed_epoch=_near(expected.epoch, hello.epoch_seen)
-            if expected.cluster and not expected.led
+            if expected.cluster and not expected.leader
             else 0,
+        )
+    if hello.epoch_seen == expected.epoch and expected.leader not in ("", hello.incarnation):
+        # Each start of an aggregator raises the epoch in its queue, so this one has a copy of that queue.
+        yield HelloRefusal(
+            f"{peer} has epoch {hello.epoch_seen}, as another aggregator has that this {own} obeys: one runs on a copy "
+            "of the other's --state-dir; stop one, or restart this one to let it take over",
+            HelloFault.TWIN,
         )
     if expected.sender is Role.WORKER and hello.epoch_seen > expected.epoch:
         yield HelloRefusal(

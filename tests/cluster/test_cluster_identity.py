@@ -10,7 +10,7 @@ import pytest
 from aggregator.core.succession import SKIPPED_EPOCHS
 from services.errors import ExitCode
 from tests.support.cluster.bits import Bits, bits
-from tests.support.cluster.harness import Cluster, Daemon, tiermesh
+from tests.support.cluster.harness import Cluster, Daemon, eventually, tiermesh
 
 HEARTBEAT_SECONDS = 0.5
 
@@ -60,6 +60,40 @@ def test_an_optimizer_obeys_one_cluster_until_it_adopts_another(
         cluster.switch_to(other)
         cluster.start_worker("--state-dir", tmp_path / "stranger-workers", aggregator=other.address)
         cluster.finish(cluster.submit(short_spec))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [0, 2])
+def test_aggregators_on_copies_of_one_state_dir_do_not_take_turns(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits, shards: int
+) -> None:
+    """The copy takes over under its higher epoch, and the original waits, also restarted, with the copy's epoch."""
+    tiers = 2 if shards else 3
+    with Cluster(
+        tmp_path, tiers=tiers, shards=shards, workers=1, heartbeat_seconds=HEARTBEAT_SECONDS
+    ) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 2)
+        copy = tmp_path / "copy"
+        cluster.aggregator.terminate()
+        shutil.copytree(tmp_path / "aggregator-state", copy)
+        link = (
+            ("--shards", ",".join(relay.address for relay in cluster.to_shards))
+            if shards
+            else ("--optimizer", cluster.to_optimizer.address)
+        )
+        twin = cluster._start(
+            "aggregator", "twin", "--state-dir", copy, "--heartbeat-seconds", HEARTBEAT_SECONDS, *link
+        ).ready()
+        obeyed = "shards are connected" if shards else "optimizer optimizer: connected"
+        twin.wait_log(obeyed)
+        original = cluster.start_aggregator()
+        original.wait_log("one runs on a copy of the other's --state-dir; stop one, or restart this one")
+        assert original.log_text().count(obeyed) == 1, "only in the log of its first start"
+        assert twin.log_text().count(obeyed) == 1
+        twin.terminate()
+        eventually(lambda: original.log_text().count(obeyed) == 2, "the original to lead again")
+        assert bits(cluster.finish(job)) == undisturbed
 
 
 def show_running(aggregator: Daemon) -> str:

@@ -39,6 +39,7 @@ class SimulatedOptimizer(Process):
         self._epoch = cluster.disk.epoch  # its aggregator, in 2 tiers
         self.tensors: Tensors | None = None
         self._link: Link | None = None
+        self._leader = ""
         self._kernel = Queue(self)
         self._disk = Queue(self)
 
@@ -65,17 +66,17 @@ class SimulatedOptimizer(Process):
             if self._link is not None and self._link is not link:
                 self._link.close("another aggregator has taken over")
             link.down_control.send(epoch, answer)
-            self._link = link
+            self._link, self._leader = link, body.incarnation
             self.cluster.obeyed("optimizer", link.ends[1])
             self.feed(ev.Connected(body))
         elif link is self._link:
             self.feed(ev.Ordered(epoch, body))
 
     def _check_hello(self, hello: pb.Hello) -> HelloRefusal | None:
-        led = self._link is not None
+        leader = self._leader if self._link is not None else ""
         return check_hello(
             hello,
-            HelloExpectations("optimizer", Role.AGGREGATOR, self.core.epoch, cluster=CLUSTER, led=led),
+            HelloExpectations("optimizer", Role.AGGREGATOR, self.core.epoch, cluster=CLUSTER, leader=leader),
         )
 
     def received(self, link: Link, header: ChunkHeader, payload: Any) -> None:

@@ -147,7 +147,7 @@ class ShardService:
             own,
             cluster=self._identity.cluster,
             state_dir=printable_path(self._identity.state_dir),
-            led=session is not None,
+            leader=session.incarnation if session is not None else "",
         )
         return check_hello(hello, expected)
 
