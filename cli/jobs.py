@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.client import JobsClient, Unanswered, Unreachable
 from cli.options import AggregatorTarget
-from cli.output import Output, clock, job_fields, job_line, state_name
+from cli.output import Output, clock, duration, job_fields, job_line, state_name
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed
@@ -25,6 +25,13 @@ OUTAGE_SECONDS = STANDARD_TIMEOUTS.follow
 """Longest outage of the aggregator that following a job survives."""
 
 _RETRY_SECONDS = 1.0
+_SHOWN_AS: Mapping[str, Callable[[Any], str]] = {
+    "submitted_seconds": clock,
+    "started_seconds": clock,
+    "ended_seconds": clock,
+    "seconds_left": duration,
+}
+"""How `status` shows a job's fields; all others are shown as they are."""
 Answer = TypeVar("Answer")
 ENDED = frozenset({jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED})
 
@@ -173,9 +180,7 @@ async def job_status(target: AggregatorTarget, job: str, output: Output) -> None
         fields = job_fields(await client.job(job))
     for name, value in fields.items():
         if value is not None:
-            shown = (
-                clock(value) if name in ("submitted_seconds", "started_seconds", "ended_seconds") else value
-            )
+            shown = _SHOWN_AS.get(name, str)(value)
             output.say(f"{name.removesuffix('_seconds'):<18} {shown}")
     output.result(fields)
 

@@ -80,6 +80,7 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "checkpoint_step": job.checkpoint_step if job.checkpoint else None,
         "model_sha256": job.model_sha256 or None,
         "tokens_per_second": job.tokens_per_second,
+        "seconds_left": job.seconds_left if job.HasField("seconds_left") else None,
         "skipped": job.skipped or None,
         "excluded": {each.worker: each.reason for each in job.excluded} or None,
         "generation": job.generation,
@@ -96,6 +97,8 @@ def job_line(job: jobs_pb2.Job) -> str:
         parts.append(f"loss {job.loss:.4f}")
     if job.HasField("validation_loss"):
         parts.append(f"validation loss {job.validation_loss:.4f} at step {job.validation_step}")
+    if job.HasField("seconds_left"):
+        parts.append(time_left(job))
     parts.append(job.name)
     if job.owner:
         parts.append(f"by {job.owner}")
@@ -106,6 +109,17 @@ def job_line(job: jobs_pb2.Job) -> str:
     if job.detail:
         parts.append(f"({job.detail})")
     return "  ".join(parts)
+
+
+def time_left(job: jobs_pb2.Job) -> str:
+    """Return the time that a job's further steps take, as `H:MM:SS left`; "" if it is unknown."""
+    return f"{duration(job.seconds_left)} left" if job.HasField("seconds_left") else ""
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as H:MM:SS."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def clock(unix_seconds: float) -> str:

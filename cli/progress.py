@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
-from cli.output import Output, clock, state_name
+from cli.output import Output, clock, state_name, time_left
 from services.printable import escape
 
 if TYPE_CHECKING:
@@ -31,15 +31,16 @@ class ProgressView:
                 BarColumn(bar_width=None),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
                 TextColumn("{task.fields[figures]}", markup=False),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[left]}", markup=False),
                 console=console,
                 expand=True,
             )
             if console.is_terminal
             else None
         )
-        self._task = self._bar.add_task("queued", total=1, figures="", start=False) if self._bar else None
-        self._started: tuple[float, int] | None = None
+        self._task = (
+            self._bar.add_task("queued", total=1, figures="", left="", start=False) if self._bar else None
+        )
         self._shown_at_seconds = 0.0
 
     def __enter__(self) -> ProgressView:
@@ -56,10 +57,8 @@ class ProgressView:
     def update(self, event: jobs_pb2.JobEvent) -> None:
         """Show an event of the job."""
         job = event.job
-        if self._started is None and job.step < job.steps and state_name(job) == "running":
-            self._started = (time.monotonic(), job.step)
         if self._bar and self._task is not None:
-            if self._started:
+            if state_name(job) == "running":
                 self._bar.start_task(self._task)
             self._bar.update(
                 self._task,
@@ -67,13 +66,14 @@ class ProgressView:
                 completed=job.step,
                 total=max(job.steps, 1),
                 figures=_figures(job),
+                left=time_left(job),
             )
         if event.kind != "step":
             if event.text:
                 self.say(f"{clock(event.seconds)}  {event.text}")
         elif not self._bar and self._due(job):
             self.say(
-                f"{clock(event.seconds)}  step {job.step}/{job.steps}  {_figures(job)}  {self._left(job)}"
+                f"{clock(event.seconds)}  step {job.step}/{job.steps}  {_figures(job)}  {time_left(job)}"
             )
 
     def say(self, text: str) -> None:
@@ -89,14 +89,6 @@ class ProgressView:
             return False
         self._shown_at_seconds = now
         return True
-
-    def _left(self, job: jobs_pb2.Job) -> str:
-        """Return the time left, from the mean time per step since the first event; "" if unknown."""
-        if self._started is None or job.step <= self._started[1]:
-            return ""
-        seconds, first = time.monotonic() - self._started[0], self._started[1]
-        left = round(seconds / (job.step - first) * (job.steps - job.step))
-        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
 
 
 def _figures(job: jobs_pb2.Job) -> str:

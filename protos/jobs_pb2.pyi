@@ -71,7 +71,7 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash")
+    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left")
     class TrustedStepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,9 @@ class Job(_message.Message):
     CODE_CHANGES_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     CRASH_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: JobState
@@ -129,7 +132,10 @@ class Job(_message.Message):
     code_changes: _containers.RepeatedCompositeFieldContainer[CodeChange]
     starts: int
     crash: Crash
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ...) -> None: ...
+    step_seconds: float
+    evaluation_seconds: float
+    seconds_left: float
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ...) -> None: ...
 
 class CodeChange(_message.Message):
     __slots__ = ("before", "after", "generation", "step")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.admission import Admission
+from aggregator.core.pace import Pace
 from aggregator.core.setting_aside import note_progress
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
@@ -46,6 +47,7 @@ class JobReport:
     Args:
         job: The job's record.
         spec_json: The complete job.
+        plan: What the aggregator needs to know of the job's configuration.
         admission: Has the fingerprint that is saved with the record.
         out: Takes the effects.
 
@@ -55,14 +57,14 @@ class JobReport:
         spec: The reference by which workers and the optimizer get it.
     """
 
-    def __init__(self, job: Job, spec_json: str, admission: Admission, out: Outbox) -> None:
+    def __init__(self, job: Job, spec_json: str, plan: JobPlan, admission: Admission, out: Outbox) -> None:
         self.job = job
         self.spec_json = spec_json
         self.spec = make_ref(spec_json.encode())
         self._admission = admission
         self._out = out
         self._unreported_losses: dict[Version, float | None] = {}
-        self._committed_seconds: float | None = None
+        self._pace = Pace(job, plan)
 
     def note(self, kind: str, text: str) -> None:
         """Publish a line to the job's log and watchers."""
@@ -88,7 +90,7 @@ class JobReport:
             self.job.ClearField("validation_step")
         for worker, trusted_step in list(self.job.trusted_steps.items()):
             self.trust(worker, min(trusted_step, version.step))  # later steps are computed again
-        self._committed_seconds = None
+        self._pace.enter()
         self.save()
         if went_back:
             text = f"the optimizer went back to step {version.step}, generation {version.generation}"
@@ -108,10 +110,10 @@ class JobReport:
         self._unreported_losses[version] = loss
         if len(self._unreported_losses) > MOST_UNREPORTED_STEPS:
             del self._unreported_losses[next(iter(self._unreported_losses))]
-        if self._committed_seconds is not None and now > self._committed_seconds:
-            rate, past = tokens / (now - self._committed_seconds), self.job.tokens_per_second
+        seconds = self._pace.note_step(now)
+        if seconds is not None:
+            rate, past = tokens / seconds, self.job.tokens_per_second
             self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
-        self._committed_seconds = now
         if note_progress(self.job):
             self.save()
 
@@ -139,11 +141,11 @@ class JobReport:
         """The step whose validation loss is known."""
         return self.job.validation_step if self.job.HasField("validation_loss") else None
 
-    def record_evaluation(self, version: Version, loss: float) -> None:
+    def record_evaluation(self, version: Version, loss: float, now: float) -> None:
         """Record the validation loss of a version."""
         self.job.validation_loss, self.job.validation_step = loss, version.step
         note_progress(self.job)
-        self._committed_seconds = None  # an evaluation's time must not count as a step's
+        self._pace.note_evaluation(now)
         self.save()
         self.note("evaluation", f"Step: {version.step}, Validation loss: {loss:.7f}")
 
@@ -180,6 +182,7 @@ def copy_job(job: Job) -> Job:
 def end_job(job: Job, state: JobState, detail: str) -> None:
     """Put into a job's record that it is over, and why."""
     job.state, job.detail, job.phase = state, printable(detail, FAILURE_CHARACTERS), ""
+    job.ClearField("seconds_left")
 
 
 def cancel_job(job: Job) -> None:

@@ -85,7 +85,7 @@ class RunningJob:
         self._admission = Admission(
             exact=plan.exact, fingerprint=record.fingerprint, timeouts=timeouts, now=now
         )
-        self.report = JobReport(job, record.spec_json, self._admission, out)
+        self.report = JobReport(job, record.spec_json, plan, self._admission, out)
         self.quorum = Quorum(
             plan.min_workers, members, self._admission, lambda text: self.report.note("member", text)
         )
@@ -324,7 +324,7 @@ class RunningJob:
         if evaluation is None or self.progress.version is None:
             return
         if evaluation.complete:
-            self.report.record_evaluation(self.progress.version, evaluation.loss)
+            self.report.record_evaluation(self.progress.version, evaluation.loss, now)
             self.progress.next_phase(now)
         if not self.ended:
             self.dispatch(now)

@@ -85,6 +85,15 @@ class JobPlan:
             step > 0 and self.evaluate_every > 0 and step % self.evaluate_every == 0
         )
 
+    def evaluations_after(self, step: int) -> int:
+        """Return how many evaluations are due of weights after more than `step` updates."""
+        if step >= self.steps:
+            return 0
+        if not self.evaluate_every:
+            return 1
+        at_multiples = self.steps // self.evaluate_every - step // self.evaluate_every
+        return at_multiples + (self.steps % self.evaluate_every > 0)
+
     def checkpoints_at(self, step: int) -> bool:
         """Return whether a checkpoint of the weights after `step` updates is due by steps, regardless of time."""
         return step in (0, self.steps) or (self.checkpoint_every > 0 and step % self.checkpoint_every == 0)

@@ -66,9 +66,9 @@ def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
     # The aggregator must also not know what its predecessor evaluated.
     record_evaluation = JobReport.record_evaluation
 
-    def noted(self: Any, version: Version, loss: float) -> None:
+    def noted(self: Any, version: Version, loss: float, now: float) -> None:
         self.known = version.step
-        record_evaluation(self, version, loss)
+        record_evaluation(self, version, loss, now)
 
     patch.setattr(JobReport, "record_evaluation", noted)
     patch.setattr(JobReport, "evaluated_step", property(lambda self: getattr(self, "known", None)))

@@ -1,0 +1,78 @@
+"""How long the running job's steps and evaluations take, and how much time they leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
+
+from protos.jobs_pb2 import Job
+from services.protocol.plan import JobPlan
+
+_RECENT_STEPS = 32
+"""Number of newest steps whose durations count."""
+_STORED_WEIGHT = 8
+"""Number of steps that the stored duration stands for after a restart."""
+
+
+class Pace:
+    """Recent durations of a job's steps and evaluations, kept in the job's record across restarts.
+
+    A step's duration is the time between two commits with nothing else between them. The median of the recent ones is
+    the job's time per step: a step that waited for a worker's replacement does not change it.
+
+    Args:
+        job: Record of the job, updated in place: `step_seconds`, `evaluation_seconds`, `seconds_left`.
+        plan: Number of steps and evaluations of the job.
+    """
+
+    def __init__(self, job: Job, plan: JobPlan) -> None:
+        self._job = job
+        self._plan = plan
+        stored = [job.step_seconds] * _STORED_WEIGHT if job.step_seconds else []
+        self._durations = deque(stored, maxlen=_RECENT_STEPS)
+        self._committed_seconds: float | None = None
+
+    def enter(self) -> None:
+        """Note that the job goes on at the step in its record, so that no duration begins before this."""
+        self._committed_seconds = None
+        self._estimate()
+
+    def note_step(self, now: float) -> float | None:
+        """Note that the step in the job's record has been committed.
+
+        Returns:
+            Duration of the step in seconds; None if it is unknown.
+        """
+        duration = None if self._committed_seconds is None else now - self._committed_seconds
+        self._committed_seconds = now
+        if duration is not None and duration > 0:
+            self._durations.append(duration)
+            self._job.step_seconds = median_low(self._durations)
+        self._estimate()
+        return duration if duration else None
+
+    def note_evaluation(self, now: float) -> None:
+        """Note that the weights of the newest step have been evaluated. This time must not count as a step's."""
+        if self._committed_seconds is not None:
+            self._job.evaluation_seconds = now - self._committed_seconds
+        self._committed_seconds = None
+        self._estimate()
+
+    def _estimate(self) -> None:
+        """Put the time left into the record, once the duration of a step is known."""
+        if self._job.step_seconds:
+            self._job.seconds_left = estimate_seconds_left(
+                self._plan, self._job.step, self._job.step_seconds, self._job.evaluation_seconds
+            )
+
+
+def estimate_seconds_left(plan: JobPlan, step: int, step_seconds: float, evaluation_seconds: float) -> float:
+    """Return the time that the steps and evaluations after a step take.
+
+    Args:
+        plan: Number of steps and evaluations of the job.
+        step: Number of steps that are done.
+        step_seconds: Duration of a step.
+        evaluation_seconds: Duration of an evaluation.
+    """
+    return max(0, plan.steps - step) * step_seconds + plan.evaluations_after(step) * evaluation_seconds
