@@ -59,6 +59,8 @@ class ShardCore:
         """Note that the tensors of a job are here, without weights that can be sent yet."""
         self.job, self.elements, self._wire = job, elements, wire
         self._ready_version, self._ready_chunks = None, 0
+        # This job may begin at the version at which the last one ended.
+        self._progress = {session: SendProgress() for session in self._progress}
 
     def drop_job(self) -> None:
         """Note that no tensors are here."""

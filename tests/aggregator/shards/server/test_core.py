@@ -92,3 +92,15 @@ def test_weights_of_a_former_job_are_not_sent() -> None:
     assert not core.weights_ready("j", V1, 1)
     core.send_up_to(1, V1, 1)
     assert sent(core) == []
+
+
+def test_a_job_that_begins_at_the_version_of_the_last_one_gets_all_its_weights() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
+    assert len(sent(core)) == 3
+    core.open_job("j", 6 * CHUNK_ELEMENTS, WireTypes())
+    core.weights_ready("j", V1, 3)
+    assert sent(core) == [], "nothing is allowed yet"
+    core.send_up_to(1, V1, 3)
+    assert sent(core) == [(1, 1), (1, 3), (1, 5)]
