@@ -14,7 +14,7 @@ from aggregator.core.events import CancelRequested, Submitted
 from aggregator.core.job_report import Record, cancel_job, copy_job
 from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobPage, JobQueue
 from protos import jobs_pb2
-from protos.jobs_pb2 import Job
+from protos.jobs_pb2 import Job, Start
 from services.caps import Caps
 from services.config.job import JobConfig
 from services.config.job_inputs import input_hashes
@@ -84,6 +84,9 @@ class JobRegister:
             steps=plan.steps,
             submitted_seconds=time.time(),
         )
+        if config.start_from is not None:
+            wanted.step = config.start_from.first_step
+            wanted.start.CopyFrom(Start(job=config.start_from.job, step=config.start_from.step))
         job = self._queue.add(wanted, spec_json, request_id, self._caps)
         if job.state == jobs_pb2.QUEUED and job.id not in self._live:
             self._keep_inputs(job.id, input_hashes(config))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
@@ -15,6 +15,7 @@ import grpc
 from aggregator.core.retention import Limits, Part
 from aggregator.downloads import Downloads
 from aggregator.job_register import JobRegister
+from aggregator.job_starts import JobStarts
 from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
 from aggregator.storage.journal import Journal
 from aggregator.storage.queue_file import DiskFull
@@ -25,6 +26,7 @@ from services.config.job import JobConfig, SpecTooLarge
 from services.errors import Failed, Refused
 from services.files.service import IDLE_SECONDS
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
+from services.protocol.checksums import ChecksumMismatch, verify_checksum
 from services.transport.access.enforcement import Denied, caller_address, check_permission, current_caller
 from services.transport.access.permissions import CANCEL_OTHERS_JOB, PRUNE_OTHERS_JOB
 from services.transport.request_handlers import service_handler
@@ -59,6 +61,10 @@ class JobsBackend(Protocol):
     def pruner(self) -> Pruner:
         """Removes what ended jobs have left."""
 
+    @property
+    def starts(self) -> JobStarts:
+        """Finds the checkpoints that new jobs start from."""
+
     def status(self) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
 
@@ -92,11 +98,30 @@ class JobsServicer:
         if request.HasField("spec_crc32c") and found != request.spec_crc32c:
             text = f"spec_json is damaged: crc32c {found:#010x}, expected {request.spec_crc32c:#010x}; submit it again"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+
+        async def read_config() -> JobConfig:
+            return await self._backend.starts.pin(JobConfig.from_json(request.spec_json))
+
+        return await self._queue(read_config(), request.name, request.request_id, context)
+
+    async def Continue(self, request: jobs.ContinueRequest, context: Context) -> jobs.Job:
+        """Queue a job that goes on where an ended one has stopped; answers like Submit."""
         try:
-            config = JobConfig.from_json(request.spec_json)
-            self._backend.pruner.check_start(request.spec_json)
+            verify_checksum(request, request.SerializeToString())
+        except ChecksumMismatch as mismatch:
+            text = f"ContinueRequest is damaged: {mismatch}; send it again"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+        config = self._backend.starts.continued(request)
+        return await self._queue(config, "", request.request_id, context)
+
+    async def _queue(
+        self, config: Coroutine[Any, Any, JobConfig], name: str, request_id: str, context: Context
+    ) -> jobs.Job:
+        try:
+            complete = await config
+            self._backend.pruner.check_start(complete.to_json())
             job = self._backend.register.submit(
-                config, name=request.name, request_id=request.request_id, owner=current_caller().person
+                complete, name=name, request_id=request_id, owner=current_caller().person
             )
         except Refused as refused:
             if isinstance(refused, SpecTooLarge):

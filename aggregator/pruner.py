@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
-
-import grpc
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from aggregator.core.job_report import Record
 from aggregator.core.retention import (
@@ -27,11 +25,11 @@ from aggregator.core.retention import (
     find_needs,
     select_surplus,
 )
-from aggregator.optimizer_links.link import OptimizerLink
 from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.schema import LIVE_STATES
-from protos.cluster_pb2 import ListCheckpointsRequest, RemoveCheckpointsRequest
+from aggregator.stored_checkpoints import StoredCheckpoints, StoredJob
+from protos.cluster_pb2 import RemoveCheckpointsRequest
 from protos.jobs_pb2 import Job, JobEvent, PrunedJob
 from services.errors import Failed, Refused, TiermeshError, name_internal_error
 from services.instrumentation.failpoints import hit_failpoint
@@ -47,7 +45,6 @@ PASS_JOBS = 100
 _LEAST_PAUSE_SECONDS = 1.0
 _PAUSE_FACTOR = 20
 """Pause after a pass in lengths of the pass, so that the retention takes at most 5 % of the time."""
-Answer = TypeVar("Answer")
 _MOST_BEGUN = 1000
 """Removals that one pass takes up again."""
 
@@ -67,14 +64,6 @@ class EndedRecord(NamedTuple):
 
 
 @dataclass
-class _Stored:
-    """Checkpoints of a job, and why none of them can be removed; empty if they can."""
-
-    checkpoints: list[StoredCheckpoint] = field(default_factory=list)
-    problem: str = ""
-
-
-@dataclass
 class _Plan:
     """What goes of one job."""
 
@@ -88,7 +77,7 @@ class Pruner:
     Args:
         queue: All jobs on disk.
         journal: Their logs.
-        link: The optimizer, which has their checkpoints.
+        stored: Their checkpoints, which the optimizer has.
         live: The records of the jobs that have not ended, by id.
         metrics: The aggregator's metrics.
         retention: Limits that are always applied, by what goes.
@@ -103,7 +92,7 @@ class Pruner:
         *,
         queue: JobQueue,
         journal: Journal,
-        link: OptimizerLink,
+        stored: StoredCheckpoints,
         live: Mapping[str, Record],
         metrics: AggregatorMetrics,
         retention: Mapping[Part, Limits],
@@ -112,7 +101,7 @@ class Pruner:
     ) -> None:
         self._queue = queue
         self._journal = journal
-        self._link = link
+        self._stored = stored
         self._live = live
         self._metrics = metrics
         self._retention = retention
@@ -146,7 +135,7 @@ class Pruner:
                 )
             if is_going:
                 raise Refused(
-                    f"transformer_config.model_path: a checkpoint of job {job}, which is being pruned; give another"
+                    f"the job starts from a checkpoint of job {job}, which is being pruned; give another one"
                 )
 
     def _protection(self) -> Protection:
@@ -201,7 +190,7 @@ class Pruner:
                 sizes |= await asyncio.to_thread(self._log_sizes, ids)
             if part is Part.LOGS:
                 continue
-            for job, stored in (await self._list(ids)).items():
+            for job, stored in (await self._stored.list(ids)).items():
                 newest = max((each.step for each in stored.checkpoints), default=0)
                 counted = [each for each in stored.checkpoints if part is Part.JOBS or each.step != newest]
                 sizes[job] = sizes.get(job, 0) + sum(each.size_bytes for each in counted)
@@ -209,28 +198,6 @@ class Pruner:
 
     def _log_sizes(self, jobs: Iterable[str]) -> dict[str, int]:
         return {job: self._journal.size_bytes(job) for job in jobs}
-
-    async def _list(self, jobs: Collection[str], *, hashes: bool = False) -> dict[str, _Stored]:
-        """Return the checkpoints of each job.
-
-        Raises:
-            Failed: The optimizer is not connected, or does not answer.
-        """
-        return await _answer(self._collect(ListCheckpointsRequest(jobs=jobs, hashes=hashes)))
-
-    async def _collect(self, request: ListCheckpointsRequest) -> dict[str, _Stored]:
-        found = {job: _Stored() for job in request.jobs}
-        async for each in self._link.list_checkpoints(request):
-            if each is None or each.job not in found:
-                raise Failed("the optimizer's answer to ListCheckpoints was damaged; try again")
-            stored = found[each.job]
-            if each.problem:
-                stored.problem = each.problem
-            else:
-                stored.checkpoints.append(
-                    StoredCheckpoint(each.step, each.bytes, each.model_sha256, each.in_use)
-                )
-        return found
 
     # ---- pruning ----
 
@@ -277,15 +244,15 @@ class Pruner:
         found = ((job, self._queue.find(job)) for job in jobs)
         return {job: each for job, each in found if each is not None and each.state not in LIVE_STATES}
 
-    async def _list_due(self, records: Mapping[str, Job], part: Part) -> dict[str, _Stored]:
+    async def _list_due(self, records: Mapping[str, Job], part: Part) -> dict[str, StoredJob]:
         """List the checkpoints of jobs with their hashes, which takes long; leave out jobs of which none can go."""
         if part is Part.LOGS or not records:
             return {}
         due = list(records)
         if part is Part.CHECKPOINTS:
-            found = await self._list(due)
+            found = await self._stored.list(due)
             due = [job for job, stored in found.items() if stored.problem or len(stored.checkpoints) > 1]
-        return await self._list(due, hashes=True) if due else {}
+        return await self._stored.list(due, hashes=True) if due else {}
 
     async def _carry_out(self, plan: _Plan, part: Part, by: str) -> None:
         result = plan.result
@@ -310,19 +277,7 @@ class Pruner:
     async def _remove_checkpoints(self, job: str, checkpoints: Sequence[StoredCheckpoint]) -> None:
         for start in range(0, len(checkpoints), MAX_NAMED_STEPS):
             steps = [each.step for each in checkpoints[start : start + MAX_NAMED_STEPS]]
-            await self._order(RemoveCheckpointsRequest(job=job, steps=steps))
-
-    async def _order(self, request: RemoveCheckpointsRequest) -> None:
-        """Have the optimizer remove checkpoints.
-
-        Raises:
-            Failed: Some are still there.
-        """
-        reply = await _answer(self._link.remove_checkpoints(request))
-        if reply is None:
-            raise Failed("the optimizer's answer to RemoveCheckpoints was damaged; try again")
-        if reply.kept:
-            raise Failed(reply.kept)
+            await self._stored.remove(RemoveCheckpointsRequest(job=job, steps=steps))
 
     async def _remove_job(self, job: str) -> None:
         if not await asyncio.to_thread(self._begin_removal, job):
@@ -342,7 +297,7 @@ class Pruner:
         self._going.setdefault(job, None)
         try:
             await self._journal.remove(job)
-            await self._order(RemoveCheckpointsRequest(job=job, all=True))
+            await self._stored.remove(RemoveCheckpointsRequest(job=job, all=True))
             await asyncio.to_thread(self._end_removal, job)
         except (TiermeshError, OSError) as error:
             self._going[job] = None  # until they are gone
@@ -396,7 +351,7 @@ class Pruner:
 
 
 def _plan(
-    record: Job, part: Part, stored: _Stored | None, log_bytes: int, protection: Protection
+    record: Job, part: Part, stored: StoredJob | None, log_bytes: int, protection: Protection
 ) -> _Plan | None:
     """Return what goes of a job, or why it stays; None if there is nothing to prune."""
     if part is Part.LOGS:
@@ -415,25 +370,3 @@ def _plan(
             return None
     size_bytes = log_bytes + sum(each.size_bytes for each in going)
     return _Plan(PrunedJob(job=record, bytes=size_bytes, checkpoints=len(going), kept=kept), going)
-
-
-async def _answer(call: Coroutine[Any, Any, Answer]) -> Answer:
-    """Return the answer of a call to the optimizer.
-
-    Raises:
-        Failed: There is none. When the link ends, grpcio cancels the call; that must not look as if this task were
-            cancelled, so the call has one of its own.
-    """
-    task = asyncio.ensure_future(call)
-    try:
-        await asyncio.wait((task,))
-        if task.cancelled():
-            raise Failed("the optimizer was lost; try again when it is connected")
-        return task.result()
-    except grpc.aio.AioRpcError as error:
-        details = error.details() or error.code().name.lower()
-        raise Failed(f"the optimizer has not answered: {details}; try again") from None
-    except Refused as refused:
-        raise Failed(str(refused)) from None
-    finally:
-        task.cancel()

@@ -26,6 +26,7 @@ from aggregator.data_folder import DataFolder
 from aggregator.downloads import Downloads
 from aggregator.effects import EffectRunner
 from aggregator.job_register import JobRegister
+from aggregator.job_starts import JobStarts
 from aggregator.jobs_service import JobsServicer
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.pruner import Pruner
@@ -33,6 +34,7 @@ from aggregator.reporting import EventPublisher, WaitReporter
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
+from aggregator.stored_checkpoints import StoredCheckpoints
 from aggregator.uploads import ROLES_BYTES, Uploads
 from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
@@ -87,6 +89,7 @@ class AggregatorService:
         journal: The logs of all jobs.
         files: The files that messages refer to.
         pruner: Removes what ended jobs have left.
+        starts: Finds the checkpoints that new jobs start from.
     """
 
     service_names = ("tiermesh.Cluster", "tiermesh.Jobs", "tiermesh.Files")
@@ -175,10 +178,12 @@ class AggregatorService:
             on_failure=self._fail_later,
         )
         self._link, self._plane = self._wiring.link, self._wiring.plane
+        stored = StoredCheckpoints(self._link)
+        self.starts = JobStarts(queue, stored)
         self.pruner = Pruner(
             queue=queue,
             journal=self.journal,
-            link=self._link,
+            stored=stored,
             live=self.core.jobs.records,
             metrics=metrics,
             retention=retention or {},

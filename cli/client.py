@@ -20,6 +20,7 @@ from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.files.errors import FileDamaged
 from services.files.transfer import MAX_DAMAGED, FileSource, upload_missing
 from services.printable import printable
+from services.protocol.checksums import set_checksum
 from services.protocol.plain_text import make_printable
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
@@ -148,6 +149,12 @@ class JobsClient:
             name=name, spec_json=spec_json, spec_crc32c=crc32c, request_id=request_id
         )
         return await self._ask("Submit", request, jobs_pb2.Job)
+
+    async def continue_job(self, request: jobs_pb2.ContinueRequest) -> jobs_pb2.Job:
+        """Queue a job that goes on where an ended one has stopped; return it with its id."""
+        request.ClearField("own_crc32c")
+        set_checksum(request, b"")
+        return await self._ask("Continue", request, jobs_pb2.Job)
 
     async def upload(
         self,

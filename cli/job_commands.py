@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,9 +189,18 @@ def chaos(
     )
 
 
+_follow_option = option("--follow", is_flag=True, help="Show the job's progress until it ends.")
+
+
 @click.command()
 @job_config
-@option("--follow", is_flag=True, help="Show the job's progress until it ends.")
+@option(
+    "--from",
+    "start",
+    metavar="JOB[:STEP]",
+    help="Start from a checkpoint of this job, which has ended.  [default: its newest]",
+)
+@_follow_option
 @option(
     "--no-upload",
     is_flag=True,
@@ -201,6 +211,7 @@ def submit(
     *,
     path: Path,
     overrides: tuple[str, ...],
+    start: str | None,
     follow: bool,
     no_upload: bool,
     target: AggregatorTarget,
@@ -215,8 +226,48 @@ def submit(
     from cli.jobs import read_job
     from cli.jobs import submit as run
 
+    if start is not None:
+        job, _, step = start.partition(":")
+        overrides += (f"training_config.start_from.job={json.dumps(job)}",)
+        overrides += (f"training_config.start_from.step={step}",) if step else ()
     config = read_job(path, overrides, output)
     asyncio.run(run(target, config, output, follow_it=follow, uploads=not no_upload))
+
+
+@click.command("continue")
+@click.argument("job")
+@option(
+    "--steps",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Number of steps of the whole, those before included.",
+)
+@option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest]")
+@option(
+    "--total-steps",
+    type=click.IntRange(min=1),
+    help="Step at which the learning rate's schedule ends.  [default: as before]",
+)
+@_follow_option
+@client_options
+def continue_(
+    *,
+    job: str,
+    steps: int,
+    step: int | None,
+    total_steps: int | None,
+    follow: bool,
+    target: AggregatorTarget,
+    output: Output,
+) -> None:
+    """Queue a job that goes on where another one has ended, and print its id."""
+    import asyncio
+
+    from cli.jobs import continue_job
+    from protos.jobs_pb2 import ContinueRequest
+
+    request = ContinueRequest(job=job, step=step, steps=steps, total_steps=total_steps)
+    asyncio.run(continue_job(target, request, output, follow_it=follow))
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Commands that call the job service of an aggregator: submit, jobs, status, logs, cancel."""
+"""Commands that call the job service of an aggregator: submit, continue, jobs, status, logs, cancel."""
 
 from __future__ import annotations
 
@@ -69,21 +69,38 @@ async def submit(
     from services.config.job_inputs import inputs_of_job
 
     files = InputFiles(inputs_of_job(config)) if uploads else None
+    spec_json = config.to_json()
+    request_id = draw_request_id()
     async with JobsClient(target) as client:
         if files is not None:
             await upload_inputs(client, files, output)
-        job = await submit_once(client, config.name, config.to_json())
+        job = await call_once(lambda: client.submit(config.name, spec_json, request_id))
         if (
             files is not None
         ):  # from now on the job keeps its files; another upload may have pushed one out before
             await upload_inputs(client, files, output)
-        if not follow_it:
-            output.say(job.id)
-            output.result(job_fields(job))
-            return
-        with ProgressView(output) as view:
-            view.say(f"job {job.id}")
-            job = await follow(client, job.id, view)
+        await _show(client, job, output, follow_it=follow_it)
+
+
+async def continue_job(
+    target: AggregatorTarget, request: jobs_pb2.ContinueRequest, output: Output, *, follow_it: bool
+) -> None:
+    """Queue a job that goes on where an ended one has stopped; otherwise like `submit`."""
+    request.request_id = draw_request_id()
+    async with JobsClient(target) as client:
+        job = await call_once(lambda: client.continue_job(request))
+        await _show(client, job, output, follow_it=follow_it)
+
+
+async def _show(client: JobsClient, job: jobs_pb2.Job, output: Output, *, follow_it: bool) -> None:
+    """Print the id of a job that was just queued and, with `follow_it`, show its progress until it ends."""
+    if not follow_it:
+        output.say(job.id)
+        output.result(job_fields(job))
+        return
+    with ProgressView(output) as view:
+        view.say(f"job {job.id}")
+        job = await follow(client, job.id, view)
     output.say(job_line(job))
     if job.checkpoint:
         output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")
@@ -96,17 +113,16 @@ def draw_request_id() -> str:
     return uuid.uuid4().hex
 
 
-async def submit_once(client: JobsClient, name: str, spec_json: str) -> jobs_pb2.Job:
-    """Queue one job, and try again while the aggregator fails to answer. All attempts have the same request id.
+async def call_once(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the result of a call with a request id, and repeat it while the aggregator fails to answer.
 
     Raises:
         Unreachable: there was no connection, or no answer for longer than OUTAGE_SECONDS.
     """
-    request_id = draw_request_id()
     try:
-        return await client.submit(name, spec_json, request_id)
+        return await call()
     except Unanswered:
-        return await retry_unreachable(lambda: client.submit(name, spec_json, request_id))
+        return await retry_unreachable(call)
 
 
 async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.Job:

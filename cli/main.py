@@ -23,7 +23,7 @@ from cli.certs.commands import certs
 from cli.certs.token_commands import tokens
 from cli.cluster_commands import cluster
 from cli.daemon_commands import aggregator, optimizer, worker
-from cli.job_commands import cancel, chaos, download, jobs, local, logs, prune, status, submit
+from cli.job_commands import cancel, chaos, continue_, download, jobs, local, logs, prune, status, submit
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from cli.queue_commands import queue
@@ -59,6 +59,7 @@ for command in (
     aggregator,
     optimizer,
     submit,
+    continue_,
     jobs,
     status,
     logs,

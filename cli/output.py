@@ -70,6 +70,7 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "owner": job.owner or None,
         "state": state_name(job),
         "phase": job.phase or None,
+        "started_from": f"{job.start.job}:{job.start.step}" if job.HasField("start") else None,
         "detail": job.detail or None,
         "step": job.step,
         "steps": job.steps,
@@ -100,6 +101,8 @@ def job_line(job: jobs_pb2.Job) -> str:
     if job.HasField("seconds_left"):
         parts.append(time_left(job))
     parts.append(job.name)
+    if job.HasField("start"):
+        parts.append(f"from {job.start.job}:{job.start.step}")
     if job.owner:
         parts.append(f"by {job.owner}")
     if job.skipped:

@@ -14,6 +14,7 @@ from pathlib import Path
 from optimizer.checkpoint_use import CheckpointUse
 from protos import cluster_pb2 as pb
 from services.checkpoints.format import MODEL_FILE, STATE_FILE, State
+from services.checkpoints.hugging_face import TOKENIZER_FILE
 from services.checkpoints.prune import mark_removed
 from services.checkpoints.read import list_checkpoints
 from services.checkpoints.write import REMOVED, Fence
@@ -51,12 +52,14 @@ class CheckpointRemoval:
             try:
                 problem = _find_link(folder)
                 for path in [] if problem else list_checkpoints(folder):
+                    hashes = _recorded_hashes(path) if request.hashes else {}
                     yield pb.StoredCheckpoint(
                         job=job,
                         step=_step(path),
                         bytes=_size_bytes(path),
-                        model_sha256=_model_sha256(path) if request.hashes else "",
+                        model_sha256=hashes.get(MODEL_FILE, ""),
                         in_use=self._use.is_read(path),
+                        tokenizer_sha256=hashes.get(TOKENIZER_FILE, ""),
                     )
             except OSError as error:
                 problem = f"its checkpoints can't be listed: {error.strerror or error}"
@@ -165,10 +168,9 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _model_sha256(path: Path) -> str:
-    """Return the SHA-256 that a checkpoint records of its model; empty if it is damaged, so no job starts from it."""
+def _recorded_hashes(path: Path) -> dict[str, str]:
+    """Return the SHA-256s that a checkpoint records, by file; none if it is damaged, so no job starts from it."""
     try:
-        record = State.read(path / STATE_FILE).files.get(MODEL_FILE)
+        return {name: record.sha256 for name, record in State.read(path / STATE_FILE).files.items()}
     except (Refused, ValueError):
-        return ""
-    return record.sha256 if record is not None else ""
+        return {}

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from optimizer.checkpoint_removal import CheckpointRemoval
 from optimizer.checkpoint_use import CheckpointUse, Reader
 from optimizer.core.open_job import is_void
+from optimizer.update_rules import initial_state
 from optimizer.void_file import VoidFile
 from protos import cluster_pb2 as pb
-from services.checkpoints.format import (
-    Checkpoint,
-)
+from services.checkpoints.format import MODEL_FILE, Checkpoint, State
 from services.checkpoints.prune import (
     list_surplus,
     mark_removed,
@@ -29,10 +28,13 @@ from services.checkpoints.read import (
     find_newest,
     list_checkpoints,
     read_checkpoint,
+    read_state,
     verify_checkpoint,
 )
+from services.checkpoints.start import write_start
 from services.checkpoints.write import Fence, write_checkpoint
 from services.config.job import JobConfig
+from services.config.job_parts import StartConfig
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
@@ -134,6 +136,50 @@ class CheckpointStore:
             void = [*void, *file.read()]
         newest, notices = find_newest(partial(_read_unless_void, void), folder)
         return newest, problems + notices
+
+    def start_from(self, job: str, config: JobConfig) -> None:
+        """Give a job its first checkpoint: that of the job that it starts from. Do nothing if it has one.
+
+        Raises:
+            Refused: that checkpoint is not there, is void or damaged, or is another one than the job names.
+            Failed: the disk failed, another aggregator took over, or the job was pruned.
+        """
+        start = config.start_from
+        if start is None or list_checkpoints(self._folder(job)):
+            return
+        source = self._folder(start.job) / f"step-{start.step or 0:08d}"
+        with self._use.reader() as reader, self._use.writing(job):
+            self._use.choose(reader, source)
+            state, layout = self._read_source(start, source)
+            fresh = None if start.optimizer else initial_state(config.optimizer, layout)
+            write_start(
+                self._folder(job),
+                source,
+                state,
+                job=job,
+                step=start.first_step,
+                config_json=config.to_json(),
+                optimizer_state=fresh,
+                fence=self._fence,
+            )
+
+    def _read_source(self, start: StartConfig, source: Path) -> tuple[State, Layout]:
+        """Return state and layout of the checkpoint that a job starts from (Refused if it is not the one)."""
+        where = f"start_from: checkpoint of step {start.step} of job {start.job}"
+        state, layout = read_state(source)
+        written = _written(state.job, state.generation, state.step, source, "")
+        if is_void(written, VoidFile(source.parent / _VOID_FILE).read()):
+            raise Refused(
+                f"{where}: void: it may contain the work of a faulty worker; start from an earlier one"
+            )
+        record = state.files.get(MODEL_FILE)
+        if record is None or record.sha256 != start.model_sha256:
+            found = record.sha256 if record is not None else "none"
+            raise Refused(
+                f"{where}: its model has sha256 {found}, the job was submitted with {start.model_sha256}; submit it "
+                "again"
+            )
+        return state, layout
 
     def write(
         self,

@@ -304,7 +304,7 @@ class OptimizerEngine:
                     self.feed(to_operation_failed(job, error))
 
     async def _load(self, effect: ev.Load) -> None:
-        await self._wait_for_space(effect.job)
+        await self._prepare(effect)
         config, checkpoint, loaded = await self._loop.run_in_executor(
             self._disk, self._job_files.look_up, effect
         )
@@ -320,12 +320,16 @@ class OptimizerEngine:
         self._config, self._contents = config, contents
         self.feed(loaded)
 
-    async def _wait_for_space(self, job: str) -> None:
-        """Wait until the job has the file of its generation, which later changes on a full disk too (Failed)."""
+    async def _prepare(self, effect: ev.Load) -> None:
+        """Prepare the job's files, and wait while the disk has no space for them (TiermeshError).
+
+        The file of its generation later changes on a full disk too.
+        """
+        job = effect.job
         is_reported = False
         while self.core.is_loading(job):
             try:
-                await self._loop.run_in_executor(self._disk, self.checkpoint_store.prepare, job)
+                await self._loop.run_in_executor(self._disk, self._job_files.prepare, effect)
                 return
             except Failed as failed:
                 if not is_out_of_space(failed):

@@ -39,15 +39,22 @@ class JobFiles:
         self._files = files
         self._checkpoint_store = checkpoint_store
 
+    def prepare(self, effect: ev.Load) -> None:
+        """Make what must be on disk before a job is looked up: its generation, and the checkpoint that it starts from.
+
+        Raises:
+            TiermeshError: a file is missing or wrong, or the disk failed. When it is full, a later call may succeed.
+        """
+        self._checkpoint_store.prepare(effect.job)
+        self._checkpoint_store.start_from(effect.job, self._read_config(effect))
+
     def look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
         """Read a job's spec, its newest intact checkpoint, None if there is none, and what the core is told of both.
 
         Raises:
             TiermeshError: a file is missing or wrong, or the disk failed.
         """
-        self._files.keep(effect.job, [effect.spec])
-        self._files.release_others(effect.job)
-        config = JobConfig.from_json(self._files.read(effect.spec, MOST_SPEC_BYTES))
+        config = self._read_config(effect)
         checkpoint, notices = self._checkpoint_store.read_newest(effect.job, effect.void)
         for notice in notices:
             log.warning("%s", notice)
@@ -64,6 +71,11 @@ class JobFiles:
                 tuple(notices),
             )
         return config, checkpoint, loaded
+
+    def _read_config(self, effect: ev.Load) -> JobConfig:
+        self._files.keep(effect.job, [effect.spec])
+        self._files.release_others(effect.job)
+        return JobConfig.from_json(self._files.read(effect.spec, MOST_SPEC_BYTES))
 
     def read_description(self, effect: ev.Allocate) -> tuple[Layout, dict[str, bytes]]:
         """Read the layout and the files of a job's checkpoints.

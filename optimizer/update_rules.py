@@ -320,6 +320,14 @@ def state_dtypes(config: OptimizerConfig) -> dict[str, np.dtype[Any]]:
     return {name: array.dtype for name, array in build_rule(config, Layout(())).state.items()}
 
 
+def initial_state(config: OptimizerConfig, layout: Layout) -> dict[str, NDArray[Any]]:
+    """Return the state of a rule that has made no update: zeros, in memory only where they are changed."""
+    return {
+        name: np.zeros(layout.elements if dtype == np.float32 else 1, dtype)
+        for name, dtype in state_dtypes(config).items()
+    }
+
+
 def clip_coefficient(norm: float, max_norm: float | None) -> float:
     """Return the factor that brings a gradient of this global norm down to `max_norm`; None: no clipping.
 

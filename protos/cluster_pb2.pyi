@@ -567,20 +567,22 @@ class ListCheckpointsRequest(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ..., hashes: _Optional[bool] = ...) -> None: ...
 
 class StoredCheckpoint(_message.Message):
-    __slots__ = ("job", "step", "bytes", "model_sha256", "in_use", "problem")
+    __slots__ = ("job", "step", "bytes", "model_sha256", "in_use", "problem", "tokenizer_sha256")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
     IN_USE_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     job: str
     step: int
     bytes: int
     model_sha256: str
     in_use: bool
     problem: str
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., bytes: _Optional[int] = ..., model_sha256: _Optional[str] = ..., in_use: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
+    tokenizer_sha256: str
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., bytes: _Optional[int] = ..., model_sha256: _Optional[str] = ..., in_use: _Optional[bool] = ..., problem: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ...) -> None: ...
 
 class RemoveCheckpointsRequest(_message.Message):
     __slots__ = ("job", "all", "steps")

@@ -41,6 +41,11 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.Continue = channel.unary_unary(
+                '/tiermesh.Jobs/Continue',
+                request_serializer=protos_dot_jobs__pb2.ContinueRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.Job.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/tiermesh.Jobs/List',
                 request_serializer=protos_dot_jobs__pb2.ListRequest.SerializeToString,
@@ -89,6 +94,13 @@ class JobsServicer:
 
     def Submit(self, request, context):
         """queues a job; answers after it is stored
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Continue(self, request, context):
+        """queues a job that goes on where an ended one has stopped; answers like Submit
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,6 +168,11 @@ def add_JobsServicer_to_server(servicer, server):
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
                     request_deserializer=protos_dot_jobs__pb2.SubmitRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'Continue': grpc.unary_unary_rpc_method_handler(
+                    servicer.Continue,
+                    request_deserializer=protos_dot_jobs__pb2.ContinueRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
@@ -226,6 +243,33 @@ class Jobs:
             target,
             '/tiermesh.Jobs/Submit',
             protos_dot_jobs__pb2.SubmitRequest.SerializeToString,
+            protos_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Continue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tiermesh.Jobs/Continue',
+            protos_dot_jobs__pb2.ContinueRequest.SerializeToString,
             protos_dot_jobs__pb2.Job.FromString,
             options,
             channel_credentials,

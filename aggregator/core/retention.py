@@ -101,12 +101,14 @@ class StoredCheckpoint(NamedTuple):
         size_bytes: Size of its files.
         model_sha256: SHA-256 of its model; empty if it is not known.
         in_use: Whether it is being read or written.
+        tokenizer_sha256: SHA-256 of its tokenizer; empty if it has none, or it is not known.
     """
 
     step: int
     size_bytes: int
     model_sha256: str = ""
     in_use: bool = False
+    tokenizer_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class Needs:
 
     Attributes:
         job: The job's id.
-        checkpoints: Job and step of each folder that a path of its spec names, wherever that path begins.
+        checkpoints: Job and step of the checkpoint that it starts from, and of each folder that a path of its spec
+            names, wherever that path begins.
         model_sha256: SHA-256 of the model that it starts from; empty for none.
     """
 
@@ -136,11 +139,18 @@ def find_needs(job: str, spec_json: str) -> Needs:
         return Needs(job)  # such a job fails before it reads a file
     start, data = _mapping(spec, "pretrained"), _mapping(spec, "data")
     found = set()
-    for path in (start.get("path"), data.get("path"), data.get("tokenizer_path")):
+    files = data.get("files")
+    corpora = (
+        [each.get("path") for each in files if isinstance(each, dict)] if isinstance(files, list) else []
+    )
+    for path in (start.get("path"), data.get("path"), data.get("tokenizer_path"), *corpora):
         parts = [part for part in str(path or "").split("/") if part not in ("", ".")]
         for folder, name in pairwise(parts):
             if match := _STEP_FOLDER.fullmatch(name):
                 found.add((folder, int(match[1])))
+    earlier = _mapping(spec, "start_from")
+    if isinstance(earlier.get("job"), str) and isinstance(earlier.get("step"), int):
+        found.add((earlier["job"], earlier["step"]))
     sha256 = _mapping(start, "files").get(_MODEL_FILE, "")
     return Needs(job, frozenset(found), sha256 if isinstance(sha256, str) else "")
 

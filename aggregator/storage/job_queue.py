@@ -155,6 +155,21 @@ class JobQueue(QueueFile):
             row = self._connection.execute("SELECT job FROM jobs WHERE id = ?", (job,)).fetchone()
             return None if row is None else _record(row[0])
 
+    def read_spec(self, job: str) -> str:
+        """Return the complete job that was submitted under an id.
+
+        Raises:
+            Failed: The file can't be read, or has no such job.
+        """
+        query = "SELECT spec_json FROM jobs JOIN specs USING (place) WHERE id = ?"
+        with self._lock, self._explain_errors():
+            row = self._connection.execute(query, (job,)).fetchone()
+            if row is None:
+                raise Failed(f"queue {self.path}: no spec of job {job}")
+            if not isinstance(row[0], str):
+                raise ValueError("a job's spec is not text")
+            return row[0]
+
     def page(self, after: int | None, limit: int, *, newest_first: bool = False) -> JobPage:
         """Return the records of some jobs in a row, in order of submission or in reverse.
 

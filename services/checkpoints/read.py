@@ -65,6 +65,16 @@ def verify_checkpoint(path: Path) -> Path:
     return path
 
 
+def read_state(path: Path) -> tuple[State, Layout]:
+    """Return a checkpoint's `state.json`, and the layout in it, without looking at the other files.
+
+    Raises:
+        Refused: it is missing or damaged.
+    """
+    with _named(path):
+        return _read_state(path)
+
+
 def list_checkpoints(root: Path) -> list[Path]:
     """Return the folders of a job's checkpoints, oldest first; none if `root` does not exist."""
     if not root.is_dir():

@@ -85,7 +85,41 @@ def write_checkpoint(
         raise ValueError(f"weights: shape {weights.shape}, expected ({layout.elements},) as the layout says")
     check_file_names(files)
     model = export_tensors(layout, weights, read_constants(files))
-    path = root / f"step-{step:08d}"
+    state = State(
+        format=FORMAT_VERSION,
+        job=job,
+        generation=generation,
+        step=step,
+        config=json.loads(config_json),
+        layout=json.loads(json.dumps(layout.to_json())),  # turns tuples into lists, as a reader gets them
+        files={},
+    )
+
+    def fill(folder: Path) -> dict[str, FileRecord]:
+        return {
+            MODEL_FILE: write_file(folder / MODEL_FILE, pieces(model, {"format": "pt"})),
+            OPTIMIZER_FILE: write_file(folder / OPTIMIZER_FILE, pieces(optimizer_state)),
+            **{name: write_file(folder / name, [data]) for name, data in sorted(files.items())},
+        }
+
+    return write_folder(root, state, fill, fence)
+
+
+def write_folder(
+    root: Path, state: State, fill: Callable[[Path], dict[str, FileRecord]], fence: Fence
+) -> CheckpointInfo:
+    """Make the checkpoint `step-%08d` under `root`, and return once it would survive a power cut.
+
+    Args:
+        root: folder of the job's checkpoints, created if it is missing.
+        state: content of `state.json`, without the records of the files.
+        fill: makes all other files in a folder, synchronised, and returns their records.
+        fence: fence around the final rename and the removal of leftovers.
+
+    Raises:
+        Failed: the disk failed, such as when it is full, or the fence did. Nothing is left behind.
+    """
+    path = root / f"step-{state.step:08d}"
     partial = (
         root / f".{path.name}.{secrets.token_hex(4)}.partial"
     )  # unique, even if another process writes the same step
@@ -94,21 +128,8 @@ def write_checkpoint(
         _make_folder(root)
         _remove_leftovers(root, fence)
         partial.mkdir()
-        records = {
-            MODEL_FILE: _write(partial / MODEL_FILE, pieces(model, {"format": "pt"})),
-            OPTIMIZER_FILE: _write(partial / OPTIMIZER_FILE, pieces(optimizer_state)),
-            **{name: _write(partial / name, [data]) for name, data in sorted(files.items())},
-        }
-        state = State(
-            format=FORMAT_VERSION,
-            job=job,
-            generation=generation,
-            step=step,
-            config=json.loads(config_json),
-            layout=json.loads(json.dumps(layout.to_json())),  # turns tuples into lists, as a reader gets them
-            files=records,
-        )
-        _write(partial / STATE_FILE, [state.dump()])
+        records = fill(partial)
+        write_file(partial / STATE_FILE, [state.model_copy(update={"files": records}).dump()])
         sync_folder(partial)
         hit_failpoint("checkpoint.before-rename")
         with fence():
@@ -123,7 +144,7 @@ def write_checkpoint(
     return CheckpointInfo(path, records[MODEL_FILE].sha256)
 
 
-def _write(path: Path, data: Iterable[bytes | memoryview]) -> FileRecord:
+def write_file(path: Path, data: Iterable[bytes | memoryview]) -> FileRecord:
     """Write pieces to a new file and synchronise it; return its size and SHA-256."""
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:

@@ -27,6 +27,7 @@ from services.config.job_parts import (
     PretrainedConfig,
     SamplingConfig,
     ScheduleConfig,
+    StartConfig,
     WireConfig,
     WireConfigField,
 )
@@ -59,6 +60,7 @@ class JobConfig(ConfigRecord):
         checkpoint: schedule by time and retention of checkpoints.
         model: the model to train; `model.model_type` names its kind.
         pretrained: checkpoint that the weights start from; None: they follow from the seed.
+        start_from: checkpoint of an earlier job that the job starts from; None for none.
         device: mesh of each worker.
         optimizer: update rule.
         schedule: learning rate over the steps.
@@ -86,6 +88,7 @@ class JobConfig(ConfigRecord):
     checkpoint: CheckpointConfig = CheckpointConfig()
     model: ModelConfig
     pretrained: PretrainedConfig | None = None
+    start_from: StartConfig | None = None
     device: DeviceConfig = DeviceConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -122,6 +125,8 @@ class JobConfig(ConfigRecord):
                 f"transformer_config.model_path: {self.pretrained.path} given with a {self.model.model_type} without "
                 "vocab_size, expected a gpt2 or llama with the checkpoint's vocab_size; remove it or set vocab_size"
             )
+        if self.start_from is not None:
+            self._check_start(self.start_from)
         if (self.data is None) != isinstance(self.model, RegressionConfig):
             given = printable_path(self.data.files[0].path) if self.data else "none"
             raise ValueError(
@@ -129,6 +134,18 @@ class JobConfig(ConfigRecord):
                 "for language models and none for linear_regression and mlp; change one of the two"
             )
         return self
+
+    def _check_start(self, start: StartConfig) -> None:
+        if self.pretrained is not None:
+            raise ValueError(
+                f"training_config.start_from: job {start.job} given together with transformer_config.model_path, "
+                "expected one of them; remove one"
+            )
+        if start.first_step >= self.steps:
+            raise ValueError(
+                f"training_config.max_steps: {self.steps} given to continue job {start.job} at step "
+                f"{start.first_step}, expected more; raise it"
+            )
 
     @property
     def micro_batches(self) -> int:

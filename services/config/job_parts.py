@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from services.config.field_types import (
     ConfigRecord,
     Fraction,
+    JobId,
     NonNegativeFloat,
     NonNegativeInt,
     PathText,
@@ -231,6 +232,34 @@ class PretrainedConfig(ConfigRecord):
 
     path: Annotated[PathText, Field(min_length=1)]
     files: Annotated[dict[FileName, Sha256], Field(max_length=1000)]
+
+
+def _newest_is_none(value: Any) -> Any:
+    return None if value == "newest" else value
+
+
+class StartConfig(ConfigRecord):
+    """Checkpoint of an earlier job that a job starts from. The optimizer has it on disk.
+
+    Attributes:
+        job: id of the earlier job, which has ended.
+        step: step of its checkpoint; None, or `newest`: the newest. The aggregator fills it in at submission.
+        model_sha256: sha256 of that checkpoint's `model.safetensors`, filled in together with the step.
+        optimizer: whether the state of the update rule is taken too; else it begins with zeros.
+        step_counter: `restart` calls the step with these weights 0; `continue` counts on from the checkpoint's step,
+            so that data and schedule go on where the earlier job ended.
+    """
+
+    job: JobId
+    step: Annotated[NonNegativeInt | None, BeforeValidator(_newest_is_none)] = None
+    model_sha256: Sha256 | None = None
+    optimizer: bool = True
+    step_counter: Literal["restart", "continue"] = "restart"
+
+    @property
+    def first_step(self) -> int:
+        """Step that the job begins at; 0 as long as the step to continue at is not known."""
+        return self.step or 0 if self.step_counter == "continue" else 0
 
 
 WIRE_TYPE_NAMES = {

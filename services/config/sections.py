@@ -34,6 +34,7 @@ from services.config.job_parts import (
     MOST_CORPUS_FILES,
     CheckpointConfig,
     ScheduleType,
+    StartConfig,
     WireConfig,
     WireConfigField,
 )
@@ -100,6 +101,7 @@ class TrainingSection(Section):
     data_path: CorpusPaths = Field([CorpusFileSection(path="data/shakespeare.txt")])
     tokenizer_type: Literal["char", "bpe"] = "char"
     tokenizer_path: PathText | None = None
+    start_from: StartConfig | None = None
     scheduler_type: ScheduleType | None = None
     use_clip_grad_norm: bool = False
     clip_grad_norm_max_norm: PositiveFloat = 1.0

@@ -113,6 +113,7 @@ BOUNDS: Mapping[str, Bound] = {
     "role": _WORD,
     "running_job": _ID,
     "sha256": _ID,
+    "tokenizer_sha256": _ID,
     "skipped": _LINE,
     "spec_json": Bound(bytes=1 << 18, by_receiver=True),
     "state": _WORD,

@@ -63,6 +63,9 @@ WRONG_INPUTS = (
     f"submit job.yaml --aggregator {NOBODY},localhost:2 --timeout-seconds 2",
     "submit job.yaml --aggregator nowhere",
     "submit job.yaml --aggregator AGGREGATOR --tls-cert missing.pem",
+    "continue",
+    "continue job-9 --steps 20 --aggregator AGGREGATOR",
+    "continue job-1 --steps 0 --aggregator AGGREGATOR",
     "jobs extra",
     "jobs --aggregator AGGREGATOR --timeout-seconds 0",
     "jobs --aggregator EMPTY",
@@ -161,7 +164,8 @@ def _filled() -> FakeAggregator:
         tokens_per_second=1000.0, seconds_left=72.0, skipped="step 3: the gradient is not finite",
         detail="worker lb-2 was lost", excluded=[jobs_pb2.Exclusion(worker="lb-3", step=3, reason="checksum differs")],
     )  # fmt: skip
-    fake.jobs["job-2"] = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.QUEUED, steps=10)
+    start = jobs_pb2.Start(job="job-1", step=2)
+    fake.jobs["job-2"] = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.QUEUED, steps=10, start=start)
     fake.status = jobs_pb2.ClusterStatus(
         epoch=3, tiers=2, leader="agg", optimizer="in the aggregator", running_job="job-1", waiting="gradients",
         standbys=[jobs_pb2.Standby(name="agg-2", seconds_since_heard=0.5)],

@@ -197,6 +197,7 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Files/Write": [list(pieces_of(content)) for content in CONTENTS],
         "/tiermesh.Files/Read": [[files.ReadFileRequest(sha256=each.sha256)] for each in REFS],
         "/tiermesh.Jobs/Submit": [[jobs.SubmitRequest(spec_json=SPEC, request_id="r")]],
+        "/tiermesh.Jobs/Continue": [[jobs.ContinueRequest(job=job, step=1, steps=9, total_steps=9)]],
         "/tiermesh.Jobs/List": [[jobs.ListRequest(page_token="1", limit=1, newest_first=True)]],
         "/tiermesh.Jobs/Logs": [[jobs.LogsRequest(job=job, follow=True)]],
         "/tiermesh.Jobs/Download": [[jobs.DownloadRequest(job=job, newest=True)]],

@@ -128,8 +128,8 @@ class Disk:
         self.open = threading.Event()
         self.open.set()
         self.error: int | None = None
-        self._write = writing._write
-        monkeypatch.setattr(writing, "_write", self._slow_write)
+        self._write = writing.write_file
+        monkeypatch.setattr(writing, "write_file", self._slow_write)
 
     def _slow_write(self, path: Path, data: Any) -> Any:
         assert self.open.wait(LIMIT_SECONDS)

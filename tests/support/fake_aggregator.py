@@ -24,6 +24,7 @@ class FakeAggregator:
     Attributes:
         jobs: jobs by id, in order of submission.
         submitted: requests that arrived.
+        continued: Continue requests that arrived.
         events: events that Watch sends, one list per call; then it sends the job of `jobs`.
         files: files of the one checkpoint, by path.
         step: step that Download names for the checkpoint.
@@ -41,6 +42,7 @@ class FakeAggregator:
     def __init__(self) -> None:
         self.jobs: dict[str, jobs_pb2.Job] = {}
         self.submitted: list[jobs_pb2.SubmitRequest] = []
+        self.continued: list[jobs_pb2.ContinueRequest] = []
         self.events: list[list[jobs_pb2.JobEvent]] = []
         self.files: dict[str, bytes] = {}
         self.step = 500
@@ -61,6 +63,15 @@ class FakeAggregator:
             self.lost_answers -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         job = jobs_pb2.Job(id=f"job-{len(self.jobs) + 1}", name=request.name, state=jobs_pb2.QUEUED, steps=10)
+        self.jobs[job.id] = job
+        return job
+
+    async def Continue(self, request: jobs_pb2.ContinueRequest, context: Context) -> jobs_pb2.Job:
+        self.continued.append(request)
+        start = jobs_pb2.Start(job=(await self._job(request.job, context)).id, step=request.step)
+        job = jobs_pb2.Job(
+            id=f"job-{len(self.jobs) + 1}", state=jobs_pb2.QUEUED, steps=request.steps, start=start
+        )
         self.jobs[job.id] = job
         return job
 

@@ -53,6 +53,11 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
         batches = resolve_batches(training, device, notices)
         optimizer = resolve_optimizer(training, scheduler, notices)
         notices += schedule_notices(training, scheduler, optimizer)
+        if training.start_from is not None and resolved.pretrained is not None:
+            notices.append(
+                "transformer_config.model_path: gives the model's sizes and tokenizer alone; the weights are those of "
+                f"job {training.start_from.job} (training_config.start_from)"
+            )
         workers = _num_workers(sections.get("multihost_config"), notices)
         steps = _steps(training)
         job = JobConfig(
@@ -67,7 +72,8 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
             checkpoint_every=training.model_save_interval,
             checkpoint=training.checkpoint,
             model=resolved.model,
-            pretrained=resolved.pretrained,
+            pretrained=None if training.start_from else resolved.pretrained,
+            start_from=training.start_from,
             device=device,
             optimizer=optimizer,
             schedule=resolve_schedule(training, scheduler, optimizer, steps),

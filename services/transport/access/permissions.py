@@ -59,6 +59,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     FILES_OF_AGGREGATOR: WORKER | PEOPLE,
     FILES_OF_DAEMON: AGGREGATOR,
     "/tiermesh.Jobs/Submit": PEOPLE,
+    "/tiermesh.Jobs/Continue": PEOPLE,
     "/tiermesh.Jobs/List": PEOPLE,
     "/tiermesh.Jobs/Get": PEOPLE,
     "/tiermesh.Jobs/Cancel": PEOPLE,

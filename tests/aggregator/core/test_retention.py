@@ -149,6 +149,16 @@ def test_any_spec_is_read(content: object) -> None:
     find_needs("next", json.dumps(content))
 
 
+def test_the_job_that_a_job_starts_from_is_needed() -> None:
+    start = {"job": "j-1", "step": 40, "optimizer": True}
+    assert find_needs("j", spec(start_from=start)).checkpoints == {("j-1", 40)}
+
+
+def test_each_file_of_a_corpus_is_looked_at() -> None:
+    files = [{"path": "/corpus.txt"}, {"path": "/mnt/j-2/step-00000500/tokenizer.json"}]
+    assert find_needs("j", spec(data={"files": files})).checkpoints == {("j-2", 500)}
+
+
 def test_a_damaged_spec_needs_nothing() -> None:
     for text in ("", "{", "[" * 100_000, "null"):
         assert find_needs("next", text) == Needs("next")

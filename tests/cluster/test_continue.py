@@ -1,0 +1,181 @@
+"""Jobs that start from another job's checkpoint: the same bits as in one go, whatever is killed at the start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import jobs_pb2 as jobs
+from services.checkpoints.read import read_checkpoint
+from services.protocol.checksums import set_checksum
+from tests.support.cluster.bits import (
+    CHECKPOINT_EVERY,
+    STEPS,
+    Bits,
+    bits,
+    gpt_config,
+    regression_config,
+    spec_of,
+    write_config,
+)
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, tiermesh
+
+HALF = STEPS // 2
+
+
+@pytest.fixture(scope="module")
+def half_spec(corpus: Path) -> str:
+    """Return the first half of the job that `undisturbed` ran in one go."""
+    return spec_of(corpus.parent, gpt_config(corpus, max_steps=HALF))
+
+
+def run(cluster: Cluster, *words: object) -> tuple[int, dict[str, Any], str]:
+    """Run a command; return its exit code, result and errors."""
+    done = tiermesh(*words, "--json", "--aggregator", cluster.to_aggregator.address)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def stored_sha256(cluster: Cluster, job: str, step: int, file: str) -> str:
+    path = cluster.checkpoints(job) / f"step-{step:08d}" / file
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("tiers", "shards"),
+    [(3, 0), pytest.param(2, 0, marks=pytest.mark.long), pytest.param(2, 2, marks=pytest.mark.long)],
+)
+def test_two_halves_give_the_bits_of_the_whole(
+    tmp_path: Path, half_spec: str, undisturbed: Bits, tiers: int, shards: int
+) -> None:
+    with Cluster(tmp_path, tiers=tiers, shards=shards, workers=2) as cluster:
+        first = cluster.finish(cluster.submit(half_spec))
+        code, second, errors = run(cluster, "continue", first.id, "--steps", STEPS, "--follow")
+        assert code == 0, errors
+        assert second["job"] != first.id and second["started_from"] == f"{first.id}:{HALF}"
+        assert bits(cluster.job(second["job"])) == undisturbed
+        assert cluster.job(first.id) == first, "the record of the job that had ended says what it said"
+        steps = [int(each.name[5:]) for each in sorted(cluster.checkpoints(second["job"]).glob("step-*"))]
+        assert steps == list(range(HALF, STEPS + 1, CHECKPOINT_EVERY))
+        assert read_checkpoint(cluster.checkpoints(second["job"]) / f"step-{HALF:08d}").job == second["job"]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "failpoint"),
+    [
+        (3, "checkpoint.before-rename"),
+        pytest.param(3, "checkpoint.before", marks=pytest.mark.long),
+        pytest.param(3, "checkpoint.mid-file", marks=pytest.mark.long),
+        pytest.param(3, "checkpoint.after-rename", marks=pytest.mark.long),
+        pytest.param(2, "checkpoint.before-rename", marks=pytest.mark.long),
+        pytest.param(2, "checkpoint.after-rename", marks=pytest.mark.long),
+    ],
+)
+def test_a_kill_amid_the_start_changes_no_bits(
+    tmp_path: Path, half_spec: str, undisturbed: Bits, tiers: int, failpoint: str
+) -> None:
+    role = "optimizer" if tiers == 3 else "aggregator"
+    plans: Iterator[str] = iter(["", f"{failpoint}=kill@1"])
+
+    def failpoints(each: str) -> str:
+        return next(plans, "") if each == role else ""
+
+    with Cluster(tmp_path, tiers=tiers, workers=1, failpoints=failpoints) as cluster:
+        restart = cluster.start_optimizer if tiers == 3 else cluster.start_aggregator
+        first = cluster.finish(cluster.submit(half_spec)).id
+        cluster.serving(role).terminate()
+        restart()
+        _, answer, _ = run(cluster, "continue", first, "--steps", STEPS)  # waits for the optimizer
+        second = answer["job"]
+        assert cluster.serving(role).ended() == -9, "it was killed"
+        restart()
+        assert bits(cluster.finish(second)) == undisturbed
+        assert not list(cluster.checkpoints(second).glob(".*")), "nothing half made is left"
+
+
+def test_a_new_job_starts_from_weights_and_state_or_weights_alone(tmp_path: Path) -> None:
+    momentum = {"type": "SGD", "lr": 0.01, "momentum": 0.9}
+    with Cluster(tmp_path / "cluster", tiers=3, workers=1) as cluster:
+        earlier = spec_of(tmp_path, regression_config(optimizer=momentum, model_save_interval=2))
+        first = cluster.finish(cluster.submit(earlier))
+        other = regression_config(
+            project_name="other", seed=3, batch_size=4, max_steps=3, optimizer={**momentum, "lr": 0.001}
+        )
+        path = write_config(tmp_path, other)
+        code, both, errors = run(cluster, "submit", path, "--from", first.id, "--follow")
+        assert code == 0, errors
+        code, alone, errors = run(
+            cluster,
+            "submit",
+            path,
+            "--from",
+            f"{first.id}:4",
+            "--set",
+            "start_from.optimizer=false",
+            "--follow",
+        )
+        assert code == 0, errors
+        assert (both["step"], both["started_from"]) == (3, f"{first.id}:5")
+        assert (alone["step"], alone["started_from"]) == (3, f"{first.id}:4")
+        for job, step in ((both["job"], 5), (alone["job"], 4)):
+            model = stored_sha256(cluster, first.id, step, "model.safetensors")
+            assert stored_sha256(cluster, job, 0, "model.safetensors") == model
+        taken = read_checkpoint(cluster.checkpoints(both["job"]) / "step-00000000").optimizer_state
+        begun = read_checkpoint(cluster.checkpoints(alone["job"]) / "step-00000000").optimizer_state
+        assert taken["applied"][0] == 5 and taken["momentum_buffer"].any()
+        assert begun["applied"][0] == 0 and not begun["momentum_buffer"].any()
+
+        code, _, errors = run(cluster, "prune", first.id, "--yes")
+        assert code == 0, errors
+        code, _, errors = run(cluster, "download", both["job"], tmp_path / "out", "--step", "0")
+        assert code == 0, f"the new job's start is its own: {errors}"
+
+
+def test_a_repeated_request_makes_one_job_and_a_damaged_one_none(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", tiers=2, workers=1) as cluster:
+        first = cluster.finish(cluster.submit(spec_of(tmp_path, regression_config()))).id
+        request = jobs.ContinueRequest(job=first, steps=7, request_id="r")
+        ids = {cluster.stub.Continue(request, timeout=LIMIT_SECONDS).id for _ in range(2)}
+        assert len(ids) == 1
+        cluster.finish(ids.pop())
+        set_checksum(request, b"")
+        request.steps = 8
+        with pytest.raises(grpc.RpcError) as caught:
+            cluster.stub.Continue(request, timeout=LIMIT_SECONDS)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details().startswith("ContinueRequest is damaged: crc32c")
+
+
+def test_a_start_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", tiers=2, workers=1) as cluster:
+        first = cluster.finish(cluster.submit(spec_of(tmp_path, regression_config()))).id
+
+        def refused(*words: object) -> str:
+            code, _, errors = run(cluster, *words)
+            assert (code, len(errors.splitlines())) == (2, 1), errors
+            return errors
+
+        def submit(*words: object, **training: Any) -> str:
+            path = write_config(tmp_path, regression_config(**training))
+            return refused("submit", path, *words)
+
+        assert "expected more; raise it" in refused("continue", first, "--steps", 5)
+        assert "no job 'nobody'" in refused("continue", "nobody", "--steps", 10)
+        assert "has no intact checkpoint of step 3" in refused("continue", first, "--steps", 9, "--step", 3)
+        assert "it has those of steps: 0, 5" in submit("--from", f"{first}:4")
+        assert "start_from.step" in submit("--from", f"{first}:last")
+        assert "start_from.job" in submit("--from", "../elsewhere")
+        line = submit("--from", first, "--set", "linear_regression_config.num_features=8")
+        assert f"num_features: 8 given, but job {first}" in line and "has 64; write 64" in line
+        adamw = {"type": "AdamW", "lr": 0.01}
+        assert "training_config.optimizer.type" in submit("--from", first, optimizer=adamw)
+        cluster.serving("worker").terminate()
+        waiting = cluster.submit(spec_of(tmp_path, regression_config()))
+        assert f"job {waiting} is running, expected one that has ended" in refused(
+            "continue", waiting, "--steps", 9
+        )
