@@ -112,13 +112,18 @@ class JobInputs:
         for number, wanted in enumerate(missing):
             progress.field = wanted.field
             try:
+                if wanted.identity is None:  # else it is verified as it is read
+                    await asyncio.to_thread(self._remove_damaged, wanted, self._store)
                 for sha256 in wanted.files.values():
                     self._held.enter_context(
                         await fetch(channel, self._store, sha256, aggregator, progress.tell)
                     )
+                body = None
                 if wanted.identity is not None:
-                    await self._fetch_identity(wanted.identity, self._store, channel, aggregator, progress)
-                places[wanted.path] = await asyncio.to_thread(self._link, number, wanted, self._store)
+                    body = await self._fetch_identity(
+                        wanted.identity, self._store, channel, aggregator, progress
+                    )
+                places[wanted.path] = await asyncio.to_thread(self._link, number, wanted, self._store, body)
             except FileMissing:
                 looked_at = ", ".join(printable_path(place) for place in self._list_places(wanted))
                 raise Failed(
@@ -135,16 +140,30 @@ class JobInputs:
                 ) from None
         return places
 
+    def _remove_damaged(self, wanted: JobInput, store: FileStore) -> None:
+        """Remove what the disk has damaged since it was read from an aggregator, so that it is read again."""
+        for sha256 in wanted.files.values():
+            held = store.hold(sha256)
+            if held is not None:
+                with held:
+                    damaged = store.remove_if_damaged(sha256)
+                if damaged:
+                    log.warning(
+                        "%s: the cache's file %s was damaged, and is read again", wanted.field, sha256[:12]
+                    )
+
     async def _fetch_identity(
         self, identity: str, store: FileStore, channel: grpc.aio.Channel, aggregator: str, progress: _Progress
-    ) -> None:
-        """Read the description of a file of token ids. Without one it is made, which reads the whole file."""
+    ) -> bytes | None:
+        """Return what the identity of a file of token ids stands for; None if that must be made from the file."""
         try:
-            self._held.enter_context(await fetch(channel, store, identity, aggregator, progress.tell))
+            with await fetch(channel, store, identity, aggregator, progress.tell) as file:
+                return await asyncio.to_thread(file.read)
         except FileMissing:
-            log.info("%s has no description of file %s; it is made from the file", aggregator, identity[:12])
+            log.info("%s has no description of a file of token ids; it is made from the file", aggregator)
+            return None
 
-    def _link(self, number: int, wanted: JobInput, store: FileStore) -> Path:
+    def _link(self, number: int, wanted: JobInput, store: FileStore, identity_body: bytes | None) -> Path:
         """Make links to the files of an input under their own names; return the path that stands for the job's."""
         folder = self._links / str(number)
         shutil.rmtree(folder, ignore_errors=True)
@@ -155,9 +174,8 @@ class JobInputs:
             link = place / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(store.path_of(sha256))
-        if wanted.identity is not None and store.last_use_seconds(wanted.identity) is not None:
-            body = store.path_of(wanted.identity).read_bytes()
-            store_sidecar(place, sidecar_of_copy(body, wanted.files[""], place))
+        if identity_body is not None:
+            store_sidecar(place, sidecar_of_copy(identity_body, wanted.files[""], place))
         return place
 
 

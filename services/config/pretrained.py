@@ -119,6 +119,8 @@ def hash_checkpoint(opened: HuggingFaceFolder) -> PretrainedConfig:
     """
     hashes = {name: file_sha256(opened.path / name) for name in opened.files}
     state = _read_state(opened.path)
+    if state is not None:
+        hashes[STATE_FILE] = file_sha256(opened.path / STATE_FILE)
     for name, record in state.files.items() if state is not None else ():
         if name in hashes and hashes[name] != record.sha256:
             raise Refused(

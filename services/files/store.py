@@ -11,6 +11,7 @@ Several processes may share the folder.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import threading
 import time
@@ -233,6 +234,27 @@ class FileStore:
                 return None
             except OSError as error:
                 raise Failed(f"file {sha256[:12]}: can't be read: {error.strerror or error}") from None
+
+    def remove_if_damaged(self, sha256: str) -> bool:
+        """Read a file that is here, and remove it if its bytes are not those that the SHA-256 names.
+
+        Returns:
+            Whether it was damaged.
+
+        Raises:
+            Failed: the disk can't be read.
+        """
+        path, digest = self._path(sha256), hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while block := file.read(MAX_PIECE_BYTES):
+                    digest.update(block)
+        except OSError as error:
+            raise Failed(f"file {sha256[:12]}: can't be read: {error.strerror or error}") from None
+        if digest.hexdigest() == sha256:
+            return False
+        path.unlink(missing_ok=True)
+        return True
 
     def path_of(self, sha256: str) -> Path:
         """Return the path of a file that is here, for its holder."""

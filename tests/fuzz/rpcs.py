@@ -153,6 +153,10 @@ def _streams() -> dict[str, list[list[Message]]]:
                         job=job, lease=LEASE, layout=layout, files={CONFIG_FILE: config}
                     ),
                 ),
+                cluster.WorkerMessage(
+                    epoch=EPOCH,
+                    fetching=cluster.Fetching(job=job, input="i", bytes=1, size=2, problem="p"),
+                ),
                 cluster.WorkerMessage(epoch=EPOCH, failure=cluster.Failure(job=job, lease=LEASE, reason="r")),
             ]
         ],

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from protos.files_pb2 import FileRef
 from services.errors import Refused
-from services.files.errors import FileDamaged, FileMissing, NoRoom
+from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
 from services.files.store import UNUSED_SECONDS, FileStore
 from services.protocol.file_refs import make_ref
 
@@ -126,3 +126,73 @@ def test_a_file_larger_than_its_reader_takes_is_refused(tmp_path: Path) -> None:
         store.read(make_ref(b"content"), 3)
     with pytest.raises(Refused, match="expected at most"):
         store.begin(FileRef(sha256="0" * 64, size=1 << 60), 0)
+
+
+def test_what_a_live_job_names_stays_until_the_job_ends(tmp_path: Path) -> None:
+    now = 1e9
+    store = FileStore(tmp_path, max_store_bytes=10, clock=lambda: now)
+    name = make_ref(b"input").sha256
+    store.keep_inputs("queued", frozenset({name}))
+    store.put(b"input")
+    os.utime(tmp_path / name, (0, 0))
+    store.release_others("running")  # an optimizer in this process opens the job before it
+    with pytest.raises(NoRoom):
+        store.put(b"another")
+    assert not store.remove_unkept(name)
+    assert store.has([make_ref(b"input")])
+    os.utime(tmp_path / name, (0, 0))
+    store.release("queued")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_held_file_is_not_removed_by_any_process(tmp_path: Path) -> None:
+    one, other = FileStore(tmp_path, max_store_bytes=10), FileStore(tmp_path, max_store_bytes=10)
+    name = make_ref(b"in use").sha256
+    assert one.hold(name) is None
+    one.put(b"in use")
+    held = one.hold(name)
+    assert held is not None
+    with held:
+        with pytest.raises(NoRoom):
+            other.put(b"another")
+        assert not other.remove_unkept(name)
+        other.release("some job")
+        assert held.read() == b"in use" == one.path_of(name).read_bytes()
+    other.put(b"another")
+    assert one.hold(name) is None
+
+
+def test_an_upload_larger_than_the_whole_store_is_refused(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, max_store_bytes=10)
+    store.put(b"1234567890")
+    with pytest.raises(Refused, match="12 bytes, but all files together may have 10 bytes"):
+        store.put(b"123456789012")
+    assert store.has([make_ref(b"1234567890")]), "nothing made room for it"
+
+
+class Shelf:
+    """A library of one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def size_of(self, sha256: str) -> int | None:
+        return self._path.stat().st_size if sha256 == make_ref(b"on the shelf").sha256 else None
+
+    def open(self, sha256: str) -> IO[bytes] | None:
+        return self._path.open("rb") if self.size_of(sha256) is not None else None
+
+
+def test_a_library_is_read_and_never_written(tmp_path: Path) -> None:
+    path = tmp_path / "shelf.txt"
+    path.write_bytes(b"on the shelf")
+    store, ref = FileStore(tmp_path / "files", library=Shelf(path)), make_ref(b"on the shelf")
+    assert store.has([ref])
+    assert store.read(ref, MOST) == b"on the shelf"
+    assert store.offset(make_ref(b"something else")) == 0
+    with pytest.raises(UploadUnderWay, match="complete already"):
+        store.begin(ref, 0)
+    store.remove_unkept(ref.sha256)
+    store.release("some job")
+    assert path.read_bytes() == b"on the shelf"
+    assert not (tmp_path / "files").exists()

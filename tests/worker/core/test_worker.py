@@ -66,6 +66,17 @@ def test_a_job_that_cannot_be_built_is_reported_and_can_be_joined_again() -> Non
     assert talk.join() == ["build a"], "it can be tried again"
 
 
+def test_how_far_inputs_are_is_reported_while_the_job_is_built() -> None:
+    talk = Dialogue()
+    talk.connect()
+    talk.join()
+    fetching = ev.Fetching("a", "training_config.data_path", 3, 5)
+    assert talk.give(fetching) == ["send Fetching"]
+    assert talk.give(ev.Fetching("b", "training_config.data_path", 3, 5)) == [], "a job that was left"
+    talk.built()
+    assert talk.give(fetching) == [], "a late report"
+
+
 def test_a_job_whose_weights_do_not_fit_is_reported_and_left() -> None:
     talk = start_with_weights(1)
     talk.lease(1)

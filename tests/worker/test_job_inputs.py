@@ -1,0 +1,200 @@
+"""The inputs of a job on a worker: found on the host, or read from the aggregator into the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from services.config.job import JobConfig
+from services.config.job_inputs import JobInput, input_hashes, inputs_of_job, relocate_inputs
+from services.config.load import load_job
+from services.corpora.token_file import TokenFile, describe_token_file
+from services.corpora.writer import new_token_file
+from services.errors import Failed, Refused
+from services.files.service import FilesServicer
+from services.files.store import FileStore
+from services.protocol.file_refs import make_ref
+from services.transport.access.permissions import FILES_OF_AGGREGATOR
+from services.transport.security import Security
+from services.transport.server import start_server
+from tests.support.cluster.bits import gpt_config, write_config, write_corpus
+from worker.job_inputs import JobInputs
+
+LIMIT_SECONDS = 60
+Scenario = Callable[[FileStore, grpc.aio.Channel], Awaitable[None]]
+IDS = list(range(50_000))
+
+
+def with_aggregator(folder: Path, scenario: Scenario) -> None:
+    async def run() -> None:
+        store = FileStore(folder / "aggregator")
+        handlers = FilesServicer(store, FILES_OF_AGGREGATOR).handlers()
+        server = await start_server("127.0.0.1:0", Security(), [handlers], ["tiermesh.Files"])
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            await scenario(store, channel)
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+
+
+class Reports:
+    """What the aggregator is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, int, int, str]] = []
+
+    def __call__(self, field: str, here: int, size: int, problem: str) -> None:
+        self.lines.append((field, here, size, problem))
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Path:
+    """Return a folder of the host that the job is submitted from."""
+    (tmp_path / "client").mkdir()
+    return tmp_path / "client"
+
+
+@pytest.fixture
+def job(client: Path) -> JobConfig:
+    """Return a job with a corpus and a tokenizer."""
+    config = gpt_config(write_corpus(client), tokenizer_type="bpe", tokenizer_path=str(client / "t.json"))
+    (client / "t.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    return load_job(write_config(client, config), [])[0]
+
+
+def spec(job: JobConfig) -> bytes:
+    return job.to_json().encode()
+
+
+def test_the_inputs_of_a_job(job: JobConfig, client: Path) -> None:
+    corpus, tokenizer = inputs_of_job(job)
+    assert (corpus.field, corpus.path) == ("training_config.data_path", str(client / "corpus.txt"))
+    assert (tokenizer.field, tokenizer.path) == ("training_config.tokenizer_path", str(client / "t.json"))
+    hashes = {make_ref((client / name).read_bytes()).sha256 for name in ("corpus.txt", "t.json")}
+    assert input_hashes(job) == hashes
+    moved = inputs_of_job(relocate_inputs(job, {corpus.path: Path("/elsewhere/x.txt")}))
+    assert [each.path for each in moved] == ["/elsewhere/x.txt", tokenizer.path]
+    assert input_hashes(relocate_inputs(job, {corpus.path: Path("/elsewhere/x.txt")})) == hashes
+    assert relocate_inputs(job, {}) == job
+
+
+def test_a_built_in_text_and_a_job_without_data_have_no_inputs(client: Path) -> None:
+    config = gpt_config(Path("builtin:python-reference"))
+    assert inputs_of_job(load_job(write_config(client, config), [])[0]) == []
+
+
+def test_what_is_on_the_host_is_not_read_from_the_aggregator(
+    job: JobConfig, client: Path, tmp_path: Path
+) -> None:
+    async def missing(**settings: Any) -> list[str]:
+        inputs = JobInputs("w", settings.get("data_dir"), tmp_path / "cache")
+        return [Path(each.path).name for each in await inputs.find_missing(spec(job))]
+
+    assert asyncio.run(missing()) == []
+    data = tmp_path / "data"
+    client.rename(data)
+    assert asyncio.run(missing()) == ["corpus.txt", "t.json"]
+    assert asyncio.run(missing(data_dir=data)) == []
+    (data / "t.json").unlink()
+    assert asyncio.run(missing(data_dir=data)) == ["t.json"]
+    assert asyncio.run(JobInputs("w", None, None).find_missing(spec(job))) == [], "without a cache"
+    assert asyncio.run(JobInputs("w", None, tmp_path).find_missing(b"{")) == [], "who builds the job says why"
+
+
+def test_inputs_arrive_under_their_own_names_and_stay_in_the_cache(
+    job: JobConfig, client: Path, tmp_path: Path
+) -> None:
+    contents = [(client / name).read_bytes() for name in ("corpus.txt", "t.json")]
+    client.rename(tmp_path / "gone")
+    inputs = JobInputs("w/1", None, tmp_path / "cache")
+    reports = Reports()
+
+    async def scenario(aggregator: FileStore, channel: grpc.aio.Channel) -> None:
+        for content in contents:
+            aggregator.put(content)
+        missing = await inputs.find_missing(spec(job))
+        places = await inputs.fetch(missing, channel, "aggregator a", reports)
+        assert [path.name for path in places.values()] == ["corpus.txt", "t.json"]
+        assert [path.read_bytes() for path in places.values()] == contents
+        assert reports.lines[0] == ("training_config.data_path", 0, len(contents[0]), "")
+        other = FileStore(tmp_path / "cache", max_store_bytes=1)
+        assert not any(other.remove_unkept(make_ref(each).sha256) for each in contents), "they are in use"
+        told = len(reports.lines)
+        again = await inputs.fetch(missing, channel, "aggregator a", reports)
+        assert (again, len(reports.lines)) == (places, told), "nothing is read again"
+        inputs.close()
+        assert all(other.remove_unkept(make_ref(each).sha256) for each in contents)
+
+    with_aggregator(tmp_path, scenario)
+
+
+def test_a_file_that_the_disk_has_damaged_is_read_again(
+    job: JobConfig, client: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = (client / "corpus.txt").read_bytes()
+    (client / "corpus.txt").unlink()
+    inputs = JobInputs("w", None, tmp_path / "cache")
+
+    async def scenario(aggregator: FileStore, channel: grpc.aio.Channel) -> None:
+        aggregator.put(content)
+        missing = await inputs.find_missing(spec(job))
+        (place,) = (await inputs.fetch(missing, channel, "a", Reports())).values()
+        place.resolve().write_bytes(content[:-1] + b"?")
+        (place,) = (await inputs.fetch(missing, channel, "a", Reports())).values()
+        assert place.read_bytes() == content
+
+    with_aggregator(tmp_path, scenario)
+    assert "was damaged, and is read again" in caplog.text
+
+
+def test_a_file_that_nobody_has_is_told_with_what_to_do(job: JobConfig, client: Path, tmp_path: Path) -> None:
+    client.rename(tmp_path / "gone")
+    inputs = JobInputs("w", tmp_path / "data", tmp_path / "cache")
+
+    async def scenario(_: FileStore, channel: grpc.aio.Channel) -> None:
+        missing = await inputs.find_missing(spec(job))
+        with pytest.raises(Failed) as caught:
+            await inputs.fetch(missing, channel, "aggregator a", Reports())
+        line = str(caught.value)
+        for text in ("training_config.data_path", str(tmp_path / "data"), "aggregator a does not have it"):
+            assert text in line
+        assert "--no-upload" in line and len(line.splitlines()) == 1
+
+    with_aggregator(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_identity"),
+    [("ids.bin", True), ("ids.yaml", True), ("ids.u32.bin", False), ("ids.csv", False)],
+)
+def test_a_file_of_token_ids_opens_by_its_identity(
+    client: Path, tmp_path: Path, name: str, has_identity: bool
+) -> None:
+    binary = client / "ids.u32.bin"
+    with new_token_file(binary, "uint32", tokenizer_vocab_size=None) as writer:
+        writer.write(np.array(IDS, np.uint32))
+    sidecar = describe_token_file(binary, "data_path")
+    wanted = JobInput("data_path", str(tmp_path / "away" / name), {"": sidecar.sha256}, sidecar.identity)
+    inputs = JobInputs("w", None, tmp_path / "cache")
+
+    async def scenario(aggregator: FileStore, channel: grpc.aio.Channel) -> None:
+        aggregator.put(binary.read_bytes())
+        if has_identity:
+            assert aggregator.put(sidecar.identity_body()).sha256 == sidecar.identity
+        (place,) = (await inputs.fetch([wanted], channel, "a", Reports())).values()
+        assert place.with_name(f"{place.name}.sidecar.json").exists() == has_identity
+        tokens = TokenFile.open(place, "data_path", sidecar.identity)
+        assert tokens.read(0, len(IDS)).tolist() == IDS
+        assert tokens.largest_id == IDS[-1]
+        tokens.close()
+        with pytest.raises(Refused, match="the job expects 0000"):
+            TokenFile.open(place, "data_path", "0" * 64)
+
+    with_aggregator(tmp_path, scenario)
