@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,40 +66,51 @@ class Uploads:
         self._lock = threading.Lock()
         self._uploads: dict[str, Uploaded] | None = None  # by SHA-256; None before it is read
 
-    def admit(self, ref: FileRef, caller: Caller) -> None:
-        """Record an upload that is about to begin. Those of daemons are files of roles, and are not capped.
+    def admit(self, refs: Sequence[FileRef], caller: Caller) -> None:
+        """Record files that a caller is about to upload. Those of daemons are files of roles, and are not capped.
 
         Files that no job keeps make room, the longest unused first.
 
         Raises:
             CapReached: there would be too many files, or bytes, of the caller or in all.
-            Refused: the reference is malformed.
+            Refused: a reference is malformed.
             NoRoom: the disk is full.
             Failed: the record can't be written.
         """
-        refusal = check_ref(ref)
-        if refusal is not None:
-            raise Refused(str(refusal))
+        for ref in refs:
+            refusal = check_ref(ref)
+            if refusal is not None:
+                raise Refused(str(refusal))
         if caller.kind in _DAEMONS:
             return
         with self._lock:
             uploads = self._read()
-            known = uploads.get(ref.sha256)
-            if known is not None and known.size >= ref.size:
+            new = [ref for ref in refs if ref.sha256 not in uploads or uploads[ref.sha256].size < ref.size]
+            if not new:
                 return
-            new = Uploaded(caller.person if known is None else known.owner, ref.size)
-            others = {sha256: each for sha256, each in uploads.items() if sha256 != ref.sha256}
-            self._make_room(others, new)
-            self._uploads = {**others, ref.sha256: new}
-            self._write(ref)
+            asked = {ref.sha256 for ref in refs}
+            uploads = dict(uploads)
+            for ref in new:
+                known = uploads.pop(ref.sha256, None)
+                upload = Uploaded(caller.person if known is None else known.owner, ref.size)
+                self._make_room(uploads, upload, asked)
+                uploads[ref.sha256] = upload
+            self._uploads = uploads
+            self._write(new[0])
 
-    def _make_room(self, uploads: dict[str, Uploaded], new: Uploaded) -> None:
-        """Remove unkept files from the store, and from `uploads`, until a new one is within all caps (CapReached)."""
+    def _make_room(self, uploads: dict[str, Uploaded], new: Uploaded, asked: Set[str]) -> None:
+        """Remove unkept files from the store, and from `uploads`, until a new one is within all caps (CapReached).
+
+        Args:
+            uploads: what is recorded.
+            new: the new upload.
+            asked: files that stay, since the caller needs them together.
+        """
         for limit in _limits(self._caps, new.owner):
             counted = {sha256: each for sha256, each in uploads.items() if limit.counts(each)}
             amount, added = sum(map(limit.measure, counted.values())), limit.measure(new)
             if added <= limit.most < amount + added:
-                for sha256 in self._longest_unused_first(counted):
+                for sha256 in self._longest_unused_first(counted.keys() - asked):
                     if self._store.remove_unkept(sha256):
                         amount -= limit.measure(uploads.pop(sha256))
                     if amount + added <= limit.most:
@@ -108,9 +119,9 @@ class Uploads:
                 self._count_cap_reached(limit.cap)
                 raise CapReached(limit.cap, limit.describe(amount, added))
 
-    def _longest_unused_first(self, uploads: Mapping[str, Uploaded]) -> list[str]:
-        """Return the SHA-256 of some files; those that are gone come first."""
-        used = {sha256: self._store.last_use_seconds(sha256) or 0.0 for sha256 in uploads}
+    def _longest_unused_first(self, sha256s: Set[str]) -> list[str]:
+        """Return the SHA-256 of some files in order; those that are gone come first."""
+        used = {sha256: self._store.last_use_seconds(sha256) or 0.0 for sha256 in sha256s}
         return sorted(used, key=lambda sha256: used[sha256])
 
     def _read(self) -> dict[str, Uploaded]:

@@ -48,6 +48,8 @@ _MOST_PAGES = 10_000
 """Pages of a list that are asked for; with more, the oldest jobs are left out."""
 
 _RETRY_SECONDS = 1.0
+_PASSING = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL})
+"""Statuses of an upload that may pass: another one sends the same file; gRPC hides why the aggregator ended it."""
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -197,7 +199,7 @@ class JobsClient:
                     damaged += 1
                     await asyncio.to_thread(check_sent)
                     lost = Failed(str(lost)) if damaged == MAX_DAMAGED else Unanswered(str(lost))
-                elif error.code() == grpc.StatusCode.ABORTED:  # another one uploads the same file
+                elif error.code() in _PASSING:
                     lost = Unanswered(str(lost))
             began = any(size >= 0 for size in here.values())
             silent_seconds = time.monotonic() - heard_seconds

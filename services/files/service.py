@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import IO, Any, NoReturn, TypeAlias, TypeVar
 
@@ -59,8 +59,8 @@ class FilesServicer:
         store: the files.
         permission: row of the table of permissions that callers need besides that of the method.
         idle_seconds: longest wait for a peer to send the next piece, or to take one.
-        admit: blocking check before a caller's upload of a file that is not here; raises TiermeshError to refuse it.
-            None admits all.
+        admit: blocking check of files that are not here and that a caller asks for or uploads; raises TiermeshError to
+            refuse them. None admits all.
     """
 
     full_name = "tiermesh.Files"
@@ -70,7 +70,7 @@ class FilesServicer:
         store: FileStore,
         permission: str,
         idle_seconds: float = IDLE_SECONDS,
-        admit: Callable[[pb.FileRef, Caller], None] | None = None,
+        admit: Callable[[Sequence[pb.FileRef], Caller], None] | None = None,
     ) -> None:
         self._store = store
         self._permission = permission
@@ -112,16 +112,19 @@ class FilesServicer:
             text = f"Missing: {len(request.files)} files, expected at most {MAX_REFS}; ask in several calls"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
-            return await asyncio.to_thread(self._list_missing, request)
+            return await asyncio.to_thread(self._list_missing, request, current_caller())
         except TiermeshError as error:
             await _abort(context, error)
 
-    def _list_missing(self, request: pb.MissingRequest) -> pb.MissingReply:
-        reply = pb.MissingReply()
+    def _list_missing(self, request: pb.MissingRequest, caller: Caller) -> pb.MissingReply:
+        reply, missing = pb.MissingReply(), []
         for ref in request.files:
             offset = self._store.offset(ref)
             if offset is not None:
                 reply.missing.add(sha256=ref.sha256, offset=offset)
+                missing.append(ref)
+        if self._admit is not None and missing:
+            self._admit(missing, caller)  # now, so that nothing is sent in vain
         return reply
 
     async def _write(self, _: Any, context: Context) -> pb.FileRef:
@@ -163,7 +166,7 @@ class FilesServicer:
 
     def _begin(self, first: pb.FilePiece, caller: Caller) -> Upload:
         if self._admit is not None and self._store.offset(first.file) is not None:
-            self._admit(first.file, caller)
+            self._admit([first.file], caller)
         return self._store.begin(first.file, first.offset)
 
     @asynccontextmanager

@@ -37,7 +37,7 @@ class Aggregator:
 
     def upload(self, content: bytes, caller: Caller = ANN, used_seconds: int = 0) -> str:
         ref = make_ref(content)
-        self.uploads.admit(ref, caller)
+        self.uploads.admit([ref], caller)
         self.store.put(content)
         os.utime(self.store.path_of(ref.sha256), (used_seconds, used_seconds))
         return ref.sha256
@@ -76,17 +76,17 @@ def test_a_person_has_a_number_of_files_that_jobs_need(tmp_path: Path) -> None:
 def test_bytes_count_from_the_begin_of_an_upload_on(tmp_path: Path) -> None:
     here = Aggregator(tmp_path, upload_gb=3, upload_gb_per_person=2)
     first = large("first", 3 * GB // 2)
-    here.uploads.admit(first, ANN)
+    here.uploads.admit([first], ANN)
     here.store.keep_inputs("job", frozenset({first.sha256}))
     with pytest.raises(CapReached) as caught:
-        here.uploads.admit(large("second", GB), ANN)
+        here.uploads.admit([large("second", GB)], ANN)
     assert str(caught.value) == (
         "person ann: this file has 1.0 GB and those that jobs need 1.5 GB, expected at most 2 GB in all "
         "(--max-upload-gb-per-person of the aggregator); submit again when jobs have ended, or copy the data to the "
         "hosts and give --no-upload"
     )
     with pytest.raises(CapReached, match=r"uploads: .*3 GB in all \(--max-upload-gb of"):
-        here.uploads.admit(large("third", 2 * GB), BOB)
+        here.uploads.admit([large("third", 2 * GB)], BOB)
     assert here.reached == [Cap.UPLOAD_BYTES_PER_PERSON, Cap.UPLOAD_BYTES]
 
 
@@ -99,8 +99,20 @@ def test_files_that_no_job_needs_make_room_the_longest_unused_first(tmp_path: Pa
     here.upload(b"another")
     assert [here.has(each) for each in (b"new", b"old", b"needed", b"bob's")] == [True, False, True, True]
     with pytest.raises(CapReached):
-        here.uploads.admit(large("x", 101 * GB), ANN)
+        here.uploads.admit([large("x", 101 * GB)], ANN)
     assert here.has(b"new"), "what can't fit pushes nothing out"
+
+
+def test_the_files_of_a_job_are_admitted_together_or_not_at_all(tmp_path: Path) -> None:
+    here = Aggregator(tmp_path, uploads_per_person=3)
+    here.upload(b"old")
+    with pytest.raises(CapReached):
+        here.uploads.admit([large(name, 1) for name in "abcd"], ANN)
+    here.uploads.admit([large(name, 1) for name in "abc"], ANN)
+    assert not here.has(b"old"), "it made room"
+    here.start()
+    here.uploads.admit([large("a", 1)], ANN)
+    assert here.reached == [Cap.UPLOADS_PER_PERSON]
 
 
 def test_files_that_are_gone_do_not_count(tmp_path: Path) -> None:
@@ -134,11 +146,11 @@ def test_a_damaged_record_is_made_again(
 def test_a_name_that_is_no_sha256_is_refused(tmp_path: Path) -> None:
     here = Aggregator(tmp_path)
     with pytest.raises(Refused, match="64 lower-case hexadecimal digits"):
-        here.uploads.admit(FileRef(sha256="../x", size=1), ANN)
+        here.uploads.admit([FileRef(sha256="../x", size=1)], ANN)
     assert not (tmp_path / "uploads.json").exists()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 9), st.sampled_from([ANN, BOB]), st.booleans(), st.booleans()), max_size=25

@@ -11,6 +11,9 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2, jobs_pb2
+from services.files.service import FilesServicer
+from services.files.store import FileStore
+from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.request_handlers import service_handler
 from services.transport.security import Security
 from services.transport.server import start_server
@@ -35,6 +38,7 @@ class FakeAggregator:
         prunes: Prune requests that arrived.
         prunable: what Prune answers, for the jobs that a request is about.
         status: answer of Status.
+        store: store of uploaded files; None serves no `tiermesh.Files`.
         address: `HOST:PORT`, once it is served.
         at_end_of_events: callback before Watch ends, as if the aggregator restarted.
     """
@@ -55,6 +59,7 @@ class FakeAggregator:
         self.prunes: list[jobs_pb2.PruneRequest] = []
         self.prunable: list[jobs_pb2.PrunedJob] = []
         self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
+        self.store: FileStore | None = None
         self.address = ""
 
     async def Submit(self, request: jobs_pb2.SubmitRequest, context: Context) -> jobs_pb2.Job:
@@ -156,9 +161,10 @@ def serving(fake: FakeAggregator, security: Security | None = None) -> Iterator[
 
     async def serve() -> None:
         jobs = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
-        server = await start_server(
-            "127.0.0.1:0", security or Security(), [service_handler(jobs, fake)], [jobs.full_name]
-        )
+        handlers = [service_handler(jobs, fake)]
+        if fake.store is not None:
+            handlers.append(FilesServicer(fake.store, FILES_OF_AGGREGATOR).handlers())
+        server = await start_server("127.0.0.1:0", security or Security(), handlers, [jobs.full_name])
         fake.address = f"localhost:{server.port}"
         started.set()
         await stop.wait()
