@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from services.config.foreign_keys import refuse_foreign_keys, refuse_misplaced_keys
 from services.config.job import JobConfig, check_spec_size
 from services.config.job_parts import SamplingConfig
-from services.config.refusals import validation_refused
+from services.config.refusals import format_value, validation_refused
 from services.config.resolve.batches import resolve_batches
 from services.config.resolve.data import resolve_data
 from services.config.resolve.device import resolve_device
@@ -106,12 +106,20 @@ def _steps(training: TrainingSection) -> int:
 def _num_workers(value: Any, notices: list[str]) -> int:
     multihost = parse_section(value, "multihost_config", MultihostSection)
     workers = 1 if multihost.num_workers is None else multihost.num_workers
+    pipeline = multihost.pipeline_parallel_config
     if not multihost.enabled:
-        if workers > 1:
-            notices.append(
-                f"multihost_config.num_workers: {workers} is without effect: multihost_config.enabled is false"
-            )
+        ineffective = {"num_workers": workers if workers > 1 else None, "pipeline_parallel_config": pipeline}
+        notices += [
+            f"multihost_config.{key}: {format_value(given)} is without effect: multihost_config.enabled is false"
+            for key, given in ineffective.items()
+            if given
+        ]
         return 1
+    if pipeline:
+        raise Refused(
+            f"multihost_config.pipeline_parallel_config: {format_value(pipeline)} is not supported yet; remove it: the "
+            "job is then trained without a pipeline"
+        )
     if workers == 0:
         raise Refused(
             "multihost_config.num_workers: 0 given, expected at least 1; write for example num_workers: 2"

@@ -62,11 +62,6 @@ _NOT_BUILT = (
     _Rule(
         "training_config.sync_gradients_every", _is_above_one, "every step's gradients are summed; remove it"
     ),
-    _Rule(
-        "multihost_config.pipeline_parallel_config",
-        _is_given,
-        "remove it: the job is then trained without a pipeline",
-    ),
     _Rule("training_config.wire_dtype", _INTEGERS, "use bfloat16"),
     _Rule("training_config.wire_dtype.gradients", _INTEGERS, "use bfloat16"),
     _Rule("training_config.wire_dtype.weights", _INTEGERS, "use bfloat16"),

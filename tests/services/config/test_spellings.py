@@ -249,6 +249,8 @@ def test_the_default_bpe_tokenizer_is_that_of_tt_train(load: Callable, folder: P
         ({"device_config": {"lazy_parameter_init": True}}, "device_config.lazy_parameter_init"),
         ({"multihost_config": {"socket_type": "mpi"}}, "multihost_config.socket_type"),
         ({"multihost_config": {"num_workers": 2}}, "multihost_config.num_workers"),
+        ({"multihost_config": {"pipeline_parallel_config": {"num_blocks": 2}}},
+         "multihost_config.pipeline_parallel_config"),
         ({"transformer_config": {"vocab_size": 96}}, "transformer_config.vocab_size"),
         ({"transformer_config": {"theta": 1e4}}, "transformer_config.theta"),
         ({"transformer_config": {"model_type": "llama", "activation": "gelu"}}, "transformer_config.activation"),
