@@ -25,7 +25,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig
     Args:
         path: path of the YAML file.
         overrides: settings changed from the command line, each `key=value` with a YAML value. Keys are dotted
-            (`training_config.max_steps`), or their last part alone if only one setting has it (`max_steps`).
+            (`training_config.max_steps`), or their last part alone (`max_steps`) if only one setting has it, or if the
+            file gives only one of them.
 
     Returns:
         The job with absolute paths and the sha256 of its data, and a line for each setting of tt-train that has no
@@ -66,7 +67,7 @@ def load_job_document(
         origins: receives the origins of included and overridden settings; None if nobody asks for them.
     """
     origins = origins or Origins()
-    changes = parse_overrides(overrides)
+    changes = parse_overrides(overrides, document)
     refuse_foreign_keys(document)
     for key, value in document.items():
         if key not in SECTIONS:

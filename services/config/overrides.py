@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,14 @@ class Override:
         inner[self.path[-1]] = self.value
 
 
-def parse_overrides(texts: Iterable[str]) -> list[Override]:
+def parse_overrides(texts: Iterable[str], document: Mapping[Any, Any]) -> list[Override]:
     """Return the overrides that the command line has, each `key=value`.
 
-    A key is dotted, or the last part of one if only one setting has it.
+    A key is dotted, or the last part of one if only one setting has it, or if the job's file gives only one of them.
+
+    Args:
+        texts: texts of the command line.
+        document: content of the job's file, without its includes.
 
     Raises:
         Refused: a text has no `=`, its value is not YAML, or its key is unknown or ambiguous.
@@ -73,11 +77,11 @@ def parse_overrides(texts: Iterable[str]) -> list[Override]:
             raise Refused(
                 f"{format_value(text)}: no setting, expected key=value, for example training_config.max_steps=100"
             )
-        overrides.append(Override(_full_path(key, value), parse_yaml(value, format_value(text))))
+        overrides.append(Override(_full_path(key, value, document), parse_yaml(value, format_value(text))))
     return overrides
 
 
-def _full_path(key: str, value: str) -> tuple[str, ...]:
+def _full_path(key: str, value: str, document: Mapping[Any, Any]) -> tuple[str, ...]:
     shown = format_value(f"{key}={value}")
     parts = tuple(key.split("."))
     if len(parts) > 2 and parts[0] == "training_config" and parts[1] in NESTED_SECTIONS:
@@ -87,6 +91,8 @@ def _full_path(key: str, value: str) -> tuple[str, ...]:
             return parts
         raise Refused(f"{shown}: names a whole section, expected a key in it, as in {parts[0]}.key=value")
     parents = key_parents(parts[0])
+    given = [parent for parent in parents if _gives(document, (*parent, parts[0]))]
+    parents = given if len(given) == 1 else parents
     if len(parents) == 1 and all(parts):
         return (*parents[0], *parts)
     if parents:
@@ -102,6 +108,16 @@ def _full_path(key: str, value: str) -> tuple[str, ...]:
         else "write it in full, as in training_config.max_steps=100"
     )
     raise Refused(f"{shown}: no setting has this name; {hint}")
+
+
+def _gives(document: Mapping[Any, Any], path: tuple[str, ...]) -> bool:
+    """Return whether a document has a setting."""
+    inner: Any = document
+    for part in path:
+        if not isinstance(inner, Mapping) or part not in inner:
+            return False
+        inner = inner[part]
+    return True
 
 
 def _all_keys() -> set[str]:

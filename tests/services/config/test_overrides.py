@@ -25,6 +25,13 @@ def test_dotted_keys_and_short_ones(load: Load) -> None:
     assert (job.model.num_blocks, job.num_workers) == (1, 3)
 
 
+@pytest.mark.parametrize(
+    "training", [{"optimizer": {"weight_decay": 0.1}}, {"learning_rate": 0.1, "weight_decay": 0.1}]
+)
+def test_a_short_key_means_the_one_that_the_file_gives(load: Load, training: dict) -> None:
+    assert load("weight_decay=0.25", training_config=training)[0].optimizer.weight_decay == 0.25
+
+
 def test_the_last_of_two_overrides_wins(load: Load) -> None:
     assert load("max_steps=7", "max_steps=8")[0].steps == 8
 
@@ -95,6 +102,7 @@ def test_the_document_is_not_changed(folder: Path) -> None:
     [
         ("max_steps", '"max_steps": no setting, expected key=value'),
         ("=3", '"=3": no setting, expected key=value'),
+        ("weight_decay=0.1", "training_config.weight_decay or training_config.optimizer.weight_decay"),
         ("max_step=3", '"max_step=3": ... max_steps'),
         ("zzz=3", '"zzz=3": no setting has this name'),
         (
