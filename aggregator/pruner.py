@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from aggregator.core.clock_jumps import DISTRUST_SECONDS, ClockJumps
 from aggregator.core.job_report import Record
 from aggregator.core.retention import (
     EndedJob,
@@ -85,6 +86,7 @@ class Pruner:
             repeated, and people who follow a job hear of its end. Also the longest time between two passes of the
             retention, since ages grow by themselves.
         clock: Unix time in seconds.
+        elapsed: Monotonic time in seconds.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Pruner:
         retention: Mapping[Part, Limits],
         grace_seconds: float,
         clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._journal = journal
@@ -107,6 +110,9 @@ class Pruner:
         self._retention = retention
         self._grace_seconds = grace_seconds
         self._clock = clock
+        self._elapsed = elapsed
+        self._jumps = ClockJumps()
+        self._jumps.note(clock(), elapsed())
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._needs: dict[str, Needs] = {}  # of live jobs
@@ -337,7 +343,18 @@ class Pruner:
         async with self._lock:
             for job in await asyncio.to_thread(self._queue.begun_removals, _MOST_BEGUN):
                 await self._finish_removal(job)
-        for part, limits in self._retention.items():
+        jump_seconds = self._jumps.note(self._clock(), self._elapsed())
+        if jump_seconds:
+            log.warning(
+                "retention: this host's clock was set forward by %.1f h; nothing goes by age for %.0f h: correct the "
+                "clock if it is wrong",
+                jump_seconds / 3600,
+                DISTRUST_SECONDS / 3600,
+            )
+        for part, given in self._retention.items():
+            limits = given
+            if not self._jumps.believes_ages(self._elapsed()):
+                limits = replace(given, older_than_seconds=None)
             grace_seconds = self._grace_seconds if part is Part.JOBS else 0.0
             surplus = await self.select(lambda job: True, part, limits, grace_seconds)
             pruned = 0

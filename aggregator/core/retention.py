@@ -88,7 +88,8 @@ def select_surplus(
             or (limits.keep is not None and place >= limits.keep)
             or (limits.max_bytes is not None and place > 0 and kept_bytes > limits.max_bytes)
         )
-        if exceeded and age_seconds >= grace_seconds:
+        # A job that ended in the future has an age again only when the clock, which was set back, gets there.
+        if exceeded and not 0 <= age_seconds < grace_seconds:
             surplus.append(job)
     return surplus
 

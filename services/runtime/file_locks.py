@@ -29,7 +29,7 @@ def try_lock(path: Path, *, exclusive: bool = True) -> IO[str] | None:
         if is_out_of_space(error):
             raise NotYet(f"{path}: can't be created, since the disk is full; free space") from None
         raise Refused(
-            f"{path}: can't be opened ({error.strerror or error}); make its folder writable for this user"
+            f"{path}: can't be opened ({error.strerror or error}); make it and its folder writable for this user"
         ) from None
     try:
         fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)

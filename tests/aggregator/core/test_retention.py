@@ -69,6 +69,12 @@ def test_nothing_goes_without_a_limit_or_within_its_grace(
     assert set(surplus) <= set(select_surplus(jobs, limits, NOW))
 
 
+def test_a_job_that_ended_before_the_clock_was_set_back_goes_by_number_and_size() -> None:
+    jobs = [EndedJob("new", NOW - 50, 10), EndedJob("future", NOW + 1e8, 10), EndedJob("fresh", NOW - 1, 10)]
+    assert [each.id for each in select_surplus(jobs, Limits(keep=1), NOW, grace_seconds=5)] == ["future"]
+    assert select_surplus(jobs[1:2], Limits(older_than_seconds=60), NOW, grace_seconds=5) == []
+
+
 @given(jobs_newest_first, limits_given, st.floats(0, 1), st.integers(0, 12), st.integers(0, 6000))
 def test_a_stricter_limit_lets_go_no_less(
     jobs: list[EndedJob], limits: Limits, share: float, fewer: int, less: int
