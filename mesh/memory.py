@@ -12,17 +12,18 @@ from mesh.device import Mesh
 
 @dataclass(frozen=True)
 class ChipMemory:
-    """DRAM of each chip in bytes, as its allocator counts it."""
+    """DRAM of each chip in bytes, as its allocator counts it, and the number of its banks."""
 
     total_bytes: int
     allocated_bytes: int
+    banks: int
 
 
 def read_chip_memory(mesh: Mesh) -> ChipMemory:
     """Return the DRAM figures of one chip. All chips of a mesh allocate the same."""
     view = mesh.tt.get_memory_view(mesh.handle, mesh.tt.BufferType.DRAM)
     banks = view.num_banks
-    return ChipMemory(banks * view.total_bytes_per_bank, banks * view.total_bytes_allocated_per_bank)
+    return ChipMemory(banks * view.total_bytes_per_bank, banks * view.total_bytes_allocated_per_bank, banks)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import bytes_per_element
 from training.parameter_placement import choose_axes
 from training.step import PassPhase, TrainingStep
+from worker.chip_memory import check_chip_memory
 from worker.code_fingerprint import find_own_module, hash_code
 from worker.core.events import Built
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
@@ -199,13 +200,14 @@ class JobBuilder:
                 finite.
 
         Raises:
-            Refused: data is missing, or the model can't be built.
+            Refused: data is missing, the model can't be built, or the chips have too little memory for it.
         """
         log.info(
             "job %s: opened a mesh of %s, %s (%s)", job, list(mesh.shape), mesh.arch, find_board_type(mesh)
         )
         first_iteration = FirstIteration(mesh)
         try:
+            check_chip_memory(config, mesh)
             first_iteration.begin()
             step = self.make_step(
                 config,

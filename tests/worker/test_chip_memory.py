@@ -1,0 +1,70 @@
+"""A worker refuses a job that its chips certainly can't hold, before it allocates anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mesh.device import Mesh, open_mesh
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.models import GPT2Config
+from services.errors import Refused
+from services.printable import LINE_CHARACTERS
+from worker.chip_memory import check_chip_memory
+from worker.job_on_mesh import JobBuilder
+
+DATA = {"path": "builtin:python-reference", "sha256": "0" * 64, "vocab_size": 100}
+
+
+def make_job(blocks: int, **data: Any) -> JobConfig:
+    model = GPT2Config(num_heads=16, embedding_dim=2048, num_blocks=blocks, max_sequence_length=1024)
+    return JobConfig(model=model, data=DataConfig.model_validate({**DATA, **data}))
+
+
+@pytest.fixture
+def chip() -> Iterator[Mesh]:
+    """Open an emulated chip that takes itself for a real one; its allocator has a Wormhole chip's size."""
+    with open_mesh((1, 1), backend="emulator", dtype="bfloat16") as mesh:
+        mesh.backend = "ttnn"
+        yield mesh
+
+
+def test_a_job_that_is_too_large_is_refused_in_one_line(chip: Mesh) -> None:
+    with pytest.raises(Refused) as refused:
+        check_chip_memory(make_job(64), chip)
+    line = str(refused.value)
+    assert len(line) <= LINE_CHARACTERS and "\n" not in line
+    assert line.startswith("device_config: ")
+    assert "12.9 GB of this worker's emulator" in line
+    assert "write for example transformer_config.runner_type: memory_efficient" in line
+
+
+def test_a_job_that_may_fit_is_tried(chip: Mesh) -> None:
+    check_chip_memory(make_job(2), chip)
+
+
+def test_what_the_config_does_not_tell_is_tried(chip: Mesh) -> None:
+    check_chip_memory(make_job(64, vocab_size=None), chip)
+
+
+def test_an_emulated_chip_has_the_memory_of_its_host() -> None:
+    with open_mesh((1, 1), backend="emulator") as mesh:
+        check_chip_memory(make_job(64), mesh)
+
+
+def test_the_builder_frees_the_mesh_of_a_refused_job(chip: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.job_on_mesh.find_board_type", lambda mesh: "n150")
+    builder = JobBuilder(make_step=lambda *_, **__: pytest.fail("the step was made"))
+    with pytest.raises(Refused, match="needed on each chip"):
+        builder.build(
+            "job-1",
+            make_job(64),
+            chip,
+            fetch=lambda index: None,
+            on_new_version=lambda: None,
+            on_non_finite=lambda index, name: None,
+        )
+    open_mesh((1, 1), backend="emulator").close()

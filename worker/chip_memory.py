@@ -1,0 +1,37 @@
+"""Refuses a job that the chips of an open mesh can't hold, before anything of it is allocated."""
+
+from __future__ import annotations
+
+from mesh.device import Mesh
+from mesh.memory import read_chip_memory
+from services.config.job import JobConfig
+from services.errors import Refused
+from services.sizing.device_memory import estimate_device_memory
+from services.sizing.fitting import LARGEST_ERROR, describe_shortage
+
+
+def check_chip_memory(config: JobConfig, mesh: Mesh) -> None:
+    """Check that a job may fit into the memory of a mesh's chips.
+
+    Only real chips are asked: an emulated one has the memory of its host. A job that is too large by less than the
+    estimate's error is tried. So is one whose model or vocabulary the config doesn't tell.
+
+    Raises:
+        Refused: the job certainly needs more; the line says how much, and what to change.
+    """
+    if mesh.backend != "ttnn" or config.vocabulary is None:
+        return
+    chip = read_chip_memory(mesh)
+    dtype = "float32" if mesh.dtype == mesh.tt.float32 else "bfloat16"
+    memory = estimate_device_memory(config, config.vocabulary, dtype=dtype, banks=chip.banks)
+    if memory is not None and memory.total_bytes > LARGEST_ERROR * chip.total_bytes:
+        raise Refused(
+            describe_shortage(
+                config,
+                memory,
+                dtype=dtype,
+                banks=chip.banks,
+                chip=f"this worker's {mesh.arch}",
+                chip_bytes=chip.total_bytes,
+            )
+        )
