@@ -28,11 +28,11 @@ def measure_cell(cell: Cell, module: Any, dtype: str, folder: Path) -> tuple[Job
     with open_configured_mesh(module, device, dtype) as mesh:
         job = make_job(cell.model, device, folder)
         if mesh.backend == "ttnn":
-            _run_passes(job, mesh)  # compiles programs, some of which keep a small tensor on the device
-        return job, *_run_passes(job, mesh)
+            run_passes(job, mesh)  # compiles programs, some of which keep a small tensor on the device
+        return job, *run_passes(job, mesh)
 
 
-def _run_passes(job: JobConfig, mesh: Mesh) -> tuple[int, int]:
+def run_passes(job: JobConfig, mesh: Mesh) -> tuple[int, int]:
     """Run a micro-batch and a held-out batch; return the size of the vocabulary and the peak."""
     before_bytes = read_chip_memory(mesh).allocated_bytes
     step = TrainingStep(job, mesh)
