@@ -91,7 +91,7 @@ class TrainingStep:
 
     Attributes:
         layout: layout of the model's parameters.
-        evaluation_batches: number of held-out batches.
+        evaluation_batches: number of held-out batches that the job evaluates.
         tokens_per_micro_batch: tokens (samples, for a regression) in one micro-batch.
 
     Raises:
@@ -120,7 +120,8 @@ class TrainingStep:
         self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
         self._around_phase = around_phase
         self._on_non_finite = on_non_finite
-        self.evaluation_batches = self._dataset.evaluation_batches
+        held_out = self._dataset.evaluation_batches
+        self.evaluation_batches = min(config.validation_batches or held_out, held_out)
         self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
 
     def initial_weights(self) -> Float32Array:
@@ -191,12 +192,15 @@ class TrainingStep:
         return from_mesh(parameter, download(self._mesh, gradient, parameter.placements), self._mesh)
 
     def evaluate(self, index: int) -> tuple[float, int]:
-        """Compute the losses of held-out batch `index`, without dropout.
+        """Compute the losses of the `index`-th held-out batch that the job evaluates, without dropout.
 
         Returns:
             The sum of the rows' losses (float64), and the number of rows: tokens or samples.
         """
-        batch = self._dataset.evaluation_batch(index)
+        # A job that evaluates fewer batches than are held out takes them at even distances.
+        batch = self._dataset.evaluation_batch(
+            index * self._dataset.evaluation_batches // self.evaluation_batches
+        )
         tape = Tape(self._mesh, recording=False)
         with name_own_model_in_errors(self._config.model):
             losses = self._rows(self._model.loss(tape, batch.inputs, batch.targets))
@@ -311,15 +315,18 @@ class _GradientSink:
 
 
 def _vocabulary(config: JobConfig, tokenizer: Tokenizer | None) -> int:
-    """Return the number of tokens: that of the checkpoint, else that of the tokenizer, else 0."""
-    tokens = tokenizer.size if tokenizer else 0
-    stored = getattr(config.model, "vocab_size", None)
-    if stored is not None and tokens > stored:
-        raise Refused(
-            f"training_config.tokenizer_path: the tokenizer has {tokens} tokens, expected at most the {stored} of the "
-            "checkpoint; use the checkpoint's own tokenizer"
-        )
-    return tokens if stored is None else int(stored)
+    """Return the number of tokens: that of the model, else that of the texts' tokenizer or of the token ids, else 0."""
+    data, size = config.data, getattr(config.model, "vocab_size", None)
+    if data is None:
+        return 0
+    if tokenizer is not None and any(file.kind == "text" for file in data.files):
+        if size is not None and tokenizer.size > size:
+            raise Refused(
+                f"training_config.tokenizer_path: the tokenizer has {tokenizer.size} tokens, expected at most the "
+                f"{size} of the model; use the tokenizer that belongs to it"
+            )
+        return int(size or tokenizer.size)
+    return int(size or data.vocab_size or 0)
 
 
 def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokenizer | None]:

@@ -51,6 +51,7 @@ def run() -> bool:
 def _peer_losses(config: JobConfig, checkpoint: Path) -> list[float]:
     assert config.data is not None
     sources, tokenizer = load_corpus(config.data, None)
+    assert tokenizer is not None  # the setting's corpus is a text
     batches = BUILD / "batches.npz"
     _export_batches(config, sources, batches)
     optimizer, schedule = config.optimizer, config.schedule

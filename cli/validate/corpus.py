@@ -6,7 +6,6 @@ from pathlib import Path
 
 from services.config.corpus import (
     PYTHON_REFERENCE,
-    count_training_tokens,
     python_reference_text,
     summarize_text,
     summarize_text_file,
@@ -14,6 +13,7 @@ from services.config.corpus import (
 from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile
 from services.config.models import LinearRegressionConfig, MLPConfig
+from services.config.windows import count_training_tokens
 from services.corpora.token_file import TokenFile
 
 _FIELD = "training_config.data_path"
@@ -27,7 +27,7 @@ def count_epoch_windows(config: JobConfig) -> int | None:
     """
     model, data = config.model, config.data
     if isinstance(model, (LinearRegressionConfig, MLPConfig)):
-        return model.training_samples - model.training_samples // 10
+        return count_training_tokens(model.training_samples)
     if data is None or (data.tokenizer_type == "bpe" and any(file.kind == "text" for file in data.files)):
         return None
     window = model.max_sequence_length

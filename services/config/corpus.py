@@ -1,4 +1,4 @@
-"""Texts and tokenizers: the built-in text, and files verified by the sha256 in the job."""
+"""Corpora and tokenizers: the built-in text, and files that are verified against the job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.config.job_parts import CorpusFile, DataConfig
+from services.corpora.token_file import TokenFile
 from services.errors import Refused
 from services.input_files import NoSuchFile, open_input_file
 from services.printable import printable_path
@@ -22,15 +23,6 @@ CORPUS_BYTES = 16 << 30
 TOKENIZER_BYTES = 64 << 20
 """Largest `tokenizer.json`; those of 256,000 tokens have some 35 MB."""
 _BLOCK_BYTES = 1 << 20
-
-
-TRAINING_SHARE = 0.9
-"""Share of each file's tokens, from the start, that is trained on; the rest is held out."""
-
-
-def count_training_tokens(tokens: int) -> int:
-    """Return how many tokens of a file of so many are trained on."""
-    return int(TRAINING_SHARE * tokens)
 
 
 def python_reference_text() -> str:
@@ -72,6 +64,20 @@ def read_text(file: CorpusFile, data_dir: Path | None = None) -> str:
         ) from None
 
 
+def open_token_file(file: CorpusFile, data_dir: Path | None = None) -> TokenFile:
+    """Return a file of token ids of a job's corpus, opened by its sidecar.
+
+    Args:
+        file: file of the corpus, of kind `tokens`.
+        data_dir: folder of this host in which a file of the same name is taken, if the job's path doesn't exist.
+
+    Raises:
+        Refused: there is no such file here, or it is not the one that the job names.
+    """
+    place = _find_file(file.path, "data_path", data_dir)
+    return TokenFile.open(place, "training_config.data_path", file.identity)
+
+
 def with_unix_line_ends(text: str) -> str:
     """Return a text as it is tokenized: CR LF is one line end."""
     return text.replace("\r\n", "\n")
@@ -94,19 +100,27 @@ def read_tokenizer(data: DataConfig, data_dir: Path | None = None) -> bytes:
 
 
 def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
+    place = _find_file(path, key, data_dir)
+    try:
+        with open_input_file(f"training_config.{key}", place, CORPUS_BYTES) as file:
+            content = file.read()
+    except OSError as error:
+        raise Refused(
+            f"training_config.{key}: {printable_path(place)} can't be read ({error.strerror}); make it readable"
+        ) from None
+    _check_sha256(content, sha256, key, str(place), "copy the file that the job was submitted with")
+    return content
+
+
+def _find_file(path: str, key: str, data_dir: Path | None) -> Path:
+    """Return where a file of the job is on this host (Refused)."""
     places = [Path(path)] + ([data_dir / Path(path).name] if data_dir else [])
     for place in places:
         try:
-            with open_input_file(f"training_config.{key}", place, CORPUS_BYTES) as file:
-                content = file.read()
+            open_input_file(f"training_config.{key}", place).close()
         except NoSuchFile:
             continue
-        except OSError as error:
-            raise Refused(
-                f"training_config.{key}: {printable_path(place)} can't be read ({error.strerror}); make it readable"
-            ) from None
-        _check_sha256(content, sha256, key, str(place), "copy the file that the job was submitted with")
-        return content
+        return place
     listed = ", ".join(printable_path(place) for place in places)
     raise Refused(
         f"training_config.{key}: no such file on this host (looked at {listed}); "

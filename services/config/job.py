@@ -36,7 +36,7 @@ from services.config.models import ModelConfig, RegressionConfig
 from services.config.refusals import validation_refused
 from services.errors import Refused
 from services.printable import printable_path
-from services.protocol.plan import JobPlan, WireTypes
+from services.protocol.plan import MOST_EVALUATION_BATCHES, JobPlan, WireTypes
 
 MOST_SPEC_BYTES = 1 << 18
 """Maximum length of a job as JSON. The aggregator keeps it in memory, and sends it in one message."""
@@ -53,6 +53,7 @@ class JobConfig(ConfigRecord):
         steps: number of optimizer updates.
         batch_size: sequences (or samples) of a micro-batch, over all devices of a worker's mesh.
         validation_batch_size: sequences of a validation batch.
+        validation_batches: validation batches of an evaluation, taken at even distances; 0: all.
         num_workers: number of workers that tt-train would have. It sizes the step, not the cluster.
         gradient_accumulation_steps: micro-batches per step of each of those workers.
         evaluate_every: steps between evaluations; 0: only at the end, where there always is one.
@@ -81,6 +82,7 @@ class JobConfig(ConfigRecord):
     steps: PositiveInt = 1000
     batch_size: BatchSize = 4
     validation_batch_size: BatchSize = 4
+    validation_batches: Annotated[int, Field(ge=0, le=MOST_EVALUATION_BATCHES)] = 0
     num_workers: MicroBatchCount = 1
     gradient_accumulation_steps: MicroBatchCount = 1
     evaluate_every: NonNegativeInt = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterable
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -145,11 +145,14 @@ def yaml_keys(schema: type[BaseModel]) -> list[str]:
 
 
 def _schema_at(schema: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel] | None:
-    """Return the schema of a nested mapping, or None if a list, a union or a plain value is on the way to it."""
+    """Return the schema of a nested mapping, or None if a union or a plain value is on the way to it."""
     inner: object = schema
     for part in location:
-        field = inner.model_fields.get(str(part)) if _is_schema(inner) else None
-        inner = field.annotation if field else None
+        if isinstance(part, int):
+            inner = next(iter(get_args(inner)), None)  # the type of a list's items
+        else:
+            field = inner.model_fields.get(part) if _is_schema(inner) else None
+            inner = field.annotation if field else None
     return inner if _is_schema(inner) else None
 
 

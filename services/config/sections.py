@@ -41,6 +41,7 @@ from services.config.job_parts import (
 from services.config.models import RunnerType
 from services.config.refusals import format_value, validation_refused, yaml_keys
 from services.errors import Refused
+from services.protocol.plan import MOST_EVALUATION_BATCHES
 
 
 class Section(BaseModel):
@@ -87,7 +88,9 @@ class TrainingSection(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     batch_size: BatchSize = 4
     validation_batch_size: BatchSize | None = None
+    validation_batches: Annotated[int, Field(ge=0, le=MOST_EVALUATION_BATCHES)] = 0
     num_epochs: PositiveInt | None = None
+    epochs: Literal["auto", "strict"] = "auto"
     max_steps: PositiveInt = 1000
     steps: PositiveInt | None = None
     total_steps: PositiveInt | None = None
@@ -99,6 +102,7 @@ class TrainingSection(Section):
     profile_communication: bool = False
     model_config_path: PathText | None = Field(None, alias="model_config")
     data_path: CorpusPaths = Field([CorpusFileSection(path="data/shakespeare.txt")])
+    vocabulary: Literal["tokenizer", "config"] = "tokenizer"
     tokenizer_type: Literal["char", "bpe"] = "char"
     tokenizer_path: PathText | None = None
     start_from: StartConfig | None = None

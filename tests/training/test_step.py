@@ -17,7 +17,10 @@ from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig, OptimizerConfig
 from services.config.models import GPT2Config, LinearRegressionConfig
+from services.corpora.token_file import describe_token_file
+from services.errors import Refused
 from training.autograd.variable import Parameter, Tensor
+from training.data.tokenizer import build_character_tokenizer
 from training.parameter_placement import choose_axes
 from training.step import TrainingStep
 
@@ -197,6 +200,61 @@ def test_linear_regression_data_parallel(open_emulator: Callable[..., Mesh]):
     spread = compute_gradient(load_step(config, open_emulator((1, 8))))
     assert spread[0] == pytest.approx(single[0], rel=1e-6)
     np.testing.assert_allclose(spread[1], single[1], atol=1e-5 * np.abs(single[1]).max())
+
+
+def as_token_ids(config: JobConfig, folder: Path) -> JobConfig:
+    """Return the job with its text as a file of token ids, without a tokenizer."""
+    tokenizer = build_character_tokenizer(TEXT)
+    path = folder / "ids.bin"
+    tokenizer.encode(TEXT).astype("<u2").tofile(path)
+    sidecar = describe_token_file(path, "data_path")
+    file = CorpusFile(path=str(path), kind="tokens", sha256=sidecar.sha256, identity=sidecar.identity)
+    model = config.model.model_copy(update={"vocab_size": tokenizer.size})
+    data = DataConfig(files=(file,), tokenizer_type="none", vocab_size=tokenizer.size)
+    return config.model_copy(update={"model": model, "data": data})
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_text_and_its_token_ids_train_to_the_same_bits(
+    mesh: Mesh, make_config: Callable[..., JobConfig], tmp_path: Path, replacement: bool
+):
+    text = make_config(replacement=replacement)
+    token_ids = as_token_ids(text, tmp_path)
+    first, second = load_step(text, mesh), load_step(token_ids, mesh)
+    assert compute_gradient(first, 3, 1)[1].tobytes() == compute_gradient(second, 3, 1)[1].tobytes()
+    assert first.evaluate(1) == second.evaluate(1)
+    assert "tokenizer.json" in first.checkpoint_files() and "tokenizer.json" not in second.checkpoint_files()
+
+
+def test_epochs_go_on_from_micro_batch_to_micro_batch(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    """The windows of a step with two micro-batches are those of two steps with one."""
+    two = TrainingStep(make_config(replacement=False, gradient_accumulation_steps=2), mesh)
+    one = TrainingStep(make_config(replacement=False), mesh)
+    for step, index in ((0, 0), (0, 1), (5, 1)):
+        expected = one._dataset.micro_batch(2 * step + index, 0).inputs
+        assert np.array_equal(two._dataset.micro_batch(step, index).inputs, expected)
+
+
+def test_an_evaluation_may_take_some_of_the_batches_at_even_distances(
+    mesh: Mesh, make_config: Callable[..., JobConfig]
+):
+    every = load_step(make_config(validation_batch_size=1), mesh)
+    some = load_step(make_config(validation_batch_size=1, validation_batches=3), mesh)
+    count = every.evaluation_batches
+    assert count > 6 and some.evaluation_batches == 3
+    assert [some.evaluate(index) for index in range(3)] == [
+        every.evaluate(index * count // 3) for index in range(3)
+    ]
+    assert TrainingStep(make_config(validation_batches=10**5), mesh).evaluation_batches < count
+
+
+def test_a_vocabulary_may_be_larger_than_the_tokenizer(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    step = TrainingStep(make_config({"vocab_size": 96}), mesh)
+    assert step.layout.entries[0].shape == (96, 64)
+    with pytest.raises(
+        Refused, match=r"tokenizer_path: the tokenizer has \d+ tokens, expected at most the 9 of"
+    ):
+        TrainingStep(make_config({"vocab_size": 9}), mesh)
 
 
 def test_checkpoint_files(mesh: Mesh, make_config: Callable[..., JobConfig]):

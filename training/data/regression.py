@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.config.corpus import count_training_tokens
 from services.config.models import RegressionConfig
+from services.config.windows import count_training_tokens
 from services.errors import Refused
 from training.data.dataset import Batch
 from training.data.sampling import make_sampler

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from services.config.tokenizer_file import parse_tokenizer
 from services.errors import Refused
 
 PADDING, BEGIN, END = "<PAD>", "<BEG>", "<END>"
@@ -97,15 +98,7 @@ def load_tokenizer(content: bytes | str, name: str) -> Tokenizer:
     Raises:
         Refused: it is no tokenizer.
     """
-    text = content.decode("utf-8", errors="replace") if isinstance(content, bytes) else content
-    try:
-        return Tokenizer(HuggingFaceTokenizer.from_str(text))
-    except Exception as error:  # the library raises plain Exception for every error
-        reason = str(error).splitlines()[0]
-        raise Refused(
-            f"training_config.tokenizer_path: {name} is no Hugging Face tokenizer ({reason}); "
-            "expected a tokenizer.json as the `tokenizers` library saves it"
-        ) from None
+    return Tokenizer(parse_tokenizer(content, name))
 
 
 def _character_table(vocabulary: dict[str, int]) -> npt.NDArray[np.int64]:

@@ -10,10 +10,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.config.corpus import count_training_tokens
-from services.errors import Refused
+from services.config.windows import count_training_tokens, count_training_windows
 from training.data.dataset import Batch
 from training.data.sampling import make_sampler
+
+_FIELD = "training_config.data_path"
 
 Ids = npt.NDArray[np.uint32]
 
@@ -86,14 +87,13 @@ class TokenDataset:
         micro_batches: int = 1,
         replacement: bool = True,
     ) -> None:
-        for source in sources:
-            _check_length(source.count, tokens)
+        windows = [count_training_windows(source.count, tokens, f"{_FIELD}: a file") for source in sources]
         self._sources = sources
         self._batch_size = batch_size
         self._validation_batch_size = validation_batch_size
         self._tokens = tokens
         self._sampler = make_sampler(
-            [count_training_tokens(source.count) - tokens for source in sources],
+            windows,
             weights,
             seed=seed,
             batch_size=batch_size,
@@ -142,12 +142,3 @@ class TokenDataset:
 def _held_out(source: TokenSource) -> int:
     """Return the number of tokens that are held out, at the end of the file."""
     return source.count - count_training_tokens(source.count)
-
-
-def _check_length(count: int, window: int) -> None:
-    training = count_training_tokens(count)
-    if training <= window or count - training < 2:
-        raise Refused(
-            f"training_config.data_path: a file has {count} tokens, {training} of them for training, expected more "
-            f"than {window} of those; use a longer file or a smaller max_sequence_length"
-        )

@@ -11,16 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh, open_mesh
-from services.checkpoints.format import STATE_FILE
+from services.checkpoints.format import STATE_FILE, Checkpoint
 from services.checkpoints.hugging_face import TOKENIZER_FILE
 from services.checkpoints.read import (
     read_checkpoint,
 )
+from services.config.corpus import TOKENIZER_BYTES
 from services.config.job import JobConfig
 from services.config.job_parts import SamplingConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pretrained import MODEL_PATH_FIELD
 from services.errors import Refused
+from services.input_files import NoSuchFile, read_input_file
+from services.printable import printable_path
 from services.tensors.layout import Layout
 from training.data.tokenizer import (
     Tokenizer,
@@ -160,18 +163,32 @@ def _checkpoint(folder: Path) -> _Source:
     checkpoint = read_checkpoint(folder, with_optimizer=False)
     job = JobConfig.from_json(checkpoint.config_json)
     config = job.model
-    if not isinstance(config, GPT2Config | LlamaConfig) or TOKENIZER_FILE not in checkpoint.files:
+    if not isinstance(config, GPT2Config | LlamaConfig):
         raise Refused(
             f"checkpoint {folder}: model_type {config.model_type} generates no text, expected gpt2 or llama; "
             "give another checkpoint"
         )
-    tokenizer = load_tokenizer(checkpoint.files[TOKENIZER_FILE], str(folder / TOKENIZER_FILE))
+    tokenizer = load_tokenizer(_tokenizer_file(checkpoint, folder), str(folder / TOKENIZER_FILE))
 
     def weights(layout: Layout) -> npt.NDArray[np.float32]:
         _check_layout(checkpoint.layout, layout, folder)
         return checkpoint.weights
 
     return _Source(config, config.vocab_size or tokenizer.size, tokenizer, job.sampling, frozenset(), weights)
+
+
+def _tokenizer_file(checkpoint: Checkpoint, folder: Path) -> bytes:
+    """Return the tokenizer of a checkpoint; one of token ids has none, unless someone has put it there (Refused)."""
+    stored = checkpoint.files.get(TOKENIZER_FILE)
+    if stored is not None:
+        return stored
+    try:
+        return read_input_file("checkpoint", folder / TOKENIZER_FILE, TOKENIZER_BYTES)
+    except NoSuchFile:
+        raise Refused(
+            f"checkpoint {printable_path(folder)}: no {TOKENIZER_FILE}, since its job has token ids and no "
+            "tokenizer_path; copy the tokenizer that made the ids into the folder"
+        ) from None
 
 
 def _hugging_face(folder: Path) -> _Source:

@@ -1,38 +1,47 @@
-"""Corpus and tokenizer of a job: found, checked and hashed."""
+"""Data of a job: the files of its corpus, found, checked and hashed, with their tokenizer and vocabulary."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from services.config.corpus import (
     PYTHON_REFERENCE,
-    TOKENIZER_BYTES,
-    TextSummary,
-    count_training_tokens,
     python_reference_text,
     summarize_text,
     summarize_text_file,
 )
-from services.config.job_parts import CorpusFile, DataConfig, PretrainedConfig, TokenizerType
-from services.config.models import RegressionConfig
+from services.config.job_parts import CorpusFile, DataConfig
+from services.config.models import CustomConfig, RegressionConfig, TransformerConfig
 from services.config.paths import find_data
 from services.config.refusals import format_value
 from services.config.resolve.model import ResolvedModel
+from services.config.resolve.tokenizer import FoundTokenizer, find_text_tokenizer, find_token_tokenizer
+from services.config.resolve.vocabulary import SIZE_FIELD, text_vocabulary, token_vocabulary
 from services.config.sections import CorpusFileSection, TrainingSection
+from services.config.windows import count_training_windows
+from services.corpora.sidecar import TokenSidecar
+from services.corpora.token_file import SUFFIXES, describe_token_file, is_token_file, refuse_ids_beyond
 from services.errors import Refused
-from services.input_files import read_input_file
 from services.printable import printable_path
 
-_TOKENIZER_FILE = "tokenizer.json"
-_DEFAULT_TOKENIZER = "data/gpt2-tokenizer.json"
-"""tt-train's tokenizer of jobs with `tokenizer_type: bpe` that name none."""
-_TOKEN_ID_SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".bin", ".npy")
-_SPECIAL_TOKENS = 3
-"""Tokens of a character tokenizer that are no characters."""
+_FIELD = "training_config.data_path"
+
+
+@dataclass(frozen=True)
+class ResolvedData:
+    """Data of a job.
+
+    Attributes:
+        config: corpus and tokenizer; None for a model that makes its data.
+        model: the job's model, with its vocabulary.
+        lengths: tokens of each file (or samples); None for a text whose tokens only its tokenizer can count.
+    """
+
+    config: DataConfig | None
+    model: TransformerConfig | RegressionConfig
+    lengths: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -40,40 +49,31 @@ class _FoundFile:
     """A file of the corpus.
 
     Attributes:
-        place: the setting that names it and the path in it, as errors begin.
+        field: dotted name of the setting that names it.
+        name: the file as the setting names it.
         record: the job's record of it.
-        text: summary of the text.
+        characters: number of characters of a text; 0 for token ids.
+        alphabet: characters of a text.
+        sidecar: description of a file of token ids; None for a text.
     """
 
-    place: str
+    field: str
+    name: str
     record: CorpusFile
-    text: TextSummary
+    characters: int = 0
+    alphabet: frozenset[str] = frozenset()
+    sidecar: TokenSidecar | None = None
 
-
-@dataclass(frozen=True)
-class _FoundTokenizer:
-    """A tokenizer.
-
-    Attributes:
-        type: its kind.
-        path: absolute path of its file, if it has one.
-        sha256: sha256 of the file's bytes.
-        tokens: largest token id plus 1; None if the file's form is unknown, and only workers can tell.
-    """
-
-    type: TokenizerType
-    path: str | None = None
-    sha256: str | None = None
-    tokens: int | None = None
+    @property
+    def place(self) -> str:
+        """The setting and the file, as errors begin."""
+        return f"{self.field}: {format_value(self.name)}"
 
 
 def resolve_data(
-    training: TrainingSection,
-    resolved: ResolvedModel,
-    folder: Path,
-    notices: list[str],
-) -> DataConfig | None:
-    """Return corpus and tokenizer, or None for a model that makes its data.
+    training: TrainingSection, resolved: ResolvedModel, folder: Path, notices: list[str]
+) -> ResolvedData:
+    """Return the data of a job, and its model with the vocabulary of that data.
 
     Args:
         training: the `training_config` section.
@@ -82,136 +82,106 @@ def resolve_data(
         notices: list to which a line is appended for each setting without effect.
 
     Raises:
-        Refused: a file is missing, unreadable, too short, or of another kind.
+        Refused: a file is missing, unreadable, too short, or of another kind, or has ids beyond the vocabulary.
     """
-    model, pretrained = resolved.model, resolved.pretrained
+    model = resolved.model
     if isinstance(model, RegressionConfig):
         for key in sorted(training.model_fields_set & {"data_path", "tokenizer_type", "tokenizer_path"}):
             notices.append(
                 f"training_config.{key}: without effect: {model.model_type} makes its data from the seed"
             )
-        return None
+        return ResolvedData(None, model, (model.training_samples,))
     files = _find_files(training.data_path, folder)
-    tokenizer = _find_tokenizer(training, pretrained, files, folder, notices)
-    size = getattr(model, "vocab_size", None)
-    if size is not None and tokenizer.tokens is not None and tokenizer.tokens > size:
-        raise Refused(
-            f"training_config.tokenizer_path: {printable_path(tokenizer.path)} has {tokenizer.tokens} tokens, "
-            f"expected at most the {size} of the checkpoint; give the checkpoint's own tokenizer"
-        )
-    if tokenizer.type == "char":
-        for file in files:
-            _check_length(file, model.max_sequence_length)
-    return DataConfig(
+    if any(file.sidecar is None for file in files):
+        alphabet = frozenset[str]().union(*(file.alphabet for file in files))
+        tokenizer = find_text_tokenizer(training, resolved.pretrained, alphabet, folder, notices)
+        model = text_vocabulary(training, resolved.pretrained, model, tokenizer, notices)
+        vocabulary = tokenizer.tokens
+    else:
+        tokenizer = find_token_tokenizer(training, resolved.pretrained, folder, notices)
+        made_with = [file.sidecar.tokenizer_vocab_size or 0 for file in files if file.sidecar is not None]
+        vocabulary = token_vocabulary(model, max(made_with) or None, tokenizer)
+        if not isinstance(model, CustomConfig):
+            model = model.model_copy(update={"vocab_size": vocabulary})
+    config = DataConfig(
         files=tuple(file.record for file in files),
         tokenizer_type=tokenizer.type,
         tokenizer_path=tokenizer.path,
         tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.tokens,
+        vocab_size=vocabulary,
     )
+    _check_token_ids(files, model, vocabulary, tokenizer)
+    lengths = [_length(file, tokenizer) for file in files]
+    for file, length in zip(files, lengths, strict=True):
+        if length is not None:  # refuses a short file
+            unit = "characters" if file.sidecar is None else "token ids"
+            count_training_windows(length, model.max_sequence_length, file.place, unit)
+    return ResolvedData(config, model, tuple(lengths))
 
 
-def _find_files(sections: list[CorpusFileSection], folder: Path) -> list[_FoundFile]:
+def _find_files(sections: Sequence[CorpusFileSection], folder: Path) -> list[_FoundFile]:
     if len(sections) == 1:
-        return [_find_file(sections[0].path, None, "training_config.data_path", folder)]
+        return [_find_file(sections[0].path, None, _FIELD, folder)]
     return [
-        _find_file(section.path, section.weight, f"training_config.data_path[{index}]", folder)
+        _find_file(section.path, section.weight, f"{_FIELD}[{index}]", folder)
         for index, section in enumerate(sections)
     ]
 
 
-def _find_file(text: str, weight: float | None, field: str, folder: Path) -> _FoundFile:
-    place = f"{field}: {format_value(text)}"
-    if text.startswith("builtin:"):
-        if text != PYTHON_REFERENCE:
-            raise Refused(f"{place} given, expected a path or {PYTHON_REFERENCE}; correct it")
-        summary = summarize_text(python_reference_text())
-    elif Path(text).suffix in _TOKEN_ID_SUFFIXES:
-        raise Refused(
-            f"{place} is not supported yet (a file of token ids); give the text as a .txt, "
-            "with tokenizer_type and tokenizer_path"
-        )
-    else:
-        path = find_data(text, field=field, folder=folder)
-        text, summary = str(path), summarize_text_file(path, field)
-    return _FoundFile(place, CorpusFile(path=text, sha256=summary.sha256, weight=weight), summary)
-
-
-def _check_length(file: _FoundFile, window: int) -> None:
-    """Check that a file is long enough for one training window and one held-out prediction."""
-    tokens = file.text.characters
-    training = count_training_tokens(tokens)
-    if training < window + 1 or tokens - training < 2:
-        raise Refused(
-            f"{file.place} has {tokens} characters, expected at least "
-            f"{-(-(window + 1) * 10 // 9)} for windows of {window}; give a longer text or a smaller "
-            "transformer_config.max_sequence_length"
-        )
-
-
-def _find_tokenizer(
-    training: TrainingSection,
-    pretrained: PretrainedConfig | None,
-    files: list[_FoundFile],
-    folder: Path,
-    notices: list[str],
-) -> _FoundTokenizer:
-    if training.tokenizer_type == "char" and pretrained is None:
-        if training.tokenizer_path:
-            notices.append("training_config.tokenizer_path: without effect with tokenizer_type char")
-        alphabet = frozenset[str]().union(*(file.text.alphabet for file in files))
-        return _FoundTokenizer("char", tokens=len(alphabet) + _SPECIAL_TOKENS)
-    named = training.tokenizer_path
-    if pretrained is not None and (training.tokenizer_type == "char" or not named):
-        # The checkpoint's token ids belong to its tokenizer; a char tokenizer would assign other ids.
-        named = _stored_tokenizer(pretrained)
-        if "tokenizer_type" in training.model_fields_set and training.tokenizer_type == "char":
-            notices.append(
-                "training_config.tokenizer_type: char is without effect with a model_path: "
-                "the checkpoint's tokenizer is used"
+def _find_file(name: str, weight: float | None, field: str, folder: Path) -> _FoundFile:
+    if name.startswith("builtin:"):
+        if name != PYTHON_REFERENCE:
+            raise Refused(
+                f"{field}: {format_value(name)} given, expected a path or {PYTHON_REFERENCE}; correct it"
             )
-    if not named:
-        named = _DEFAULT_TOKENIZER
-        notices.append(f"training_config.tokenizer_path: not given; tt-train's default, {named}, is used")
-    return _read_tokenizer(named, folder)
+        path, summary = name, summarize_text(python_reference_text())
+    else:
+        found = find_data(name, field=field, folder=folder)
+        path = str(found)
+        if is_token_file(found):
+            sidecar = describe_token_file(found, field)
+            record = CorpusFile(
+                path=path, kind="tokens", sha256=sidecar.sha256, identity=sidecar.identity, weight=weight
+            )
+            return _FoundFile(field, name, record, sidecar=sidecar)
+        if found.suffix == ".json":
+            raise Refused(
+                f"{field}: {format_value(name)} given, expected a text, or token ids as {', '.join(SUFFIXES)}; "
+                "convert it"
+            )
+        summary = summarize_text_file(found, field)
+    record = CorpusFile(path=path, sha256=summary.sha256, weight=weight)
+    return _FoundFile(field, name, record, summary.characters, summary.alphabet)
 
 
-def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
-    path = Path(pretrained.path) / _TOKENIZER_FILE
-    if not path.is_file():
-        raise Refused(
-            f"training_config.tokenizer_path: none given, expected {printable_path(path)} in the checkpoint; "
-            "set tokenizer_type: bpe and tokenizer_path to the checkpoint's tokenizer"
-        )
-    return str(path)
+def _check_token_ids(
+    files: Sequence[_FoundFile],
+    model: TransformerConfig,
+    vocabulary: int | None,
+    tokenizer: FoundTokenizer,
+) -> None:
+    """Check that all token ids belong to the vocabulary, and were made with the job's tokenizer if they say so."""
+    size = getattr(model, "vocab_size", None) or vocabulary
+    for file in files:
+        if file.sidecar is None:
+            continue
+        if size is not None:
+            refuse_ids_beyond(file.sidecar, size, file.field, file.name, SIZE_FIELD)
+        if tokenizer.tokens is not None:
+            refuse_ids_beyond(
+                file.sidecar, tokenizer.tokens, file.field, file.name, "training_config.tokenizer_path"
+            )
+        made_with = file.sidecar.tokenizer_sha256
+        if tokenizer.sha256 is not None and made_with not in (None, tokenizer.sha256):
+            raise Refused(
+                f"training_config.tokenizer_path: {printable_path(tokenizer.path)} has sha256 "
+                f"{tokenizer.sha256[:16]}..., the ids of {format_value(file.name)} were made with a tokenizer of "
+                f"sha256 {made_with:.16}...; give that one"
+            )
 
 
-def _read_tokenizer(text: str, folder: Path) -> _FoundTokenizer:
-    """Return the tokenizer in a `tokenizer.json`, given by its path or its folder."""
-    field = "training_config.tokenizer_path"
-    if Path(text).suffix != ".json":
-        text = f"{text}/{_TOKENIZER_FILE}"
-    path = find_data(text, field=field, folder=folder)
-    try:
-        content = read_input_file(field, path, TOKENIZER_BYTES)
-        parsed = json.loads(content)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict) or "model" not in parsed:
-        raise Refused(
-            f"{field}: {printable_path(path)} is no tokenizer.json, expected a file of Hugging Face's tokenizers; "
-            "correct the path"
-        )
-    return _FoundTokenizer("bpe", str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed))
-
-
-def _count_tokens(parsed: dict[str, Any]) -> int | None:
-    """Return one more than the largest token id, or None if the file's form is unknown; the worker checks again."""
-    model, added = parsed["model"], parsed.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids: list[Any] = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    if isinstance(vocabulary, list):  # Unigram models list pairs of token and score
-        ids.append(len(vocabulary) - 1)
-    if isinstance(added, list):
-        ids += [token.get("id") for token in added if isinstance(token, dict)]
-    return max((id_ for id_ in ids if isinstance(id_, int)), default=-1) + 1 or None
+def _length(file: _FoundFile, tokenizer: FoundTokenizer) -> int | None:
+    """Return the number of tokens of a file; None for a text whose tokens only its tokenizer can count."""
+    if file.sidecar is not None:
+        return file.sidecar.count
+    return file.characters if tokenizer.type == "char" else None

@@ -15,6 +15,7 @@ from services.config.refusals import format_value, validation_refused
 from services.config.resolve.batches import resolve_batches
 from services.config.resolve.data import resolve_data
 from services.config.resolve.device import resolve_device
+from services.config.resolve.length import check_evaluation, counts_epochs, max_steps_of, steps_of_epochs
 from services.config.resolve.model import resolve_model
 from services.config.resolve.optimizer import resolve_optimizer, resolve_schedule, schedule_notices
 from services.config.resolve.unsupported import check_supported, ineffective_settings
@@ -58,27 +59,38 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
                 "transformer_config.model_path: gives the model's sizes and tokenizer alone; the weights are those of "
                 f"job {training.start_from.job} (training_config.start_from)"
             )
-        workers = _num_workers(sections.get("multihost_config"), notices)
-        steps = _steps(training)
+        multihost = parse_section(sections.get("multihost_config"), "multihost_config", MultihostSection)
+        workers = _num_workers(multihost, notices)
+        data = resolve_data(training, resolved, folder, notices)
+        check_evaluation(training, data, batches.validation_batch_size)
+        steps = max_steps_of(training)
+        # As in tt-train, the schedule is that of all max_steps, also if the epochs end before.
+        schedule = resolve_schedule(training, scheduler, optimizer, steps)
+        in_epochs = counts_epochs(training, multihost.enabled, notices)
+        if in_epochs:
+            sequences = workers * batches.gradient_accumulation_steps * batches.batch_size
+            steps = steps_of_epochs(training, data, sequences, notices)
         job = JobConfig(
             name=training.project_name,
             seed=training.seed,
             steps=steps,
             batch_size=batches.batch_size,
             validation_batch_size=batches.validation_batch_size,
+            validation_batches=training.validation_batches,
             num_workers=workers,
             gradient_accumulation_steps=batches.gradient_accumulation_steps,
             evaluate_every=training.eval_every,
             checkpoint_every=training.model_save_interval,
             checkpoint=training.checkpoint,
-            model=resolved.model,
+            model=data.model,
             pretrained=None if training.start_from else resolved.pretrained,
             start_from=training.start_from,
             device=device,
             optimizer=optimizer,
-            schedule=resolve_schedule(training, scheduler, optimizer, steps),
+            schedule=schedule,
             clip_grad_norm=training.clip_grad_norm_max_norm if training.use_clip_grad_norm else None,
-            data=resolve_data(training, resolved, folder, notices),
+            data=data.config,
+            replacement=not in_epochs,
             sampling=_sampling(sections.get("eval_config")),
             wire_dtype=training.wire_dtype,
             exact=training.exact,
@@ -93,18 +105,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
     return job, notices
 
 
-def _steps(training: TrainingSection) -> int:
-    given = training.model_fields_set & {"steps", "max_steps"}
-    if len(given) == 2 and training.steps != training.max_steps:
-        raise Refused(
-            f"training_config.steps: {training.steps} given together with max_steps: {training.max_steps}, "
-            "expected one of them; remove steps"
-        )
-    return training.steps or training.max_steps
-
-
-def _num_workers(value: Any, notices: list[str]) -> int:
-    multihost = parse_section(value, "multihost_config", MultihostSection)
+def _num_workers(multihost: MultihostSection, notices: list[str]) -> int:
     workers = 1 if multihost.num_workers is None else multihost.num_workers
     pipeline = multihost.pipeline_parallel_config
     if not multihost.enabled:

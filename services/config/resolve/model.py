@@ -53,7 +53,7 @@ class ResolvedModel:
     """A job's model.
 
     Attributes:
-        model: config of the model.
+        model: config of the model; its `vocab_size` is the one that the job or the checkpoint gives.
         pretrained: checkpoint that the weights start from; None: they follow from the job's seed.
         notices: a line for each model setting without effect.
     """
@@ -93,11 +93,6 @@ def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder
     if section.model_path:
         return _pretrained(section, name, section.model_path, folder)
     notices = _ineffective_keys(name or "gpt2", section)
-    if section.vocab_size is not None:
-        notices.append(
-            f"transformer_config.vocab_size: {section.vocab_size} is without effect: the vocabulary has the "
-            "tokenizer's size"
-        )
     if not given and name != "llama":
         notices.append(
             "training_config.model_config: not given; tt-train's default GPT-2 is trained "
@@ -215,6 +210,7 @@ def _gpt2(section: TransformerSection) -> GPT2Config:
         embedding_dim=section.embedding_dim,
         num_blocks=section.num_blocks,
         max_sequence_length=section.max_sequence_length,
+        vocab_size=section.vocab_size,
         dropout_prob=section.dropout_prob,
         weight_tying=section.weight_tying in ("enabled", True),
         positional_embedding_type=section.positional_embedding_type,
@@ -232,6 +228,7 @@ def _llama(section: TransformerSection) -> LlamaConfig:
         intermediate_dim=section.intermediate_dim,
         num_blocks=section.num_blocks,
         max_sequence_length=section.max_sequence_length,
+        vocab_size=section.vocab_size,
         dropout_prob=section.dropout_prob,
         rope_scaling=_rope_scaling(section.rope_scaling),
         weight_tying=section.weight_tying in ("enabled", True),

@@ -86,7 +86,6 @@ _ALWAYS_BY_VOCABULARY = _Rule(
     "tensor parallelism always splits tables by vocabulary",
 )
 _WITHOUT_EFFECT = (
-    _Rule("training_config.num_epochs", _is_given, "max_steps alone ends a job"),
     _Rule(
         "training_config.checkpoint_dir", _is_given, "checkpoints are written to the optimizer's --state-dir"
     ),

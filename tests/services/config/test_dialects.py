@@ -221,7 +221,8 @@ def test_a_dialect_is_a_job(folder: Path, name: str) -> None:
 def test_the_dialects_mean_what_they_say(folder: Path) -> None:
     flat = load(folder, FLAT)[0]
     assert isinstance(flat.model, GPT2Config)
-    assert (flat.steps, flat.optimizer.lr, flat.model.runner_type) == (5000, 3e-4, "memory_efficient")
+    # One epoch of the text's 12,344 windows ends before max_steps.
+    assert (flat.steps, flat.optimizer.lr, flat.model.runner_type) == (1543, 3e-4, "memory_efficient")
     hosts = load(folder, FLAT_LLAMA_ON_HOSTS)[0]
     assert isinstance(hosts.model, LlamaConfig)
     assert (hosts.micro_batches, hosts.device.tensor_parallel_size, hosts.model.theta) == (24, 8, 5e5)

@@ -125,7 +125,6 @@ def test_a_bad_value_is_refused(refused: Refuse, sections: dict, facts: str) -> 
         ({"training_config": {"accumulation": "mesh"}}, "training_config.accumulation"),
         ({"training_config": {"optimizer": {"type": "Muon", "ns_steps": 5}}}, "training_config.optimizer.type"),
         ({"training_config": {"optimizer": {"type": "MuonWithAdamW"}}}, "training_config.optimizer.type"),
-        ({"training_config": {"data_path": "data/tokens.csv"}}, "training_config.data_path"),
     ],
 )  # fmt: skip
 def test_unsupported_settings_are_refused(refused: Refuse, sections: dict, field: str) -> None:

@@ -55,11 +55,6 @@ REFUSED: dict[str, tuple[str, str]] = {
         "transformer_config.num_groups: 4", "the 32 devices",
     ),
     "2026-04-25/training_shakespeare_tinyllama_tp_galaxy": ("transformer_config.num_groups: 4", "the 32 devices"),
-    # Until files of token ids are read.
-    "2026-04-25/training_shakespeare_llama_8b_galaxy": ("training_config.data_path: ", NOT_YET),
-    "2026-04-25/training_shakespeare_llama_8b_galaxy_ddp": ("training_config.data_path: ", NOT_YET),
-    "2026-04-25/training_shakespeare_llama_8b_galaxy_tp_ddp": ("training_config.data_path: ", NOT_YET),
-    "2026-04-25/training_shakespeare_gpt2": ("training_config.data_path: ", NOT_YET),
 }  # fmt: skip
 """Parts of the refusal's line, by date and name of the file."""
 

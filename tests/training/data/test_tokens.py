@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from services.corpora.token_file import TokenFile
 from services.errors import Refused
 from training.data.tokens import (
     TokenArray,
@@ -71,3 +74,49 @@ def test_a_text_too_short_is_refused():
         TokenDataset(
             [TokenArray(np.zeros(20, np.uint32))], seed=1, batch_size=1, validation_batch_size=1, tokens=32
         )
+
+
+def test_windows_lie_within_one_file_and_files_take_turns() -> None:
+    files = [TokenArray(np.arange(start, start + 500, dtype=np.uint32)) for start in (0, 10_000)]
+    data = TokenDataset(
+        files, seed=7, batch_size=64, validation_batch_size=3, tokens=TOKENS, replacement=False
+    )
+    windows = 2 * (450 - TOKENS)
+    first = []
+    for step in range(-(-windows // 64)):
+        batch = data.micro_batch(step, 0)
+        assert np.array_equal(batch.targets, batch.inputs + 1)
+        assert (batch.targets.max(axis=1) % 10_000 < 450).all()
+        first += batch.inputs[:, 0].tolist()
+    every = [start + window for start in (0, 10_000) for window in range(450 - TOKENS)]
+    assert sorted(first[:windows]) == every
+
+
+def test_held_out_ends_of_all_files_are_evaluated_in_order() -> None:
+    files = [TokenArray(np.arange(start, start + 500, dtype=np.uint32)) for start in (0, 10_000)]
+    data = TokenDataset(files, seed=7, batch_size=4, validation_batch_size=3, tokens=TOKENS)
+    inputs = []
+    for index in range(data.evaluation_batches):
+        batch = data.evaluation_batch(index)
+        inputs += batch.inputs.reshape(-1)[: batch.rows].tolist()
+    assert inputs == [*range(450, 499), *range(10_450, 10_499)]
+
+
+def test_weights_choose_the_file() -> None:
+    files = [TokenArray(np.arange(start, start + 500, dtype=np.uint32)) for start in (0, 10_000)]
+    sizes = {"seed": 7, "batch_size": 1000, "validation_batch_size": 3, "tokens": TOKENS}
+    for replacement in (True, False):
+        data = TokenDataset(files, weights=[1, 3], replacement=replacement, **sizes)
+        assert abs((data.micro_batch(0, 0).inputs[:, 0] >= 10_000).mean() - 0.75) < 0.05
+
+
+def test_token_ids_are_read_from_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "ids.bin"
+    ids = np.zeros(2000, "<u2")
+    ids[-3:] = (5, 6, 7)
+    ids.tofile(path)
+    source = TokenFile.open(path, "data_path")
+    data = TokenDataset([source], seed=1, batch_size=2, validation_batch_size=1, tokens=TOKENS)
+    assert data.micro_batch(0, 0).inputs.shape == (2, TOKENS)
+    last = data.evaluation_batch(data.evaluation_batches - 1)
+    assert last.targets.reshape(-1)[: last.rows][-3:].tolist() == [5, 6, 7]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -21,11 +22,10 @@ from services.checkpoints.write import (
 from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig
+from services.corpora.token_file import describe_token_file
 from services.errors import Refused
 from services.tensors.layout import Layout
-from training.data.tokenizer import (
-    Tokenizer,
-)
+from training.data.tokenizer import Tokenizer, build_character_tokenizer
 from training.generation.generate import Text, generate
 from training.step import TrainingStep
 
@@ -83,6 +83,20 @@ def test_the_likeliest_token_is_the_one_that_training_predicts(
     checkpoint = save(tmp_path, config, open_emulator(), weights=weights)
     assert "".join(generate(checkpoint, "gfe", max_new_tokens=5, temperature=0.0)) == "eeeee"
     assert "".join(generate(checkpoint, "e", max_new_tokens=5, temperature=0.0)) == "eeeee"
+
+
+def test_a_checkpoint_of_token_ids_needs_a_tokenizer_beside_it(tmp_path: Path, mesh: Mesh, config: JobConfig):
+    ids = tmp_path / "ids.bin"
+    (np.arange(800) % 11).astype("<u2").tofile(ids)
+    sidecar = describe_token_file(ids, "data_path")
+    file = CorpusFile(path=str(ids), kind="tokens", sha256=sidecar.sha256, identity=sidecar.identity)
+    model = config.model.model_copy(update={"vocab_size": 11})
+    data = DataConfig(files=(file,), tokenizer_type="none", vocab_size=11)
+    checkpoint = save(tmp_path, config.model_copy(update={"model": model, "data": data}), mesh)
+    with pytest.raises(Refused, match=r"no tokenizer.json.*token ids.*copy the tokenizer"):
+        next(generate(checkpoint, "abc"))
+    (checkpoint / "tokenizer.json").write_text(build_character_tokenizer(TEXT).to_json())
+    assert set("".join(generate(checkpoint, "abc", max_new_tokens=5))) <= set("abcdefgh")
 
 
 LLAMA = LlamaConfig(
