@@ -33,6 +33,8 @@ class Setting:
 _KEYS = {
     "name": ("training_config.project_name",),
     "steps": ("training_config.max_steps", "training_config.steps"),
+    "batch_size": ("training_config.batch_size", "training_config.micro_batch_size"),
+    "device.dtype": ("device_config.dtype", "training_config.mixed_precision"),
     "evaluate_every": ("training_config.eval_every",),
     "checkpoint_every": ("training_config.model_save_interval",),
     "num_workers": ("multihost_config.num_workers", "multihost_config.enabled"),

@@ -45,6 +45,14 @@ def test_every_setting_has_a_key_that_users_can_write(
         assert name in [*yaml_keys(SECTIONS[section]), "model_type"], key
 
 
+def test_keys_of_jax_trainers_are_origins_too(
+    settings_of: Callable[..., dict[str, Setting]], folder: Path
+) -> None:
+    found = settings_of(training_config={"micro_batch_size": 8, "mixed_precision": "bf16"})
+    for key, value in (("training_config.batch_size", 8), ("device_config.dtype", "bfloat16")):
+        assert (found[key].value, found[key].origin) == (value, str(folder / "job.yaml"))
+
+
 def test_origins_are_the_file_the_command_line_and_two_kinds_of_default(
     settings_of: Callable[..., dict[str, Setting]], folder: Path
 ) -> None:
