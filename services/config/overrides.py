@@ -25,7 +25,7 @@ class Override:
     """New value of a setting.
 
     Attributes:
-        path: keys down to the setting, section first.
+        path: keys down to the setting, section first; the section alone stands for all of it.
         value: the new value.
     """
 
@@ -35,7 +35,7 @@ class Override:
     @property
     def after_includes(self) -> bool:
         """Whether the setting is in a mapping that may come from a file. If not, it may be the path of that file."""
-        return self.path[0] != "training_config" or len(self.path) > 2
+        return len(self.path) > (2 if self.path[0] == "training_config" else 1)
 
     def apply(self, sections: dict[Any, Any]) -> None:
         """Change the setting in `sections`; mappings on the way to it are created or copied.
@@ -61,6 +61,7 @@ def parse_overrides(texts: Iterable[str], document: Mapping[Any, Any]) -> list[O
     """Return the overrides that the command line has, each `key=value`.
 
     A key is dotted, or the last part of one if only one setting has it, or if the job's file gives only one of them.
+    A section's name alone takes the path of a file with it.
 
     Args:
         texts: texts of the command line.
@@ -87,9 +88,9 @@ def _full_path(key: str, value: str, document: Mapping[Any, Any]) -> tuple[str, 
     if len(parts) > 2 and parts[0] == "training_config" and parts[1] in NESTED_SECTIONS:
         parts = parts[1:]  # as these sections are moved up
     if parts[0] in SECTIONS:
-        if len(parts) > 1 and all(parts):
-            return parts
-        raise Refused(f"{shown}: names a whole section, expected a key in it, as in {parts[0]}.key=value")
+        if parts == ("training_config",) or not all(parts):
+            raise Refused(f"{shown}: expected a key of the section, as in {parts[0]}.key=value")
+        return parts
     parents = key_parents(parts[0])
     given = [parent for parent in parents if _gives(document, (*parent, parts[0]))]
     parents = given if len(given) == 1 else parents

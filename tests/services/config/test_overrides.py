@@ -79,6 +79,15 @@ def test_a_section_from_a_file_is_reached(
         assert value in found
 
 
+def test_a_section_may_be_changed_to_that_of_a_file(load: Load, folder: Path) -> None:
+    (folder / "mesh.yaml").write_text("device_config: {mesh_shape: [1, 2], enable_ddp: true}")
+    settings = ("device_config=mesh.yaml", "threads=2")
+    for given in ({"mesh_shape": [1, 1]}, "other.yaml", None):
+        device = load(*settings, device_config=given)[0].device
+        assert (device.mesh_shape, device.threads) == ((1, 2), 2)
+    assert load("device_config=", device_config={"threads": 3})[0].device.threads == 1
+
+
 @pytest.mark.parametrize("given", ["three.yaml", {"enabled": True, "num_workers": 3}])
 def test_a_section_nested_in_training_config_is_reached(load: Load, folder: Path, given: object) -> None:
     (folder / "three.yaml").write_text("multihost_config: {enabled: true, num_workers: 3}")
@@ -109,7 +118,7 @@ def test_the_document_is_not_changed(folder: Path) -> None:
             "bias=false",
             '"bias=false": ... transformer_config.bias or linear_regression_config.bias',
         ),
-        ("training_config=3", '"training_config=3": names a whole section'),
+        ("training_config=3", '"training_config=3": expected a key of the section'),
         (
             "training_config.max_stepz=3",
             "training_config.max_stepz: unknown key (value 3) ... max_steps",
