@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from aggregator.core.clock_jumps import DISTRUST_SECONDS
 from aggregator.core.retention import Limits, Part
+from aggregator.optimizer_links.link import OptimizerLink
 from aggregator.pruner import Pruner
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
+from aggregator.stored_checkpoints import StoredCheckpoints
 from protos.cluster_pb2 import RemoveCheckpointsReply
 from protos.jobs_pb2 import QUEUED, SUCCEEDED, Job
 from services.runtime.metrics import AggregatorMetrics
@@ -39,7 +41,7 @@ class Link:
 def test_a_clock_that_is_set_forward_makes_no_job_old(tmp_path: Path, limits: Limits) -> None:
     wall = [STARTED_SECONDS]
     elapsed = [100.0]
-    link: Any = Link()
+    stored = StoredCheckpoints(cast(OptimizerLink, Link()))
 
     async def scenario() -> None:
         with JobQueue(tmp_path / "queue.sqlite") as queue:
@@ -50,7 +52,7 @@ def test_a_clock_that_is_set_forward_makes_no_job_old(tmp_path: Path, limits: Li
             pruner = Pruner(
                 queue=queue,
                 journal=Journal(tmp_path / "logs"),
-                link=link,
+                stored=stored,
                 live={},
                 metrics=AggregatorMetrics(),
                 retention={Part.JOBS: limits},
