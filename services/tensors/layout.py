@@ -14,6 +14,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from services.printable import printable
+
 CHUNK_ELEMENTS = 512 * 1024
 """Number of elements of a chunk: 2 MiB of float32, 1 MiB of bfloat16. The last chunk may be shorter."""
 MAX_ELEMENTS = 1 << 37
@@ -144,7 +146,8 @@ def _parse_entry(index: int, fields: Any) -> Entry:
         raise ValueError(f"{place}: expected an object")
     fields = {"export_transpose": False, **fields}
     if fields.keys() != _TYPES.keys() | {"shape"}:
-        wrong = ", ".join(f"{name!r:.60}" for name in sorted(fields.keys() ^ (_TYPES.keys() | {"shape"})))
+        odd = sorted(fields.keys() ^ (_TYPES.keys() | {"shape"}))
+        wrong = printable(", ".join(f"{name!r:.60}" for name in odd[:10]), 120)
         raise ValueError(f"{place}: fields missing or unknown: {wrong}")
     for name, kind in _TYPES.items():
         if type(fields[name]) is not kind:
