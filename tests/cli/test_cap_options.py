@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from services.caps import MOST_DOWNLOAD_MB_PER_SECOND, MOST_JOBS, MOST_LOG_MB
+from services.caps import (
+    MOST_DOWNLOAD_MB_PER_SECOND,
+    MOST_JOBS,
+    MOST_LOG_MB,
+    MOST_UPLOAD_GB,
+    MOST_UPLOADS,
+)
 from services.printable import LINE_CHARACTERS
 
 BOUNDS = {
@@ -15,6 +21,10 @@ BOUNDS = {
     "--max-jobs-per-person": MOST_JOBS,
     "--max-log-mb": MOST_LOG_MB,
     "--max-download-mb-per-second": MOST_DOWNLOAD_MB_PER_SECOND,
+    "--max-uploads": MOST_UPLOADS,
+    "--max-uploads-per-person": MOST_UPLOADS,
+    "--max-upload-gb": MOST_UPLOAD_GB,
+    "--max-upload-gb-per-person": MOST_UPLOAD_GB,
 }
 
 

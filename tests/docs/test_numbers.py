@@ -8,9 +8,13 @@ import pytest
 
 from aggregator.core.setting_aside import MOST_CRASHES, MOST_STARTS, PROBATION_SECONDS
 from aggregator.daemon import OWN_TIMEOUTS
+from aggregator.data_folder import MAX_FILES as MAX_INDEXED_FILES
+from aggregator.data_folder import SETTLED_SECONDS
 from aggregator.downloads import LONGEST_SHARE_SECONDS, MOST_DOWNLOADS, PIECE_BYTES
 from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
 from aggregator.storage.capped_log import END_BYTES
+from aggregator.uploads import ROLES_BYTES
+from cli.daemon_commands import DEFAULT_CACHE_GB
 from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_store import FILE_PART_BYTES
@@ -19,7 +23,9 @@ from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, 
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
 from services.files.service import IDLE_SECONDS as IDLE_TRANSFER_SECONDS
+from services.files.service import MAX_LONG_TRANSFERS
 from services.instrumentation.timeline import MAX_EVENTS
+from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.plan import (
     MIN_WINDOW_CHUNKS,
     MOST_EVALUATION_BATCHES,
@@ -115,6 +121,23 @@ FACTS = {
         f"every {LONGEST_SHARE_SECONDS:g} s, and at most {MOST_DOWNLOADS}",
         f"these are {int(LONGEST_SHARE_SECONDS * MB / PIECE_BYTES)}",
         f"not taken for {IDLE_TRANSFER_SECONDS:g} s",
+        f"| {Caps.uploads:,} |",
+        f"| {Caps.uploads_per_person:,} |",
+        f"| {Caps.upload_gb} GB |",
+        f"| {Caps.upload_gb_per_person} GB |",
+        f"have {ROLES_BYTES >> 30} GiB of",
+    ),
+    "docs/files.md": (
+        f"files above {MAX_TEXT_BYTES >> 20} MiB",
+        f"| {MAX_LONG_TRANSFERS} besides",
+        f"{ROLES_BYTES >> 30} GiB more",
+    ),
+    "docs/data-transfer.md": (
+        f"{MAX_INDEXED_FILES:,} files and folders",
+        f"within the last {SETTLED_SECONDS:g} s",
+        f"{DEFAULT_CACHE_GB} GB by default",
+        f"tries again after {FIRST_RETRY_SECONDS:g} s to {LONGEST_RETRY_SECONDS / 60:g} min",
+        f"no further for {STANDARD_TIMEOUTS.follow:g} s",
     ),
     "docs/devices.md": (f"after {FIRST_RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
     "docs/timeouts.md": (f"sets {', '.join(others)} or {last} by hand",),

@@ -168,6 +168,21 @@ def test_each_kind_may_call_what_its_cells_say(files: Path, kind: CallerKind) ->
     run(test)
 
 
+def test_people_write_files_and_read_none(files: Path) -> None:
+    async def test() -> None:
+        async with serving(security(files, "aggregator")) as ports:
+            methods = [method for method in METHODS if method.startswith("/tiermesh.Files/")]
+            for kind in (CallerKind.PERSON, CallerKind.ADMIN):
+                outcomes = await call(ports.main, security(files, kind.value), methods)
+                assert {method.rpartition("/")[2]: reached(outcomes[method]) for method in methods} == {
+                    "Missing": True,
+                    "Write": True,
+                    "Read": False,
+                }
+
+    run(test)
+
+
 @pytest.mark.parametrize("kind", CallerKind)
 def test_rows_that_are_no_methods(files: Path, kind: CallerKind) -> None:
     access = AccessControl(security(files, "aggregator"))
