@@ -13,7 +13,7 @@ from services.config.overrides import Override, parse_overrides
 from services.config.paths import find_include
 from services.config.refusals import format_value, unknown_key_error
 from services.config.resolve.job import resolve_job
-from services.config.sections import MODEL_SECTIONS, NESTED_SECTIONS, SECTIONS
+from services.config.sections import MODEL_SECTIONS, NESTED_SECTIONS, RENAMED_SECTIONS, SECTIONS
 from services.config.yaml_files import read_document
 from services.errors import Refused
 from services.printable import printable_path
@@ -70,7 +70,7 @@ def load_job_document(
     changes = parse_overrides(overrides, document)
     refuse_foreign_keys(document)
     for key, value in document.items():
-        if key not in SECTIONS:
+        if key not in SECTIONS and key not in RENAMED_SECTIONS:
             refuse_misplaced_key("", key, value)
             raise unknown_key_error("", key, value, SECTIONS)
     if document.get("training_config") is None:
@@ -96,10 +96,12 @@ def _apply(
 
 def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> None:
     """Replace paths of included files by their sections, and move sections that old files nest to the top level."""
+    for key, section in RENAMED_SECTIONS.items():
+        _move(sections, sections, key, section, origins)
     training = sections["training_config"]
     if isinstance(training, dict):
-        for key in NESTED_SECTIONS:
-            _move_up(sections, training, key, origins)
+        for section in NESTED_SECTIONS:
+            _move(sections, training, section, section, origins)
         _include_optimizer(training, folder, origins)
         model_path = training.get("model_config")
         if isinstance(model_path, str) and model_path:
@@ -109,20 +111,27 @@ def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> 
             sections[section] = _section_of_file(sections[section], section, folder, origins)
 
 
-def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str, origins: Origins) -> None:
-    """Move `training_config.<key>`, a section or the path of its file, to the top level."""
-    nested = training.pop(key, None)
-    if nested is None or nested == "":
+def _move(sections: dict[Any, Any], given: dict[Any, Any], key: str, section: str, origins: Origins) -> None:
+    """Move a section, or the path of its file, from where older files have it.
+
+    Args:
+        sections: sections by name.
+        given: mapping that has it: `sections` itself, or `training_config`.
+        key: its key there.
+        section: name of the section.
+        origins: receives its origin.
+    """
+    value, field = given.pop(key, None), key if given is sections else f"training_config.{key}"
+    if value is None or value == "":
         return
-    if sections.get(key) is not None:
-        raise Refused(f"training_config.{key}: given together with {key}, expected one of them; remove one")
-    if not isinstance(nested, (str, dict)):
+    if sections.get(section) is not None:
+        raise Refused(f"{field}: given together with {section}, expected one of them; remove one")
+    if not isinstance(value, (str, dict)):
         raise Refused(
-            f"training_config.{key}: {format_value(nested)} given, expected a path or a mapping; "
-            "correct it or remove it"
+            f"{field}: {format_value(value)} given, expected a path or a mapping; correct it or remove it"
         )
-    sections[key] = nested
-    origins.note_moved(f"training_config.{key}", key, nested)
+    sections[section] = value
+    origins.note_moved(field, section, value)
 
 
 def _include_optimizer(training: dict[Any, Any], folder: Path, origins: Origins) -> None:

@@ -306,6 +306,9 @@ MODEL_SECTIONS = ("transformer_config", "linear_regression_config", "mlp_config"
 NESTED_SECTIONS = tuple(section for section in SECTIONS if section != "training_config")
 """Sections that may stand inside `training_config`, as older files have the model and the hosts."""
 
+RENAMED_SECTIONS = {"mpi_config": "multihost_config"}
+"""Names of sections by those that they had at first."""
+
 OPTIMIZER_SECTIONS: tuple[type[Section], ...] = (AdamWSection, SGDSection)
 """Sections with the keys of `training_config.optimizer`."""
 

@@ -93,6 +93,9 @@ device_config:
 """
 """2025-05 to 2025-11: several hosts and a mesh, in one file."""
 
+FIRST_NAMES = FLAT + "mpi_config:\n  enabled: true\n  num_workers: 2\n"
+"""2025-05: the first name of `multihost_config`."""
+
 DEFAULT_TOKENIZER = FLAT + "  tokenizer_type: bpe\n"
 """2025-05 to 2026-04: byte pairs without a path."""
 
@@ -170,6 +173,29 @@ device_config:
 """
 """2026-06: two axes, and keys of strategies that are off."""
 
+TOKEN_IDS = """
+training_config:
+  project_name: tokens
+  seed: 5489
+  model_save_interval: 10000
+  batch_size: 16
+  num_epochs: 1
+  max_steps: 1200
+  optimizer:
+    type: AdamW
+    lr: 1.0e-4
+    beta2: 0.95
+  tokenizer_type: bpe
+  data_path: data/tokenized_ids.yaml
+  model_config: "${TT_METAL_RUNTIME_ROOT}/tt-train/configs/model_configs/llama8b.yaml"
+  scheduler_type: warmup_linear
+device_config:
+  enable_fsdp: true
+  enable_tp: true
+  mesh_shape: [8, 4]
+"""
+"""2026-01 to 2026-06: ids in a file, the vocabulary in the model's."""
+
 JAX = """
 training_config:
   micro_batch_size: 8
@@ -187,7 +213,10 @@ device_config:
 ACCEPTED = {
     "flat": FLAT,
     "flat llama on hosts": FLAT_LLAMA_ON_HOSTS,
+    "first names": FIRST_NAMES,
     "default tokenizer": DEFAULT_TOKENIZER,
+    "token ids": TOKEN_IDS,
+    "space-separated ids": TOKEN_IDS.replace("ids.yaml", "ids.csv"),
     "model file": MODEL_FILE,
     "optimizer block": OPTIMIZER_BLOCK,
     "two axes": TWO_AXES,
@@ -202,6 +231,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / f"{name}-tokenizer.json").write_text(
             '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
         )
+    ids = list(range(4096))
+    (tmp_path / "tokenized_ids.csv").write_text(" ".join(map(str, ids)))
+    (tmp_path / "tokenized_ids.yaml").write_text(
+        f"tokenizer_vocab_size: 128256\ndata_length: 4096\ntokens: {ids}\n"
+    )
     monkeypatch.setenv("TIERMESH_DATA", str(tmp_path))
 
 
@@ -233,6 +267,9 @@ def test_the_dialects_mean_what_they_say(folder: Path) -> None:
     assert (block.validation_batch_size, block.optimizer.lr, block.schedule.type) == (32, 1e-4, "speedrun")
     axes = load(folder, TWO_AXES)[0]
     assert (axes.device.data_parallel_size, axes.device.tensor_parallel_size) == (8, 4)
+    assert load(folder, FIRST_NAMES)[0].num_workers == 2
+    tokens = load(folder, TOKEN_IDS)[0]
+    assert (tokens.device.shard_parameters, tokens.model.vocab_size) == (True, 128256)
     jax = load(folder, JAX)[0]
     assert (jax.batch_size, jax.micro_batches, jax.device.dtype) == (8, 4, "bfloat16")
 

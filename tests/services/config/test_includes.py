@@ -145,6 +145,14 @@ def test_an_old_file_may_nest_mlp_config(folder: Path) -> None:
     assert (load_job(path)[0].model.num_features, load_job(path)[0].model.hidden_features) == (20, (8,))
 
 
+def test_multihost_config_may_have_its_first_name(load: Load, refused: Refuse) -> None:
+    section = {"enabled": True, "num_workers": 3}
+    assert load(mpi_config=section)[0].num_workers == 3
+    assert load("num_workers=5", mpi_config=section)[0].num_workers == 5
+    line = refused(mpi_config=section, multihost_config=section)
+    assert line.startswith("mpi_config: given together with multihost_config")
+
+
 @pytest.mark.parametrize("section", ["multihost_config", "device_config", "eval_config"])
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_an_empty_section_inside_training_config_counts_as_none(
