@@ -8,17 +8,18 @@ from statistics import median_low
 from protos.jobs_pb2 import Job
 from services.protocol.plan import JobPlan
 
-_RECENT_STEPS = 32
-"""Number of newest steps whose durations count."""
+_MOST_RECENT = 32
+"""Number of newest steps, and of newest evaluations, whose durations count."""
 _STORED_WEIGHT = 8
-"""Number of steps that the stored duration stands for after a restart."""
+"""Number of durations that the stored one stands for after a restart."""
 
 
 class Pace:
     """Recent durations of a job's steps and evaluations, kept in the job's record across restarts.
 
-    A step's duration is the time between two commits with nothing else between them. The median of the recent ones is
-    the job's time per step: a step that waited for a worker's replacement does not change it.
+    A step's duration is the time from the previous commit, or the end of the evaluation after it, to its own. The
+    median of the recent ones counts, for evaluations too: a step that waited for a worker's replacement does not
+    change it.
 
     Args:
         job: Record of the job, updated in place: `step_seconds`, `evaluation_seconds`, `seconds_left`.
@@ -28,13 +29,13 @@ class Pace:
     def __init__(self, job: Job, plan: JobPlan) -> None:
         self._job = job
         self._plan = plan
-        stored = [job.step_seconds] * _STORED_WEIGHT if job.step_seconds else []
-        self._durations = deque(stored, maxlen=_RECENT_STEPS)
-        self._committed_seconds: float | None = None
+        self._steps = _recent(job.step_seconds)
+        self._evaluations = _recent(job.evaluation_seconds)
+        self._begun_seconds: float | None = None
 
     def enter(self) -> None:
         """Note that the job goes on at the step in its record, so that no duration begins before this."""
-        self._committed_seconds = None
+        self._begun_seconds = None
         self._estimate()
 
     def note_step(self, now: float) -> float | None:
@@ -43,19 +44,20 @@ class Pace:
         Returns:
             Duration of the step in seconds; None if it is unknown.
         """
-        duration = None if self._committed_seconds is None else now - self._committed_seconds
-        self._committed_seconds = now
+        duration = None if self._begun_seconds is None else now - self._begun_seconds
+        self._begun_seconds = now
         if duration is not None and duration > 0:
-            self._durations.append(duration)
-            self._job.step_seconds = median_low(self._durations)
+            self._steps.append(duration)
+            self._job.step_seconds = median_low(self._steps)
         self._estimate()
         return duration if duration else None
 
     def note_evaluation(self, now: float) -> None:
         """Note that the weights of the newest step have been evaluated. This time must not count as a step's."""
-        if self._committed_seconds is not None:
-            self._job.evaluation_seconds = now - self._committed_seconds
-        self._committed_seconds = None
+        if self._begun_seconds is not None:
+            self._evaluations.append(now - self._begun_seconds)
+            self._job.evaluation_seconds = median_low(self._evaluations)
+        self._begun_seconds = now
         self._estimate()
 
     def _estimate(self) -> None:
@@ -64,6 +66,11 @@ class Pace:
             self._job.seconds_left = estimate_seconds_left(
                 self._plan, self._job.step, self._job.step_seconds, self._job.evaluation_seconds
             )
+
+
+def _recent(stored_seconds: float) -> deque[float]:
+    """Return recent durations that begin with a stored one; 0 for none."""
+    return deque([stored_seconds] * _STORED_WEIGHT if stored_seconds else [], maxlen=_MOST_RECENT)
 
 
 def estimate_seconds_left(plan: JobPlan, step: int, step_seconds: float, evaluation_seconds: float) -> float:

@@ -85,8 +85,18 @@ def test_the_time_of_an_evaluation_is_no_step_s() -> None:
     pace.note_evaluation(now + 30.0)
     assert job.seconds_left == pytest.approx(900 * 1.0 + 9 * 30.0)
     job.step += 1
-    assert pace.note_step(now + 31.0) is None, "the step began before the evaluation ended"
+    assert pace.note_step(now + 31.0) == 1.0, "the step began when the evaluation had ended"
     assert job.step_seconds == 1.0
+
+
+def test_steps_count_that_are_all_followed_by_an_evaluation() -> None:
+    job, _, pace = begin(evaluate_every=1)
+    for number in range(1, 4):
+        job.step = number
+        pace.note_step(10.0 * number)
+        pace.note_evaluation(10.0 * number + 4.0)
+    assert (job.step_seconds, job.evaluation_seconds) == (6.0, 4.0)
+    assert job.seconds_left == (STEPS - 3) * 10.0
 
 
 @given(st.integers(1, 60), st.integers(0, 70), st.integers(0, 80))
