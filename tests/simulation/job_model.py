@@ -89,6 +89,8 @@ class SimulatedJob:
         poisoned_at: Step with a micro-batch that fails on every worker, or None.
         deadly_at: Step with a micro-batch that kills every worker by a fault, or None.
         keep_last: Number of checkpoints that are kept, or 0 for all.
+        earlier: Job whose newest checkpoint this one goes on from once it has ended, or None.
+        first_step: Step that it begins at.
     """
 
     number: int
@@ -101,6 +103,8 @@ class SimulatedJob:
     poisoned_at: int | None = None
     keep_last: int = 0
     deadly_at: int | None = None
+    earlier: SimulatedJob | None = None
+    first_step: int = 0
 
     def __post_init__(self) -> None:
         self.id = f"job-{self.number}"
@@ -111,9 +115,18 @@ class SimulatedJob:
             hash((self.number, step, 5 + self.number * self.plan.steps)) % 23 != 0
             for step in range(self.plan.steps)
         ]
-        self.weights = [tuple(hash((self.number, chunk)) for chunk in range(self.chunks))]
-        self.keys: list[int] = []
-        for step, applied in enumerate(self.applied):
+        self._train(tuple(hash((self.number, chunk)) for chunk in range(self.chunks)))
+
+    def begin_at(self, step: int, weights: tuple[int, ...]) -> None:
+        """Begin at a step with these weights. What comes before it is never looked at."""
+        self.first_step = step
+        self._train(weights)
+
+    def _train(self, weights: tuple[int, ...]) -> None:
+        """Compute the weights after each step, and the keys of the steps' gradients."""
+        self.weights = [weights] * (self.first_step + 1)
+        self.keys = [0] * self.first_step
+        for step, applied in list(enumerate(self.applied))[self.first_step :]:
             before = self.weights[-1]
             key = key_of(self.number, step, before)
             self.keys.append(key)

@@ -188,6 +188,20 @@ class Scenario:
         )
 
     @classmethod
+    def continued(cls, seed: int) -> Scenario:
+        """Return a scenario whose second job goes on where the first one has ended; a third is a new job."""
+        usual = (cls.hostile, cls.lying, cls.upgraded)[seed % 3](seed)
+        rng = random.Random(seed)
+        first = replace(usual.jobs[0], plan=replace(usual.jobs[0].plan, steps=rng.choice((1, 5, 20))))
+        steps = first.plan.steps + rng.choice((1, 10, 30))
+        second = replace(first, number=1, plan=replace(first.plan, steps=steps), earlier=first)
+        third = _job(rng, 2, 3, first.chunks, 3, usual.workers)
+        third.plan = replace(third.plan, verify_fraction=first.plan.verify_fraction)
+        return replace(
+            usual, jobs=[first, second, third], tiers=2 + seed // 3 % 2, faults=min(usual.faults, 12)
+        )
+
+    @classmethod
     def restored(cls, seed: int) -> Scenario:
         """Return a scenario in which the queue is put back from earlier backups, in 2 and 3 tiers."""
         rng = random.Random(seed)

@@ -21,7 +21,7 @@ from tests.simulation import history
 from tests.simulation.disk import Disk, QueueBackup
 from tests.simulation.faults import HANG_SECONDS, Faults
 from tests.simulation.job_checks import JobChecks
-from tests.simulation.job_model import SimulationFailed, require
+from tests.simulation.job_model import SimulatedJob, SimulationFailed, require
 from tests.simulation.links import Link
 from tests.simulation.network import Loop
 from tests.simulation.process import Process
@@ -166,11 +166,25 @@ class SimulatedCluster:
         if job in self.disk.jobs:
             self._acknowledged.add(job)
             return
-        if self.aggregator is not None and self.aggregator.running:
-            plan = self.jobs[job].plan
-            record = Job(id=job, name=job, state=QUEUED, steps=plan.steps)
+        submitted = self.jobs[job]
+        if self.aggregator is not None and self.aggregator.running and self._can_start(submitted):
+            plan = submitted.plan
+            record = Job(id=job, name=job, state=QUEUED, steps=plan.steps, step=submitted.first_step)
             self.aggregator.submit(record, plan)
         self.loop.after(1.0, self._submit, job)
+
+    def _can_start(self, job: SimulatedJob) -> bool:
+        """Return whether the job that this one goes on from has ended; the start is settled then."""
+        if job.earlier is None:
+            return True
+        saved = self.disk.jobs.get(job.earlier.id)
+        if saved is None or saved.job.state in (QUEUED, RUNNING):
+            return False
+        found = self.disk.newest_checkpoint(job.earlier.id)
+        assert found is not None
+        if not job.first_step:
+            job.begin_at(found[0].step, found[1])
+        return True
 
     def _cancel(self, job: str) -> None:
         self.checks.cancelled(job)

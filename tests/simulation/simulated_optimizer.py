@@ -181,6 +181,12 @@ class SimulatedOptimizer(Process):
     def _load(self, effect: ev.Load) -> None:
         job = self.cluster.jobs[effect.job]
         generation = self.cluster.disk.generations.get(job.id, 0)
+        if job.earlier is not None and not self.cluster.disk.checkpoints.get(job.id):
+            if self.fenced:
+                self.feed(ev.OperationFailed(job.id, "another aggregator has taken over"))
+                return
+            weights = job.weights[job.first_step]
+            self.cluster.disk.write_checkpoint(written_of(job, 0, job.first_step, weights), weights, 0)
         found = self.cluster.disk.newest_checkpoint(job.id, effect.void)
         if found is None:
             self.feed(ev.Loaded(job.id, job.plan, generation))
@@ -241,12 +247,19 @@ class SimulatedOptimizer(Process):
                 ev.SaveFailed(effect.job, effect.generation, effect.step, "disk full", out_of_space=True)
             )
             return
-        written = pb.CheckpointWritten(
-            job=effect.job,
-            generation=effect.generation,
-            step=effect.step,
-            path=f"{effect.job}/step-{effect.step:08d}",
-            model_sha256=f"{hash(weights):x}",
-        )
+        written = written_of(job, effect.generation, effect.step, weights)
         self.cluster.disk.write_checkpoint(written, weights, job.keep_last)
         self.feed(ev.Saved(written))
+
+
+def written_of(
+    job: SimulatedJob, generation: int, step: int, weights: tuple[int, ...]
+) -> pb.CheckpointWritten:
+    """Return the message that names a checkpoint."""
+    return pb.CheckpointWritten(
+        job=job.id,
+        generation=generation,
+        step=step,
+        path=f"{job.id}/step-{step:08d}",
+        model_sha256=f"{hash(weights):x}",
+    )
