@@ -19,7 +19,7 @@ def list_surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -
         written: step of the checkpoint that has just been written, which is kept.
         keep_last: number of newest checkpoints to keep, including that one; 0 keeps all.
         keep_every: length of a span of steps. The first checkpoint of each span is kept; 0 means no spans.
-            Step 0 is always kept.
+            The first one of all is always kept: step 0, or the one that a job started from.
     """
     paths = {_step(path): path for path in list_checkpoints(root)}
     return [
@@ -33,10 +33,10 @@ def surplus_steps(steps: Sequence[int], written: int, *, keep_last: int, keep_ev
     made = [step for step in steps if step <= written]
     if not keep_last:
         return []
-    kept, spans = set(made[-keep_last:]), {0}
+    kept, spans = {*made[:1], *made[-keep_last:]}, {0}
     for step in made:
         span = step // keep_every if keep_every else 0
-        if step == 0 or span not in spans:
+        if span not in spans:
             kept.add(step)
         spans.add(span)
     return [step for step in made if step not in kept]

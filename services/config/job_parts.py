@@ -316,8 +316,8 @@ class CheckpointConfig(ConfigRecord):
     Attributes:
         every_minutes: longest time between two checkpoints, if the steps don't ask for one earlier; 0: no limit.
         keep_last: number of newest checkpoints to keep; 0: all.
-        keep_every: besides those, the first checkpoint of each `keep_every` steps is kept; 0: none. Step 0 is always
-            kept.
+        keep_every: besides those, the first checkpoint of each `keep_every` steps is kept; 0: none. The first
+            one is always kept.
         on_error: whether the job continues or stops when a checkpoint can't be written. The first and the last
             checkpoint are always required.
     """

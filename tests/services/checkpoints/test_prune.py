@@ -50,6 +50,12 @@ def test_kept_checkpoints(
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == left
 
 
+def test_the_checkpoint_that_a_job_started_from_is_kept(tmp_path: Path) -> None:
+    folders(tmp_path, {1000, 1010, 1020, 1030})
+    surplus = list_surplus(tmp_path, 1030, keep_last=1, keep_every=0)
+    assert [path.name for path in surplus] == ["step-00001010", "step-00001020"]
+
+
 @given(
     steps=st.sets(st.integers(0, 200), min_size=1, max_size=30),
     keep_last=st.integers(0, 5),
@@ -67,7 +73,7 @@ def test_any_checkpoints_keep_the_documented_ones(
     ]
     made = sorted(step for step in steps if step <= written)
     left = [step for step in made if step not in gone]
-    assert gone == sorted(gone) and set(gone) <= set(made) - {0, written}
+    assert gone == sorted(gone) and set(gone) <= set(made) - {made[0], written}
     assert left[-keep_last:] == made[-keep_last:]
     if keep_last == 0:
         assert not gone
