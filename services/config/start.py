@@ -61,8 +61,8 @@ def _check_model(job: JobConfig, earlier: JobConfig, start: StartConfig) -> None
 def _model_fields(job: JobConfig) -> dict[str, Any]:
     """Return the fields of a job's model, with the vocabulary that it has even if only the data name it."""
     fields: dict[str, Any] = job.model.model_dump()
-    if "vocab_size" in fields and job.data is not None:
-        fields["vocab_size"] = fields["vocab_size"] or job.data.vocab_size
+    if "vocab_size" in fields:
+        fields["vocab_size"] = job.vocabulary
     return fields
 
 
@@ -83,6 +83,8 @@ def _check_tokenizer(job: JobConfig, earlier: JobConfig, start: StartConfig, sto
     """Check that token ids mean the same in both jobs."""
     given, expected = job.data, earlier.data
     if given is None or expected is None or _tokenizer(given) == _tokenizer(expected):
+        return
+    if given.tokenizer_type == "none":  # token ids, which the size of the vocabulary is checked against
         return
     if stored_sha256 and given.tokenizer_sha256 == stored_sha256:
         return

@@ -85,6 +85,11 @@ def test_token_ids_must_mean_the_same() -> None:
     assert "another tokenizer" in refused(starting(data={**text, **file}), tokenizer=SHA256)
 
 
+def test_token_ids_without_a_tokenizer_are_taken_as_they_are() -> None:
+    ids = {"path": "/ids.bin", "kind": "tokens", "sha256": OTHER_SHA256, "identity": SHA256}
+    check_start(starting(data={"files": [ids], "tokenizer_type": "none"}), job(), "")
+
+
 def test_the_vocabulary_counts_wherever_it_is_named() -> None:
     earlier = job(model={"vocab_size": 80})
     check_start(starting(data={"vocab_size": 80}), earlier, "")
