@@ -174,12 +174,13 @@ def store_sidecar(path: Path, sidecar: TokenSidecar) -> None:
         Refused: neither place can be written to.
         NotYet: the disk is full or failed.
     """
-    if os.access(path.parent, os.W_OK):
-        place = sidecar_path(path)
-    else:
-        place = make_cache_folder(_CACHE) / _cached_name(path)
-    with new_file(place) as file:
-        file.write(sidecar.model_dump_json(exclude_none=True).encode() + b"\n")
+    content = sidecar.model_dump_json(exclude_none=True).encode() + b"\n"
+    try:
+        with new_file(sidecar_path(path)) as file:
+            file.write(content)
+    except Refused:
+        with new_file(make_cache_folder(_CACHE) / _cached_name(path)) as file:
+            file.write(content)
 
 
 def sidecar_path(path: Path) -> Path:

@@ -155,6 +155,16 @@ def test_refusals_of_csv(text: str) -> None:
     assert "line " in refusal(text, is_yaml=False)
 
 
+def test_garbage_is_refused_before_all_of_it_is_read() -> None:
+    class Endless(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(size) or b"z" * (size or 0)
+
+    text = IdText(Endless(b"tokens: 1 2 "), True, "ids.yaml")
+    with pytest.raises(Refused, match="'zzz"):
+        list(text.pieces())
+
+
 def test_a_place_far_into_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_text, "PIECE_BYTES", 1000)
     lines = "".join(f"- {number}\n" for number in range(3000))

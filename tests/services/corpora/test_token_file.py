@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.corpora import token_file
+from services.corpora import description, token_file
+from services.corpora import sidecar as sidecar_module
 from services.corpora.block_digest import BLOCK_BYTES
+from services.corpora.new_file import new_file
 from services.corpora.sidecar import load_sidecar, parse_sidecar, sidecar_path
 from services.corpora.token_file import TokenFile, describe_token_file, is_token_file, refuse_ids_beyond
 from services.errors import Refused
@@ -98,11 +103,26 @@ def test_yaml_and_csv_are_converted_once(
     assert list(tmp_path.glob("*.sidecar.json")) == []
 
 
+def test_a_damaged_conversion_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "ids.csv"
+    path.write_text("5 0 8\n")
+    binary = TokenFile.open(path, FIELD).path
+    os.truncate(binary, 4)
+    assert TokenFile.open(path, FIELD).read(0, 3).tolist() == [5, 0, 8]
+    sidecar_path(binary).write_text("{")
+    assert TokenFile.open(path, FIELD).read(0, 3).tolist() == [5, 0, 8]
+
+
 def test_a_sidecar_goes_to_the_cache_if_the_folder_is_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
+    def new_file_elsewhere(name: Path) -> AbstractContextManager[BinaryIO]:
+        if name.parent == tmp_path:
+            raise Refused("read-only")
+        return new_file(name)
+
+    monkeypatch.setattr(sidecar_module, "new_file", new_file_elsewhere)
     path = write(tmp_path / "ids.bin", LONG)
-    monkeypatch.setattr(os, "access", lambda *_: False)
     sidecar = describe_token_file(path, FIELD)
     assert not sidecar_path(path).exists() and len(list((cache / "sidecars").iterdir())) == 1
     assert load_sidecar(path) == sidecar
@@ -119,7 +139,8 @@ def test_a_changed_block_is_found_at_its_use(tmp_path: Path) -> None:
     for _ in range(2):
         text = refusal(lambda: found.read(BLOCK_BYTES // 2, 1))
         assert "ids 524288 to 1048575 differ from its sidecar" in text
-    assert "ids 524288 to 1048575 differ" in refusal(lambda: describe_token_file(path, FIELD))
+    for look in (describe_token_file, TokenFile.open):
+        assert "ids 524288 to 1048575 differ" in refusal(partial(look, path, FIELD))
 
 
 def test_a_change_after_the_first_use_is_found(tmp_path: Path) -> None:
@@ -139,6 +160,25 @@ def test_a_file_that_gets_shorter_is_found(tmp_path: Path) -> None:
     assert "ends at byte 1048676" in refusal(lambda: found.read(BLOCK_BYTES // 2, 100))
     assert "its sidecar says 3145738" in refusal(lambda: TokenFile.open(path, FIELD))
     assert "its sidecar says 3145738" in refusal(lambda: TokenFile.open(path, FIELD, found.identity))
+
+
+def test_a_file_that_changes_while_it_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "ids.bin", LONG)
+    read_block = description._read_block
+
+    def touch_and_read(file: BinaryIO, place: str) -> bytes:
+        os.utime(path, ns=(0, 0))
+        return read_block(file, place)
+
+    monkeypatch.setattr(description, "_read_block", touch_and_read)
+    assert "changed while it was read" in refusal(lambda: describe_token_file(path, FIELD))
+
+
+def test_the_largest_id_has_its_first_position(tmp_path: Path) -> None:
+    ids = np.zeros(LONG.size)
+    ids[-2:] = 9
+    sidecar = describe_token_file(write(tmp_path / "ids.u16.bin", ids), FIELD)
+    assert (sidecar.largest_id, sidecar.largest_id_position) == (9, LONG.size - 2)
 
 
 def test_a_touched_file_keeps_its_identity(tmp_path: Path) -> None:
@@ -175,6 +215,11 @@ def test_a_sidecar_may_not_lie_about_the_largest_id(tmp_path: Path) -> None:
         ("ids.bin", b"\x93NUMPY\x01\x00", "is a numpy file"),
         ("ids.npy", b"plain text", "is no .npy file"),
         ("ids.npy", b"\x93NUMPY\x01\x00\x10\x00" + 16 * b"(", "its header is no array's"),
+        (
+            "ids.npy",
+            b"\x93NUMPY\x01\x00\x39\x00{'descr': '<u2', 'fortran_order': False, 'shape': (1,), }\n12",
+            "its header is no array's",
+        ),
         ("ids.csv", b"5 -6 7", "line 1: '-6' found"),
     ],
 )
@@ -240,6 +285,30 @@ def test_any_sidecar_is_refused_or_consistent(data: st.DataObject) -> None:
     record = {name: data.draw(values) for name, values in fields.items() if data.draw(st.integers(0, 20))}
     text = refusal(lambda: parse_sidecar(json.dumps(record).encode(), "ids.bin.sidecar.json"))
     assert text.startswith("ids.bin.sidecar.json: is no sidecar")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 5},
+        {"dtype": "uint32"},
+        {"offset_bytes": 1, "file_bytes": 7},
+        {"largest_id_position": 3},
+        {"block_sha256": ""},
+        {"block_sha256": "0" * 128},
+        {"format": 2},
+        {"more": 1},
+    ],
+)
+def test_a_sidecar_that_contradicts_itself(change: dict[str, object]) -> None:
+    record = {
+        "dtype": "uint16", "offset_bytes": 0, "count": 3, "largest_id": 8, "largest_id_position": 2, "file_bytes": 6,
+        "modified_ns": 0, "sha256": "0" * 64, "block_sha256": "0" * 64,
+    }  # fmt: skip
+    assert parse_sidecar(json.dumps(record).encode(), "").count == 3
+    assert "is no sidecar" in refusal(
+        lambda: parse_sidecar(json.dumps({**record, **change}).encode(), "ids.bin")
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 4000, b'{"format": 2}'])
