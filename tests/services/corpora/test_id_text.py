@@ -156,11 +156,15 @@ def test_refusals_of_csv(text: str) -> None:
 
 
 def test_garbage_is_refused_before_all_of_it_is_read() -> None:
-    class Endless(io.BytesIO):
+    class Pieces(io.BytesIO):
+        left = 3
+
         def read(self, size: int | None = -1, /) -> bytes:
+            assert self.left, "read on"
+            self.left -= 1
             return super().read(size) or b"z" * (size or 0)
 
-    text = IdText(Endless(b"tokens: 1 2 "), True, "ids.yaml")
+    text = IdText(Pieces(b"tokens: 1 2 "), True, "ids.yaml")
     with pytest.raises(Refused, match="'zzz"):
         list(text.pieces())
 
