@@ -30,6 +30,11 @@ ROOT = Path(__file__).resolve().parents[3]
 NO_CHIPS = Path("/nonexistent")
 """Folder of a driver that lists no chips, whatever this host has."""
 
+UPSTREAM = [
+    path for above in ROOT.parents for path in sorted((above / "shared" / "upstream").glob("**/mgd.*"))
+]
+"""Descriptors of tt-train's examples, of several dates, where they lie beside this tree."""
+
 LoadTtnn = Callable[[tuple[int, int]], "list[str | None]"]
 
 LINE = """
@@ -123,6 +128,12 @@ def test_all_descriptors_that_ttnn_has_are_read() -> None:
     }
     assert shapes["t3k_mesh_graph_descriptor.textproto"] == [2, 4]
     assert shapes["single_galaxy_mesh_graph_descriptor.textproto"] == [8, 4]
+
+
+@pytest.mark.skipif(not UPSTREAM, reason="tt-train's own descriptors do not lie beside this tree")
+def test_all_descriptors_that_tt_train_has_are_read() -> None:
+    for path in UPSTREAM:
+        assert read_descriptor(path).mesh_descriptors, path
 
 
 @pytest.mark.parametrize(
