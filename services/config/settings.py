@@ -72,6 +72,8 @@ _FLAT_PARTS = ("optimizer",)
 """Parts whose settings old files have in `training_config` itself."""
 
 _OWN = (
+    "training_config.start_from",
+    "training_config.validation_batches",
     "training_config.checkpoint",
     "training_config.wire_dtype",
     "training_config.exact",
