@@ -10,12 +10,14 @@ from services.errors import Refused
 from services.runtime.process import limit_blas_to_one_thread
 
 
-def is_language_model(checkpoint: Path) -> bool:
-    """Return whether a checkpoint that Tiermesh wrote holds a language model."""
+def can_generate(checkpoint: Path) -> bool:
+    """Return whether a checkpoint that Tiermesh wrote holds a language model with a tokenizer."""
     from services.checkpoints.format import STATE_FILE, State
+    from services.checkpoints.hugging_face import TOKENIZER_FILE
 
     model = State.read(checkpoint / STATE_FILE).config["model"]
-    return isinstance(model, dict) and model["model_type"] in ("gpt2", "llama")
+    is_language_model = isinstance(model, dict) and model["model_type"] in ("gpt2", "llama")
+    return is_language_model and (checkpoint / TOKENIZER_FILE).is_file()
 
 
 def generate_text(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> str:

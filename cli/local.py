@@ -226,10 +226,10 @@ async def _run_while_daemons_live(
 
 
 def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | None:
-    """Generate, print and return sample text of a language model; return None for other models."""
-    from cli.generate import generate_text, is_language_model
+    """Generate, print and return sample text of a language model with a tokenizer; return None for other models."""
+    from cli.generate import can_generate, generate_text
 
-    if not options.sample_tokens or not is_language_model(checkpoint):
+    if not options.sample_tokens or not can_generate(checkpoint):
         return None
     output.say(f"sample of {options.sample_tokens} tokens:")
     return generate_text(checkpoint, "\n", output, max_new_tokens=options.sample_tokens)

@@ -102,6 +102,19 @@ def test_a_job_runs_to_its_end_and_leaves_no_process(job_file: Path, tmp_path: P
 
 
 @pytest.mark.long
+def test_a_job_of_token_ids_without_a_tokenizer_ends_without_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "ids.csv").write_text(" ".join(str(number % 50) for number in range(500)))
+    job_file = tmp_path / "ids.yaml"
+    job_file.write_text(
+        "training_config: {data_path: ids.csv, max_steps: 1, batch_size: 1}\n"
+        "transformer_config: {vocab_size: 50, num_heads: 1, embedding_dim: 32, num_blocks: 1,"
+        " max_sequence_length: 32}\n"
+    )
+    code, result, _ = run(job_file, tmp_path / "state", "--sample-tokens", "5")
+    assert (code, result["state"], result["text"]) == (0, "succeeded", None)
+
+
+@pytest.mark.long
 def test_shards_change_no_bit_and_leave_no_process(job_file: Path, tmp_path: Path) -> None:
     found = []
     for more in (("--tiers", "2"), ("--shards", "2")):
