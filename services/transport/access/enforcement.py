@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -27,7 +28,10 @@ from services.transport.access.revocations import read_revoked
 from services.transport.access.tokens import find_token, read_tokens
 from services.transport.access.watched_files import WatchedFiles
 from services.transport.ports.forwarded_port import CallerConnections
+from services.transport.ports.log_limit import LogLimit
 from services.transport.security import RoleRule, Security
+
+log = logging.getLogger("tiermesh")
 
 CHECK_AGAIN_SECONDS = 5.0
 """Time between checks of whether the caller of an open call is still let in."""
@@ -160,6 +164,7 @@ class AccessControl:
         self._roles = security.roles
         self._has_authority = security.ca is not None
         self._clock = clock
+        self._log_limit = LogLimit()
         revoked, tokens = security.revoked, security.tokens
         self._revoked = WatchedFiles([revoked], lambda: read_revoked(revoked)) if revoked else None
         self._tokens = WatchedFiles([tokens], lambda: read_tokens(tokens)) if tokens else None
@@ -174,9 +179,15 @@ class AccessControl:
         Raises:
             Denied: the caller is not known (UNAUTHENTICATED), or may not make this call (PERMISSION_DENIED).
         """
-        caller = self._identify(shown)
-        self.check_still_valid(caller)
-        check_permission(method, caller)
+        try:
+            caller = self._identify(shown)
+            self.check_still_valid(caller)
+            check_permission(method, caller)
+        except Denied as denied:
+            left_out = self._log_limit.suffix(denied.code)
+            if left_out is not None:
+                log.warning("refused a call of %s: %s%s", printable(method, 80), denied, left_out)
+            raise
         return caller
 
     def check_still_valid(self, caller: Caller) -> None:

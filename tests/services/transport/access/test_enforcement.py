@@ -256,6 +256,19 @@ def test_a_damaged_list_keeps_what_was_read_before(files: Path, caplog: pytest.L
     assert caplog.text.count("what was read before stays in use") == len(damage)
 
 
+def test_refused_calls_are_logged_at_a_bounded_rate(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    access = AccessControl(security(files, "aggregator"))
+    shown = Credentials(tls=True, certificate=(files / "worker.pem").read_bytes())
+    for _ in range(50):
+        with pytest.raises(Denied, match="not allowed for worker"):
+            access.admit(WATCH, shown)
+    assert caplog.text.count(f"refused a call of {WATCH}") == 1
+    assert "not allowed for worker worker (certificate " in caplog.text
+    with pytest.raises(Denied, match="neither a certificate"):
+        access.admit("/x\n2026 ERROR", Credentials(tls=True))
+    assert "refused a call of /x\\n2026 ERROR: neither" in caplog.text, "another kind has a line of its own"
+
+
 @pytest.mark.parametrize("uri", ["tiermesh:role/boss/x", "tiermesh:role/worker/", "tiermesh:role/worker/a b"])
 def test_a_certificate_with_a_wrong_role_is_refused(
     files: Path, uri: str, monkeypatch: pytest.MonkeyPatch
