@@ -65,6 +65,7 @@ _SECTIONS = {
     "schedule": "scheduler_config",
     "data": "training_config",
     "sampling": "eval_config",
+    "start_from": "training_config.start_from",
 }
 """Section of the keys of a job's part."""
 
@@ -75,6 +76,8 @@ _OWN = (
     "training_config.start_from",
     "training_config.validation_batches",
     "training_config.checkpoint",
+    "training_config.start_from",
+    "training_config.validation_batches",
     "training_config.wire_dtype",
     "training_config.exact",
     "training_config.min_workers",

@@ -58,12 +58,13 @@ def test_origins_are_the_file_the_command_line_and_two_kinds_of_default(
 ) -> None:
     found = settings_of(
         "eval_every=7",
-        training_config={"max_steps": 11, "learning_rate": 0.5},
+        training_config={"max_steps": 11, "learning_rate": 0.5, "start_from": {"job": "job-7"}},
         device_config={"trace": False},
     )
     shown = {key: (each.value, each.origin) for key, each in found.items()}
     file = str(folder / "job.yaml")
     assert shown["training_config.max_steps"] == (11, file)
+    assert shown["training_config.start_from.job"] == ("job-7", file)
     assert shown["training_config.optimizer.lr"] == (0.5, file), "in the older spelling"
     assert shown["training_config.eval_every"] == (7, COMMAND_LINE)
     assert shown["training_config.total_steps"] == (11, file), "follows from max_steps"
