@@ -6,12 +6,14 @@ The cache's name for one is the SHA-256 of the text, so a changed text is anothe
 from __future__ import annotations
 
 import hashlib
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from services.corpora.cache import make_cache_folder
 from services.corpora.id_text import IdText
-from services.corpora.sidecar import load_sidecar
+from services.corpora.sidecar import SUFFIX, load_sidecar, sidecar_path
 from services.corpora.writer import new_token_file
 from services.errors import Refused
 from services.input_files import open_input_file
@@ -20,6 +22,8 @@ from services.printable import printable_path
 TEXT_SUFFIXES = (".yaml", ".yml", ".csv")
 ID_TEXT_BYTES = 16 << 30
 """Largest such file: it is hashed at each opening."""
+CACHED_BYTES = 64 << 30
+"""Largest size of all conversions. Those unused for the longest time make room for a new one."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -43,6 +47,9 @@ def converted(path: Path, field: str) -> Path:
         if not _is_complete(binary):
             file.seek(0)
             _convert(file, suffix != ".csv", binary, place)
+            _make_room(binary)
+    with suppress(OSError):  # another process may have made room just now, which opening says
+        os.utime(sidecar_path(binary))  # the time of the last use
     return binary
 
 
@@ -61,6 +68,25 @@ def _convert(file: BinaryIO, is_yaml: bool, binary: Path, place: str) -> None:
     with new_token_file(binary, "uint32", tokenizer_vocab_size=text.tokenizer_vocab_size) as writer:
         for ids in text.pieces():
             writer.write(ids)
+
+
+def _make_room(newest: Path) -> None:
+    """Remove conversions that were not used for the longest time. Processes that have one open can read on."""
+    left_bytes = CACHED_BYTES
+    for sidecar in sorted(newest.parent.glob(f"*{SUFFIX}"), key=_last_use_ns, reverse=True):
+        binary = sidecar.with_name(sidecar.name.removesuffix(SUFFIX))
+        with suppress(OSError):
+            left_bytes -= binary.stat().st_size
+            if left_bytes < 0 and binary != newest:
+                sidecar.unlink()
+                binary.unlink()
+
+
+def _last_use_ns(sidecar: Path) -> int:
+    try:
+        return sidecar.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _hash(file: BinaryIO, place: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.corpora import description, token_file
+from services.corpora import conversion, description, token_file
 from services.corpora import sidecar as sidecar_module
 from services.corpora.block_digest import BLOCK_BYTES
 from services.corpora.new_file import new_file
@@ -101,6 +101,23 @@ def test_yaml_and_csv_are_converted_once(
     assert TokenFile.open(path, FIELD).identity == found.identity
     assert describe_token_file(path, FIELD).identity == found.identity
     assert list(tmp_path.glob("*.sidecar.json")) == []
+
+
+def test_conversions_unused_for_the_longest_time_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "CACHED_BYTES", 20)  # two conversions of 8 bytes
+    paths = [tmp_path / f"{number}.csv" for number in range(3)]
+    found = []
+    for number, path in enumerate(paths):
+        path.write_text(f"{number} 5\n")
+        found.append(TokenFile.open(path, FIELD))
+        os.utime(sidecar_path(found[-1].path), (number, number))
+        if number == 1:
+            TokenFile.open(paths[0], FIELD)  # now 1 is unused for the longest time
+    assert [each.path.exists() for each in found] == [True, False, True]
+    assert found[1].read(0, 2).tolist() == [1, 5]
+    assert len(list(found[0].path.parent.iterdir())) == 4
 
 
 def test_a_damaged_conversion_is_made_again(tmp_path: Path) -> None:
