@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.permissions import CallerKind
@@ -63,11 +65,17 @@ def submit(cluster: Cluster, client: Path, *options: object) -> subprocess.Compl
     return tiermesh("submit", client / "exact.yaml", "--aggregator", cluster.to_aggregator.address, *options)
 
 
-def submit_and_remove(cluster: Cluster, client: Path) -> str:
-    """Submit a job by the command, and remove its files from this host; return the job's id."""
+def submit_and_remove(cluster: Cluster, client: Path, *, uploads: bool = True) -> str:
+    """Submit a job by the command, and remove its files from this host; return the job's id.
+
+    Args:
+        cluster: the cluster.
+        client: folder of the job and its files.
+        uploads: whether the aggregator lacks files.
+    """
     done = submit(cluster, client)
     assert done.returncode == 0, done.stderr
-    assert "uploaded" in done.stderr
+    assert ("uploaded" in done.stderr) == uploads
     shutil.rmtree(client)
     return done.stdout.strip()
 
@@ -149,6 +157,35 @@ def test_a_worker_reads_from_the_data_dir_and_waits_until_it_is_there(
         cluster.aggregator.kill()  # the next one scans at once
         cluster.start_aggregator()
         assert bits(cluster.finish(done.stdout.strip())) == expected
+
+
+@pytest.mark.long
+def test_files_of_token_ids_arrive_with_what_their_identity_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "client-cache"))  # of the converted YAML file
+    client = tmp_path / "client"
+    client.mkdir()
+    ids = np.random.default_rng(1).integers(0, 60, 5000)
+    ids.astype("<u4").tofile(client / "ids.u32.bin")
+    tokens = {"tokenizer_vocab_size": 60, "data_length": ids.size, "tokens": ids.tolist()}
+    (client / "ids.yaml").write_text(yaml.safe_dump(tokens))
+    config = gpt_config(
+        Path(), data_path=[str(client / "ids.u32.bin"), str(client / "ids.yaml")], max_steps=2
+    )
+    del config["training_config"]["tokenizer_type"]
+    config["transformer_config"]["vocab_size"] = 60
+    write_config(client, config)
+    with Cluster(tmp_path) as cluster:
+        job = submit(cluster, client).stdout.strip()
+        worker = cluster.start_worker()
+        expected = bits(cluster.finish(job))
+        worker.kill()
+        job = submit_and_remove(cluster, client, uploads=False)
+        shutil.rmtree(tmp_path / "client-cache")
+        start_worker_with_empty_disk(cluster, "a")
+        assert bits(cluster.finish(job)) == expected
+        assert len([*(tmp_path / "cache-a" / "jobs" / "worker-a").glob("*/*.sidecar.json")]) == 2
 
 
 MESSAGES = [
