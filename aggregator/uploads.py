@@ -84,19 +84,19 @@ class Uploads:
         if caller.kind in _DAEMONS:
             return
         with self._lock:
-            uploads = self._read()
-            new = [ref for ref in refs if ref.sha256 not in uploads or uploads[ref.sha256].size < ref.size]
-            if not new:
-                return
-            asked = {ref.sha256 for ref in refs}
-            uploads = dict(uploads)
-            for ref in new:
+            recorded, asked = self._read(), {ref.sha256 for ref in refs}
+            uploads = dict(recorded)
+            for ref in refs:
                 known = uploads.pop(ref.sha256, None)
-                upload = Uploaded(caller.person if known is None else known.owner, ref.size)
-                self._make_room(uploads, upload, asked)
-                uploads[ref.sha256] = upload
-            self._uploads = uploads
-            self._write(new[0])
+                if known is None or self._store.last_use_seconds(ref.sha256) is None:  # removed meanwhile
+                    known = Uploaded(caller.person, 0)
+                if known.size < ref.size:
+                    known = Uploaded(known.owner, ref.size)
+                    self._make_room(uploads, known, asked)
+                uploads[ref.sha256] = known
+            if uploads != recorded:
+                self._uploads = uploads
+                self._write(refs[0])
 
     def _make_room(self, uploads: dict[str, Uploaded], new: Uploaded, asked: Set[str]) -> None:
         """Remove unkept files from the store, and from `uploads`, until a new one is within all caps (CapReached).

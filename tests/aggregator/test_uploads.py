@@ -115,6 +115,19 @@ def test_the_files_of_a_job_are_admitted_together_or_not_at_all(tmp_path: Path) 
     assert here.reached == [Cap.UPLOADS_PER_PERSON]
 
 
+def test_a_file_counts_for_its_first_uploader_while_it_is_here(tmp_path: Path) -> None:
+    here = Aggregator(tmp_path, uploads_per_person=1)
+    here.store.keep_inputs("job", frozenset({here.upload(b"shared")}))
+    here.upload(b"shared", BOB)
+    here.upload(b"bob's", BOB)
+    here.store.path_of(make_ref(b"shared").sha256).unlink()
+    here.store.release("job")
+    here.upload(b"ann's")
+    here.store.keep_inputs("job", frozenset({make_ref(b"bob's").sha256}))
+    with pytest.raises(CapReached, match="person bob"):
+        here.upload(b"shared", BOB)
+
+
 def test_files_that_are_gone_do_not_count(tmp_path: Path) -> None:
     here = Aggregator(tmp_path, uploads_per_person=1)
     here.store.path_of(here.upload(b"1")).unlink()
