@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from services.config.settings import DEFAULT, TT_TRAIN_DEFAULT
 from services.sizing.sizes import format_bytes
 
 _SHOWN = (
@@ -33,10 +34,7 @@ _UNKNOWN = "known to workers only"
 
 def format_report(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that show a report of `report.make_report`."""
-    yield "settings"
-    yield from _table(
-        [[each["key"], json.dumps(each["value"]), each["origin"]] for each in report["settings"]]
-    )
+    yield from _setting_lines(report["settings"])
     yield "job"
     yield from _table([[key, _show(report[key])] for key in _SHOWN if report[key] not in (None, 0)])
     if report["parameters"] is None:
@@ -78,6 +76,17 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
         f"checkpoints: {disk['written']} of {format_bytes(disk['bytes_each'])}, of which {disk['kept']} are kept; "
         f"at most {format_bytes(disk['most_bytes'])} on disk"
     )
+
+
+def _setting_lines(settings: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the settings of each origin under one line: given ones first, then defaults."""
+    defaults = (TT_TRAIN_DEFAULT, DEFAULT)
+    given = dict.fromkeys(each["origin"] for each in settings if each["origin"] not in defaults)
+    for origin in (*given, *defaults):
+        found = [each for each in settings if each["origin"] == origin]
+        if found:
+            yield f"settings: {origin}"
+            yield from _table([[each["key"], json.dumps(each["value"])] for each in found])
 
 
 def _device_lines(memory: dict[str, Any] | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ from services.config.models import CustomConfig, RegressionConfig
 from services.config.origins import Origins
 
 TT_TRAIN_DEFAULT = "tt-train's default"
-DEFAULT = "default"
+DEFAULT = "Tiermesh's default"
 """Origin of a setting that only Tiermesh has and that was not given."""
 
 
@@ -76,8 +76,6 @@ _OWN = (
     "training_config.start_from",
     "training_config.validation_batches",
     "training_config.checkpoint",
-    "training_config.start_from",
-    "training_config.validation_batches",
     "training_config.wire_dtype",
     "training_config.exact",
     "training_config.min_workers",
