@@ -14,9 +14,9 @@ class JobCrashed(Exception):
     """An unexpected error of the aggregator while it ran a job.
 
     Attributes:
-        job: The job's id.
-        step: The job's step.
-        reason: The error, as one line.
+        job: the job's id.
+        step: the job's step.
+        reason: the error, as one line.
     """
 
     def __init__(self, job: str, step: int, reason: str) -> None:
@@ -39,8 +39,8 @@ class StoredSpec(NamedTuple):
     """A stored job, read again.
 
     Attributes:
-        plan: The job's plan, or why it can't be used, such as a bound that is newer than the job.
-        inputs: The SHA-256 of the files that the job names.
+        plan: the job's plan, or why it can't be used, such as a bound that is newer than the job.
+        inputs: the SHA-256 of the files that the job names.
     """
 
     plan: JobPlan | Refusal

@@ -30,16 +30,16 @@ class AggregatorOptions(DaemonOptions):
     """The options of an aggregator.
 
     Attributes:
-        state_dir: The folder of the queue and, in 2-tier, of the checkpoints; of a shard, of its cluster's identity.
+        state_dir: the folder of the queue and, in 2-tier, of the checkpoints; of a shard, of its cluster's identity.
         optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
-        data_dir: The folder of files that workers may read by their SHA-256; None for none.
-        record: The file to record the core's inputs and effects in, for replay; None for no recording.
-        heartbeat_seconds: The heartbeat that all timeouts follow from.
-        timeout_overrides: Timeouts set by hand, in seconds.
+        data_dir: the folder of files that workers may read by their SHA-256; None for none.
+        record: the file to record the core's inputs and effects in, for replay; None for no recording.
+        heartbeat_seconds: the heartbeat that all timeouts follow from.
+        timeout_overrides: timeouts set by hand, in seconds.
         shards: `HOST:PORT` of each shard; empty if payloads and the optimizer's tensors are in this process.
-        shard: Whether this process is a shard itself, which takes its orders from an aggregator.
-        standby: Whether it leads only while no other aggregator on the same state folder does.
-        caps: The caps on what people can take.
+        shard: whether this process is a shard itself, which takes its orders from an aggregator.
+        standby: whether it leads only while no other aggregator on the same state folder does.
+        caps: the caps on what people can take.
 
         retention: Limits on what ended jobs leave, by what goes; none keep everything.
     """

@@ -23,9 +23,9 @@ class Downloads:
     """All downloads from an aggregator.
 
     Args:
-        mb_per_second: The largest bandwidth of all of them, in MB a second; None for no cap.
-        count_cap_reached: Counts downloads that are refused, and those that wait for their share of the bandwidth.
-        clock: Monotonic time in seconds.
+        mb_per_second: the largest bandwidth of all of them, in MB a second; None for no cap.
+        count_cap_reached: counts downloads that are refused, and those that wait for their share of the bandwidth.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Downloads:
         """Count a download while the block runs.
 
         Raises:
-            CapReached: There are too many.
+            CapReached: there are too many.
         """
         if self._under_way >= self._most:
             self._count_cap_reached(Cap.DOWNLOADS)
@@ -87,7 +87,7 @@ class Download:
     """A download that is under way.
 
     Args:
-        downloads: All of them.
+        downloads: all of them.
     """
 
     def __init__(self, downloads: Downloads) -> None:

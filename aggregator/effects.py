@@ -29,17 +29,17 @@ class EffectRunner:
     """Carries out the core's effects on disk, peers and metrics. It is used on the event loop alone.
 
     Args:
-        jobs: The core's jobs.
-        queue: The jobs on disk.
-        files: The files that messages refer to.
-        sessions: The sessions of the connected workers.
-        plane: The data plane, whose addresses a worker is told.
-        link: The link to the optimizer.
-        events: Publishes events of jobs.
-        metrics: The aggregator's metrics.
-        tensor_port: The port of data streams; 0 for none.
-        feed: Gives the core an input.
-        on_job_ended: Called when a job's end is on disk.
+        jobs: the core's jobs.
+        queue: the jobs on disk.
+        files: the files that messages refer to.
+        sessions: the sessions of the connected workers.
+        plane: the data plane, whose addresses a worker is told.
+        link: the link to the optimizer.
+        events: publishes events of jobs.
+        metrics: the aggregator's metrics.
+        tensor_port: the port of data streams; 0 for none.
+        feed: gives the core an input.
+        on_job_ended: called when a job's end is on disk.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EffectRunner:
         """Carry out an effect; a message that is too large to be sent fails its job, not the aggregator.
 
         Raises:
-            TiermeshError: The disk or the leadership fails.
+            TiermeshError: the disk or the leadership fails.
         """
         try:
             self._carry_out(effect, clock)

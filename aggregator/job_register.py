@@ -30,11 +30,11 @@ class JobRegister:
     """Register of the jobs of an aggregator. It is used on the event loop alone.
 
     Args:
-        queue: The jobs on disk.
-        live: The core's records of the jobs that have not ended, by id.
-        feed: Gives the core an input.
-        caps: The caps on the number of jobs.
-        keep_inputs: Keeps the files that a job names, by their SHA-256, until the job ends.
+        queue: the jobs on disk.
+        live: the core's records of the jobs that have not ended, by id.
+        feed: gives the core an input.
+        caps: the caps on the number of jobs.
+        keep_inputs: keeps the files that a job names, by their SHA-256, until the job ends.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class JobRegister:
         """Queue a job; it survives kill -9 and power loss when this returns.
 
         Args:
-            config: The complete job.
-            name: The job's name for people; that of the config if it is empty.
-            request_id: The id of the request; a repeated one returns the job of the first.
-            owner: The person who submits it; empty without security.
+            config: the complete job.
+            name: the job's name for people; that of the config if it is empty.
+            request_id: the id of the request; a repeated one returns the job of the first.
+            owner: the person who submits it; empty without security.
 
         Raises:
-            Refused: The name or the request id is malformed, or the request id belongs to another job.
-            CapReached: The queue or the owner has too many jobs.
-            DiskFull: There is no space for the job.
-            Failed: The job can't be written.
+            Refused: the name or the request id is malformed, or the request id belongs to another job.
+            CapReached: the queue or the owner has too many jobs.
+            DiskFull: there is no space for the job.
+            Failed: the job can't be written.
         """
         name = name or config.name
         if len(name) > NAME_CHARACTERS:
@@ -97,8 +97,8 @@ class JobRegister:
         """Cancel a queued or running job; its record says so on disk when this returns.
 
         Raises:
-            Refused: There is no such job, or it has ended.
-            Failed: The record can't be written; the job goes on.
+            Refused: there is no such job, or it has ended.
+            Failed: the record can't be written; the job goes on.
         """
         live = self._live.get(job)
         if live is None:
@@ -118,7 +118,7 @@ class JobRegister:
         """Return a job's current record; None if there is no such job. A live job's record changes with the job.
 
         Raises:
-            Failed: The queue can't be read.
+            Failed: the queue can't be read.
         """
         live = self._live.get(job)
         return live.job if live is not None else self._queue.find(job)
@@ -127,7 +127,7 @@ class JobRegister:
         """Return some jobs in a row; see `JobQueue.page`.
 
         Raises:
-            Failed: The queue can't be read.
+            Failed: the queue can't be read.
         """
         found = self._queue.page(after, limit or LARGEST_PAGE_JOBS, newest_first=newest_first)
         jobs = [self._live[each.id].job if each.id in self._live else each for each in found.jobs]

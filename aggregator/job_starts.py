@@ -24,8 +24,8 @@ class JobStarts:
     a queued job names.
 
     Args:
-        queue: All jobs on disk.
-        stored: The checkpoints, which the optimizer has.
+        queue: all jobs on disk.
+        stored: the checkpoints, which the optimizer has.
     """
 
     def __init__(self, queue: JobQueue, stored: StoredCheckpoints) -> None:
@@ -38,8 +38,8 @@ class JobStarts:
         The caller queues it at once, before it awaits anything else.
 
         Raises:
-            Refused: There is no such checkpoint, or the job can't start from it.
-            Failed: The queue can't be read, or the optimizer does not answer.
+            Refused: there is no such checkpoint, or the job can't start from it.
+            Failed: the queue can't be read, or the optimizer does not answer.
         """
         start = config.start_from
         if start is None:
@@ -54,8 +54,8 @@ class JobStarts:
         """Return the config of a job that goes on where an ended one has stopped; see `pin`.
 
         Raises:
-            Refused: The request is out of range, or there is no such job or checkpoint.
-            Failed: The queue can't be read, or the optimizer does not answer.
+            Refused: the request is out of range, or there is no such job or checkpoint.
+            Failed: the queue can't be read, or the optimizer does not answer.
         """
         config = continued(
             self._read_ended(request.job),
@@ -89,7 +89,7 @@ def _choose(start: StartConfig, found: StoredJob) -> StoredCheckpoint:
     """Return the checkpoint that a job starts from.
 
     Raises:
-        Refused: There is no such one, or it is damaged.
+        Refused: there is no such one, or it is damaged.
     """
     if found.problem:
         raise Refused(f"{_FIELD}.job: job {start.job} can't be started from: {found.problem}")

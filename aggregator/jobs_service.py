@@ -76,9 +76,9 @@ class JobsServicer:
     """Serves `tiermesh.Jobs`.
 
     Args:
-        backend: The aggregator that runs the jobs.
-        downloads: Downloads that are under way.
-        count_cap_reached: Counts submissions that a cap refuses.
+        backend: the aggregator that runs the jobs.
+        downloads: downloads that are under way.
+        count_cap_reached: counts submissions that a cap refuses.
     """
 
     def __init__(
@@ -314,11 +314,11 @@ def _check_owner(owner: str, others: str) -> None:
     """Check that the caller owns a job, or may do this to jobs of others.
 
     Args:
-        owner: The job's owner; empty if nobody does.
-        others: Row of the table of permissions.
+        owner: the job's owner; empty if nobody does.
+        others: row of the table of permissions.
 
     Raises:
-        Denied: Neither is so.
+        Denied: neither is so.
     """
     if owner and owner != current_caller().person:
         check_permission(others, current_caller())
@@ -328,7 +328,7 @@ def _read_limits(request: jobs.PruneRequest) -> tuple[Part, Limits]:
     """Return what goes and the limits that a request gives.
 
     Raises:
-        Refused: One is missing or out of range.
+        Refused: one is missing or out of range.
     """
     part = _PARTS.get(request.part)
     if part is None:

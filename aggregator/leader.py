@@ -33,10 +33,10 @@ class LeaderHandlers:
     """The handlers of the aggregator that leads in this process. Without one, they refuse every call.
 
     Args:
-        describe_refusal: Returns the reason that refused callers get.
+        describe_refusal: returns the reason that refused callers get.
 
     Attributes:
-        leading: The aggregator that leads; None while there is none.
+        leading: the aggregator that leads; None while there is none.
     """
 
     def __init__(self, describe_refusal: Callable[[], str]) -> None:
@@ -69,10 +69,10 @@ class LeaderService:
     """The service of an aggregator that leads from its start to its end.
 
     Args:
-        name: The aggregator's name.
-        state_dir: The state folder.
-        timeouts: The cluster's timeouts.
-        make: Makes an aggregator that leads, from the queue, whose epoch was raised, and the tensor port.
+        name: the aggregator's name.
+        state_dir: the state folder.
+        timeouts: the cluster's timeouts.
+        make: makes an aggregator that leads, from the queue, whose epoch was raised, and the tensor port.
     """
 
     service_names = AggregatorService.service_names
@@ -100,8 +100,8 @@ class LeaderService:
         """Open the state folder under a new epoch, and lead. Wait for an aggregator that is still ending.
 
         Raises:
-            Refused: The state folder can't be used.
-            NotYet: Another aggregator leads on it.
+            Refused: the state folder can't be used.
+            NotYet: another aggregator leads on it.
         """
         self._tensor_port = tensor_port
         self._locks.callback(StateDirUse(self._state_dir).close)
@@ -155,7 +155,7 @@ class LeaderService:
         """Stop an aggregator whose memory can't be trusted, or whose epoch is too low.
 
         Raises:
-            Failed: It does not stop, so this process must end.
+            Failed: it does not stop, so this process must end.
         """
         self._handlers.set_leading(None)
         limit_seconds = STANDARD_TIMEOUTS.stop
@@ -177,8 +177,8 @@ def skip_epochs(queue: JobQueue, behind: EpochBehind) -> None:
     """End the leadership of a restored queue, so that the next one is above every epoch that was obeyed.
 
     Raises:
-        Deposed: The queue was not restored: another aggregator has taken over through it.
-        Failed: The queue can't be written.
+        Deposed: the queue was not restored: another aggregator has taken over through it.
+        Failed: the queue can't be written.
     """
     queue.skip_epochs(behind.obeyed_epoch)
     log.warning("%s: this queue is an older copy; it goes on above that epoch", behind)

@@ -54,8 +54,8 @@ class EndedRecord(NamedTuple):
     """What of an ended job's record decides about it.
 
     Attributes:
-        id: The job's id.
-        owner: The person who submitted it.
+        id: the job's id.
+        owner: the person who submitted it.
         ended_seconds: Unix time of its end.
     """
 
@@ -76,17 +76,17 @@ class Pruner:
     """Prunes ended jobs.
 
     Args:
-        queue: All jobs on disk.
-        journal: Their logs.
-        stored: Their checkpoints, which the optimizer has.
-        live: The records of the jobs that have not ended, by id.
-        metrics: The aggregator's metrics.
-        retention: Limits that are always applied, by what goes.
-        grace_seconds: Time since a job's end in which the retention keeps its record: a submit whose answer was lost is
+        queue: all jobs on disk.
+        journal: their logs.
+        stored: their checkpoints, which the optimizer has.
+        live: the records of the jobs that have not ended, by id.
+        metrics: the aggregator's metrics.
+        retention: limits that are always applied, by what goes.
+        grace_seconds: time since a job's end in which the retention keeps its record: a submit whose answer was lost is
             repeated, and people who follow a job hear of its end. Also the longest time between two passes of the
             retention, since ages grow by themselves.
         clock: Unix time in seconds.
-        elapsed: Monotonic time in seconds.
+        elapsed: monotonic time in seconds.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Pruner:
         """Check that a new job does not start from a checkpoint that is being removed. The caller adds it at once.
 
         Raises:
-            Refused: It does.
+            Refused: it does.
         """
         if not self._going:
             return
@@ -159,13 +159,13 @@ class Pruner:
         """Return ended jobs that at least one limit lets go, newest first.
 
         Args:
-            is_meant: Returns whether a job counts at all.
-            part: What of them goes, whose size counts.
-            limits: The limits.
-            grace_seconds: Time since its end in which a job stays.
+            is_meant: returns whether a job counts at all.
+            part: what of them goes, whose size counts.
+            limits: the limits.
+            grace_seconds: time since its end in which a job stays.
 
         Raises:
-            Failed: The queue or the optimizer can't be read.
+            Failed: the queue or the optimizer can't be read.
         """
         ended = [each for each in await asyncio.to_thread(self._read_ended) if is_meant(each)]
         sizes = await self._sizes(ended, part) if limits.max_bytes is not None else {}
@@ -213,13 +213,13 @@ class Pruner:
         """Prune some ended jobs, at most `BATCH_JOBS`; leave out those that have nothing to prune.
 
         Args:
-            jobs: Their ids.
-            part: What of them goes.
-            by: Who prunes them, for their logs.
-            dry_run: Whether nothing is removed.
+            jobs: their ids.
+            part: what of them goes.
+            by: who prunes them, for their logs.
+            dry_run: whether nothing is removed.
 
         Raises:
-            Failed: The queue or the optimizer can't be read; nothing was removed then.
+            Failed: the queue or the optimizer can't be read; nothing was removed then.
         """
         async with self._lock:
             records = await asyncio.to_thread(self._read_records, jobs)

@@ -19,8 +19,8 @@ class EventPublisher:
     """Publishes events of jobs to the journal, the log and the metrics.
 
     Args:
-        journal: The jobs' logs and their watchers.
-        metrics: The aggregator's metrics.
+        journal: the jobs' logs and their watchers.
+        metrics: the aggregator's metrics.
     """
 
     def __init__(self, journal: Journal, metrics: AggregatorMetrics) -> None:
@@ -52,8 +52,8 @@ class WaitReporter:
     """Shows current waits in the metrics, and logs each one when it passes a timeout.
 
     Args:
-        metrics: The aggregator's metrics.
-        timeouts: The cluster's timeouts.
+        metrics: the aggregator's metrics.
+        timeouts: the cluster's timeouts.
     """
 
     def __init__(self, metrics: AggregatorMetrics, timeouts: Timeouts) -> None:

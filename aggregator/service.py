@@ -67,29 +67,29 @@ class AggregatorService:
     """An aggregator that leads. It is constructed on the event loop.
 
     Args:
-        name: The aggregator's name.
-        state_dir: The folder of the queue and, in 2-tier, of the checkpoints.
+        name: the aggregator's name.
+        state_dir: the folder of the queue and, in 2-tier, of the checkpoints.
         optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
-        security: The certificates to use.
-        metrics: The aggregator's metrics.
-        data_dir: The folder of files that workers may read by their SHA-256; None for none.
-        record: The file to record the core's calls in; None for no recording.
-        heartbeat_seconds: The heartbeat that all timeouts follow from.
-        timeout_overrides: Timeouts set by hand, in seconds.
-        shared_memory: Whether tensors may go through memory shared with a peer.
+        security: the certificates to use.
+        metrics: the aggregator's metrics.
+        data_dir: the folder of files that workers may read by their SHA-256; None for none.
+        record: the file to record the core's calls in; None for no recording.
+        heartbeat_seconds: the heartbeat that all timeouts follow from.
+        timeout_overrides: timeouts set by hand, in seconds.
+        shared_memory: whether tensors may go through memory shared with a peer.
         shards: `HOST:PORT` of each shard; empty if payloads and tensors are in this process.
-        queue: The state folder's queue, whose epoch was raised for this aggregator.
-        tensor_port: The port of data streams; 0 for none.
-        caps: The caps on what people can take.
-        retention: Limits on what ended jobs leave, by what goes.
+        queue: the state folder's queue, whose epoch was raised for this aggregator.
+        tensor_port: the port of data streams; 0 for none.
+        caps: the caps on what people can take.
+        retention: limits on what ended jobs leave, by what goes.
 
     Attributes:
-        core: The aggregator's core.
-        register: All jobs, for people.
-        journal: The logs of all jobs.
-        files: The files that messages refer to.
-        pruner: Removes what ended jobs have left.
-        starts: Finds the checkpoints that new jobs start from.
+        core: the aggregator's core.
+        register: all jobs, for people.
+        journal: the logs of all jobs.
+        files: the files that messages refer to.
+        pruner: removes what ended jobs have left.
+        starts: finds the checkpoints that new jobs start from.
     """
 
     service_names = ("tiermesh.Cluster", "tiermesh.Jobs", "tiermesh.Files")
@@ -229,7 +229,7 @@ class AggregatorService:
         """Serve until cancelled, or until the core, the disk or the leadership fails.
 
         Raises:
-            JobCrashed: An unexpected error happened while a job ran; nothing in memory can be trusted.
+            JobCrashed: an unexpected error happened while a job ran; nothing in memory can be trusted.
         """
         try:
             await run_until_first_ends(
@@ -257,7 +257,7 @@ class AggregatorService:
         """Put a crash into its job's record, so that a job that causes it again and again is set aside.
 
         Raises:
-            TiermeshError: It can't be written.
+            TiermeshError: it can't be written.
         """
         job = self._queue.note_crash(crash.job, str(crash.reason), crash.step)
         text = f"the aggregator failed while it ran this job, and starts again from disk: {crash.reason}"
@@ -329,9 +329,9 @@ class AggregatorService:
         """Give the core an input and carry out what it decides.
 
         Args:
-            event: The input.
-            chunk: The chunk that just arrived from a worker or from an optimizer in another process.
-            message: The message that the chunk of weights came in.
+            event: the input.
+            chunk: the chunk that just arrived from a worker or from an optimizer in another process.
+            message: the message that the chunk of weights came in.
         """
         if self._failed.done():
             return  # the service is ending; peers will send this again to its successor

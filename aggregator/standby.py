@@ -26,10 +26,10 @@ class StandbyService:
     """Serves like an aggregator while it leads; at other times refuses calls and names the leader.
 
     Args:
-        name: The aggregator's name.
-        state_dir: The state folder, on storage shared with the other aggregators.
-        timeouts: How often to look for the leader (`tick`), and after how long to take over (`takeover`).
-        make: Makes an aggregator that leads, from the queue, whose epoch was raised, and the tensor port.
+        name: the aggregator's name.
+        state_dir: the state folder, on storage shared with the other aggregators.
+        timeouts: how often to look for the leader (`tick`), and after how long to take over (`takeover`).
+        make: makes an aggregator that leads, from the queue, whose epoch was raised, and the tensor port.
     """
 
     service_names = AggregatorService.service_names
@@ -59,10 +59,10 @@ class StandbyService:
         """Check that the state folder can be used.
 
         Args:
-            tensor_port: The port of data streams; 0 for none.
+            tensor_port: the port of data streams; 0 for none.
 
         Raises:
-            Refused: It can't.
+            Refused: it can't.
         """
         self._tensor_port = tensor_port
         self._use = StateDirUse(self._state_dir)

@@ -29,7 +29,7 @@ class StoredCheckpoints:
     """Asks the optimizer for checkpoints.
 
     Args:
-        link: The link to the optimizer.
+        link: the link to the optimizer.
     """
 
     def __init__(self, link: OptimizerLink) -> None:
@@ -39,11 +39,11 @@ class StoredCheckpoints:
         """Return the checkpoints of each job.
 
         Args:
-            jobs: Ids of jobs.
-            hashes: Whether the hashes of their files are wanted too, which takes longer.
+            jobs: ids of jobs.
+            hashes: whether the hashes of their files are wanted too, which takes longer.
 
         Raises:
-            Failed: The optimizer is not connected, or does not answer.
+            Failed: the optimizer is not connected, or does not answer.
         """
         return await _answer(self._collect(ListCheckpointsRequest(jobs=jobs, hashes=hashes)))
 
@@ -67,7 +67,7 @@ class StoredCheckpoints:
         """Have the optimizer remove checkpoints.
 
         Raises:
-            Failed: Some are still there.
+            Failed: some are still there.
         """
         reply = await _answer(self._link.remove_checkpoints(request))
         if reply is None:
@@ -80,7 +80,7 @@ async def _answer(call: Coroutine[Any, Any, Answer]) -> Answer:
     """Return the answer of a call to the optimizer.
 
     Raises:
-        Failed: There is none. When the link ends, grpcio cancels the call; that must not look as if this task were
+        Failed: there is none. When the link ends, grpcio cancels the call; that must not look as if this task were
             cancelled, so the call has one of its own.
     """
     task = asyncio.ensure_future(call)

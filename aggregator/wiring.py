@@ -39,30 +39,30 @@ class Wiring:
     """The link to the optimizer, the data plane, and what they need.
 
     Args:
-        name: The aggregator's name.
-        incarnation: The id of its start.
-        state_dir: The folder of checkpoints in 2-tier.
-        queue: The queue, whose epoch was raised for this aggregator.
+        name: the aggregator's name.
+        incarnation: the id of its start.
+        state_dir: the folder of checkpoints in 2-tier.
+        queue: the queue, whose epoch was raised for this aggregator.
         optimizer: `HOST:PORT` of the optimizer; None in 2-tier.
         shards: `HOST:PORT` of each shard; empty if payloads and tensors are in this process.
-        security: The certificates to use.
-        metrics: The aggregator's metrics.
-        files: The files that messages refer to.
-        record: The file to record the core's calls in; None for no recording.
-        heartbeat_seconds: The heartbeat that all timeouts follow from.
-        timeouts: The cluster's timeouts.
-        shared_memory: Whether tensors may go through memory shared with a peer.
-        core: The aggregator's core.
-        sessions: The sessions of the connected workers.
-        feed: Gives the core an input.
-        callbacks: What the link to the optimizer calls.
-        on_failure: Called on any thread with the error that ended the data plane.
+        security: the certificates to use.
+        metrics: the aggregator's metrics.
+        files: the files that messages refer to.
+        record: the file to record the core's calls in; None for no recording.
+        heartbeat_seconds: the heartbeat that all timeouts follow from.
+        timeouts: the cluster's timeouts.
+        shared_memory: whether tensors may go through memory shared with a peer.
+        core: the aggregator's core.
+        sessions: the sessions of the connected workers.
+        feed: gives the core an input.
+        callbacks: what the link to the optimizer calls.
+        on_failure: called on any thread with the error that ended the data plane.
 
     Attributes:
-        link: The link to the optimizer.
-        plane: The data plane.
-        engine: The optimizer's engine in 2-tier; None in 3-tier.
-        shards: The links to the shards; None without shards.
+        link: the link to the optimizer.
+        plane: the data plane.
+        engine: the optimizer's engine in 2-tier; None in 3-tier.
+        shards: the links to the shards; None without shards.
     """
 
     def __init__(

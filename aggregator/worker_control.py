@@ -29,14 +29,14 @@ class WorkerControl:
     """Serves `tiermesh.Cluster/Attend`.
 
     Args:
-        sessions: The sessions of the connected workers.
-        plane: The data plane, which is notified of workers that connect or leave.
-        feed: Gives the core an input.
-        files: The files that workers have uploaded.
-        expected: What the Hello of a worker must say.
-        on_newer_epoch: Called with a worker's name and the epoch that it has obeyed, if that is a newer one of the
+        sessions: the sessions of the connected workers.
+        plane: the data plane, which is notified of workers that connect or leave.
+        feed: gives the core an input.
+        files: the files that workers have uploaded.
+        expected: what the Hello of a worker must say.
+        on_newer_epoch: called with a worker's name and the epoch that it has obeyed, if that is a newer one of the
             same cluster.
-        hello_seconds: Time within which a worker that connects must send Hello.
+        hello_seconds: time within which a worker that connects must send Hello.
     """
 
     def __init__(

@@ -14,12 +14,12 @@ class WorkerSession:
     """One worker's connection.
 
     Attributes:
-        number: The session's number, unique per connection.
-        name: The worker's name.
-        incarnation: The id of the worker's process.
-        protocol: The version of the protocol that both ends speak.
-        mailbox: Orders to send; closing it ends both streams.
-        wake: Set when there may be weights to send.
+        number: the session's number, unique per connection.
+        name: the worker's name.
+        incarnation: the id of the worker's process.
+        protocol: the version of the protocol that both ends speak.
+        mailbox: orders to send; closing it ends both streams.
+        wake: set when there may be weights to send.
     """
 
     def __init__(self, number: int, hello: pb.Hello, epoch: int) -> None:
@@ -40,7 +40,7 @@ class WorkerSessions:
     """The sessions of all connected workers, by number.
 
     Args:
-        epoch: The aggregator's epoch, which every order names.
+        epoch: the aggregator's epoch, which every order names.
     """
 
     def __init__(self, epoch: int) -> None:

@@ -27,13 +27,13 @@ class PruneOptions:
     """What to prune.
 
     Attributes:
-        jobs: Ids of jobs; empty for all.
-        older_than_seconds: Limit of the time since a job's end; None for none.
-        keep: Limit of the number of jobs; None for none.
-        max_bytes: Limit of their size; None for none.
-        only: What goes, a key of `PARTS`.
-        dry_run: Whether nothing is removed.
-        yes: Whether nobody is asked.
+        jobs: ids of jobs; empty for all.
+        older_than_seconds: limit of the time since a job's end; None for none.
+        keep: limit of the number of jobs; None for none.
+        max_bytes: limit of their size; None for none.
+        only: what goes, a key of `PARTS`.
+        dry_run: whether nothing is removed.
+        yes: whether nobody is asked.
     """
 
     jobs: tuple[str, ...]
@@ -49,8 +49,8 @@ async def prune(target: AggregatorTarget, options: PruneOptions, output: Output)
     """Print a table of what goes, and remove it once it was confirmed.
 
     Raises:
-        Refused: Nothing says what to prune, nobody can be asked, or the aggregator refuses a job.
-        Failed: A job that was named stays.
+        Refused: nothing says what to prune, nobody can be asked, or the aggregator refuses a job.
+        Failed: a job that was named stays.
     """
     if not options.jobs and (options.older_than_seconds, options.keep, options.max_bytes) == (
         None,

@@ -28,7 +28,7 @@ def read_age_seconds(name: str, text: str) -> float:
     """Return the seconds of an age such as `30d`.
 
     Raises:
-        Refused: It is no age, or has no unit.
+        Refused: it is no age, or has no unit.
     """
     return _read_amount(name, text, _AGE_SECONDS, "an age in s, m, h, d or w, for example 30d")
 
@@ -37,7 +37,7 @@ def read_size_bytes(name: str, text: str) -> int:
     """Return the bytes of a size such as `100GB` or `64MiB`.
 
     Raises:
-        Refused: It is no size, or has no unit.
+        Refused: it is no size, or has no unit.
     """
     return int(
         _read_amount(name, text, _SIZE_BYTES, "a size in B, KB, MB, GB, TB or KiB to TiB, for example 100GB")
@@ -58,7 +58,7 @@ def read_count(name: str, text: str) -> int:
     """Return a number of jobs.
 
     Raises:
-        Refused: It is no whole number of 0 or more.
+        Refused: it is no whole number of 0 or more.
     """
     if not _COUNT.fullmatch(text.strip()):
         raise Refused(f"{name} {text[:40]!r}: expected a number of jobs of 0 or more, for example 100")
@@ -71,7 +71,7 @@ def read_retention(
     """Return the limits of several texts such as `logs.older-than=90d`.
 
     Raises:
-        Refused: One of them has another form, or a limit is given twice.
+        Refused: one of them has another form, or a limit is given twice.
     """
     from aggregator.core.retention import Limits, Part
 

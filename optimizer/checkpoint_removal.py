@@ -28,9 +28,9 @@ class CheckpointRemoval:
 
     Args:
         root: Path of the folder, with a folder for each job.
-        folder_of: Returns a job's folder; raises Refused for an id that is none.
-        use: Who reads and writes checkpoints.
-        fence: Context manager entered while a folder is renamed, see `CheckpointStore`.
+        folder_of: returns a job's folder; raises Refused for an id that is none.
+        use: who reads and writes checkpoints.
+        fence: context manager entered while a folder is renamed, see `CheckpointStore`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CheckpointRemoval:
         """Yield the checkpoints of some jobs, oldest first within a job.
 
         Raises:
-            Refused: A job's id is malformed.
+            Refused: a job's id is malformed.
         """
         for job in request.jobs:
             folder = self._folder_of(job)
@@ -73,8 +73,8 @@ class CheckpointRemoval:
             The sizes of what was removed, and why something was kept. A repeated order removes nothing more.
 
         Raises:
-            Refused: The job's id is malformed.
-            Failed: The disk failed, or another aggregator took over. What was renamed is deleted at the next start.
+            Refused: the job's id is malformed.
+            Failed: the disk failed, or another aggregator took over. What was renamed is deleted at the next start.
         """
         folder = self._folder_of(request.job)
         problem = _find_link(folder)

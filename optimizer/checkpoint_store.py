@@ -62,7 +62,7 @@ class CheckpointStore:
             right to write, because another aggregator took over.
 
     Attributes:
-        removal: Removes checkpoints of ended jobs.
+        removal: removes checkpoints of ended jobs.
     """
 
     def __init__(self, root: Path, fence: Fence = nullcontext) -> None:

@@ -21,7 +21,7 @@ class Reader:
     """One reader of checkpoints, such as a download.
 
     Attributes:
-        path: The checkpoint that it reads; None before it has chosen one.
+        path: the checkpoint that it reads; None before it has chosen one.
     """
 
     path: Path | None = None
@@ -58,7 +58,7 @@ class CheckpointUse:
         """Prevent the removal of a job while the block writes to its folder.
 
         Raises:
-            Failed: The job was removed.
+            Failed: the job was removed.
         """
         with self._lock:
             if job in self._removed:

@@ -29,7 +29,7 @@ class VoidFile:
         """Return what was declared void; nothing if there is no file.
 
         Raises:
-            Refused: The file is damaged.
+            Refused: the file is damaged.
         """
         try:
             pairs = json.loads(read_input_file("", self._path, _MOST_BYTES))
@@ -46,8 +46,8 @@ class VoidFile:
         """Store what is declared void beside what was before, durably if it is new; return both.
 
         Raises:
-            Refused: The file is damaged.
-            OSError: It can't be written.
+            Refused: the file is damaged.
+            OSError: it can't be written.
         """
         before = {(each.generation, each.step) for each in self.read()}
         after = _without_contained(before | {(each.generation, each.step) for each in void})

@@ -61,19 +61,19 @@ class AggregatorCore:
     """The state machine of one aggregator epoch.
 
     Args:
-        name: The aggregator's name.
-        epoch: Its epoch.
-        records: The jobs that have not ended, in order of submission.
-        heartbeat_seconds: The heartbeat that all timeouts follow from.
+        name: the aggregator's name.
+        epoch: its epoch.
+        records: the jobs that have not ended, in order of submission.
+        heartbeat_seconds: the heartbeat that all timeouts follow from.
         tiers: 2 if the optimizer runs in this process, else 3.
-        shards: The number of processes that share the chunks.
-        timeout_overrides: Timeouts set by hand, in seconds.
+        shards: the number of processes that share the chunks.
+        timeout_overrides: timeouts set by hand, in seconds.
 
     Attributes:
-        jobs: The queued and running jobs.
-        members: The connected workers, by session.
-        run: The running job; None if there is none.
-        optimizer: The optimizer's name; None while it is not connected.
+        jobs: the queued and running jobs.
+        members: the connected workers, by session.
+        run: the running job; None if there is none.
+        optimizer: the optimizer's name; None while it is not connected.
     """
 
     def __init__(

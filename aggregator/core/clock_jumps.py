@@ -23,8 +23,8 @@ class ClockJumps:
         """Compare the clocks; return by how many seconds the host's was set forward since the last look, 0 for none.
 
         Args:
-            unix_seconds: The host's clock.
-            elapsed_seconds: A monotonic clock.
+            unix_seconds: the host's clock.
+            elapsed_seconds: a monotonic clock.
         """
         ahead_seconds = unix_seconds - elapsed_seconds
         before, self._ahead_seconds = self._ahead_seconds, ahead_seconds

@@ -63,8 +63,8 @@ class LateCheckpoint:
     """The optimizer named a checkpoint of a job that has ended.
 
     Attributes:
-        job: The job's record on disk.
-        written: The checkpoint.
+        job: the job's record on disk.
+        written: the checkpoint.
     """
 
     job: Job
@@ -115,9 +115,9 @@ class ChunkArrived:
     """A chunk of a gradient or of initial weights arrived from a worker; its bytes match its header.
 
     Attributes:
-        session: The worker's session.
-        header: The chunk's header.
-        in_place: Whether the payload stays in memory that the worker shares, and so costs none here until COMMIT.
+        session: the worker's session.
+        header: the chunk's header.
+        in_place: whether the payload stays in memory that the worker shares, and so costs none here until COMMIT.
     """
 
     session: int
@@ -169,8 +169,8 @@ class SaveJob:
     """Write the job's record to disk before any later effect is carried out.
 
     Attributes:
-        job: The record.
-        fingerprint: The fingerprint the job is pinned to; None leaves the one on disk.
+        job: the record.
+        fingerprint: the fingerprint the job is pinned to; None leaves the one on disk.
     """
 
     job: Job

@@ -29,10 +29,10 @@ class Record:
     """A job that has not ended, with everything that is on disk about it.
 
     Attributes:
-        job: The job's record, as users see it.
-        spec_json: The complete job.
-        plan: What the aggregator needs to know of the job's configuration, or why the stored one can't be used.
-        fingerprint: The fingerprint the job is pinned to; empty before it had a worker.
+        job: the job's record, as users see it.
+        spec_json: the complete job.
+        plan: what the aggregator needs to know of the job's configuration, or why the stored one can't be used.
+        fingerprint: the fingerprint the job is pinned to; empty before it had a worker.
     """
 
     job: Job
@@ -45,16 +45,16 @@ class JobReport:
     """Keeps a job's record up to date, saves it, and publishes events: the record is on disk before its event.
 
     Args:
-        job: The job's record.
-        spec_json: The complete job.
-        plan: What the aggregator needs to know of the job's configuration.
-        admission: Has the fingerprint that is saved with the record.
-        out: Takes the effects.
+        job: the job's record.
+        spec_json: the complete job.
+        plan: what the aggregator needs to know of the job's configuration.
+        admission: has the fingerprint that is saved with the record.
+        out: takes the effects.
 
     Attributes:
-        job: The job's record.
-        spec_json: The complete job.
-        spec: The reference by which workers and the optimizer get it.
+        job: the job's record.
+        spec_json: the complete job.
+        spec: the reference by which workers and the optimizer get it.
     """
 
     def __init__(self, job: Job, spec_json: str, plan: JobPlan, admission: Admission, out: Outbox) -> None:

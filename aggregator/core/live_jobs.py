@@ -24,11 +24,11 @@ class LiveJobs:
     """The queued and running jobs of an aggregator. Those that have ended are on disk only.
 
     Args:
-        records: The jobs, in order of submission.
-        out: Takes the effects.
+        records: the jobs, in order of submission.
+        out: takes the effects.
 
     Attributes:
-        records: The jobs by id, in order of submission.
+        records: the jobs by id, in order of submission.
     """
 
     def __init__(self, records: Iterable[Record], out: Outbox) -> None:
@@ -58,7 +58,7 @@ class LiveJobs:
         """Return the next job with its plan; None if there is none, or if it must wait. End those that can't run.
 
         Args:
-            lived_seconds: How long the aggregator lives.
+            lived_seconds: how long the aggregator lives.
         """
         while (record := self.next()) is not None:
             plan = record.plan

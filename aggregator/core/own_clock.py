@@ -9,7 +9,7 @@ class OwnClock:
     Workers that seem silent or slow after such a stop are not: their messages wait to be read.
 
     Args:
-        longest_pause_seconds: The longest time between two ticks that does not count as a stop.
+        longest_pause_seconds: the longest time between two ticks that does not count as a stop.
     """
 
     def __init__(self, longest_pause_seconds: float) -> None:

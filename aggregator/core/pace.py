@@ -22,8 +22,8 @@ class Pace:
     change it.
 
     Args:
-        job: Record of the job, updated in place: `step_seconds`, `evaluation_seconds`, `seconds_left`.
-        plan: Number of steps and evaluations of the job.
+        job: record of the job, updated in place: `step_seconds`, `evaluation_seconds`, `seconds_left`.
+        plan: number of steps and evaluations of the job.
     """
 
     def __init__(self, job: Job, plan: JobPlan) -> None:
@@ -77,9 +77,9 @@ def estimate_seconds_left(plan: JobPlan, step: int, step_seconds: float, evaluat
     """Return the time that the steps and evaluations after a step take.
 
     Args:
-        plan: Number of steps and evaluations of the job.
-        step: Number of steps that are done.
-        step_seconds: Duration of a step.
-        evaluation_seconds: Duration of an evaluation.
+        plan: number of steps and evaluations of the job.
+        step: number of steps that are done.
+        step_seconds: duration of a step.
+        evaluation_seconds: duration of an evaluation.
     """
     return max(0, plan.steps - step) * step_seconds + plan.evaluations_after(step) * evaluation_seconds

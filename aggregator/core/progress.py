@@ -26,21 +26,21 @@ class JobProgress:
     """The version of a job's newest weights, and its phase.
 
     Args:
-        job: The job's record, updated in place.
-        plan: What the aggregator needs to know of the job's configuration.
-        shards: The number of processes that share the chunks.
-        lease_book: The leases of the job's workers, which get the work of each version.
-        router: The job's chunks on their way.
-        report: Saves the job's record and publishes events.
-        quorum: Whether the job has enough workers.
-        deaths: The workers' deaths, of which those before a step count no more.
-        out: Takes the effects.
-        finish: Called when the job's last checkpoint is on disk.
+        job: the job's record, updated in place.
+        plan: what the aggregator needs to know of the job's configuration.
+        shards: the number of processes that share the chunks.
+        lease_book: the leases of the job's workers, which get the work of each version.
+        router: the job's chunks on their way.
+        report: saves the job's record and publishes events.
+        quorum: whether the job has enough workers.
+        deaths: the workers' deaths, of which those before a step count no more.
+        out: takes the effects.
+        finish: called when the job's last checkpoint is on disk.
 
     Attributes:
-        elements: The number of elements in the layout; 0 before it is known.
-        chunks: The number of chunks in the layout; 0 before it is known.
-        version: The version of the newest weights; None before there are any.
+        elements: the number of elements in the layout; 0 before it is known.
+        chunks: the number of chunks in the layout; 0 before it is known.
+        version: the version of the newest weights; None before there are any.
     """
 
     def __init__(

@@ -37,9 +37,9 @@ class Limits:
     """Limits on ended jobs; None for no such limit.
 
     Attributes:
-        older_than_seconds: Time since the end of a job after which it is surplus.
-        keep: Number of newest jobs to keep.
-        max_bytes: Size of the newest jobs to keep, in bytes. The newest one alone stays whatever its size: a limit
+        older_than_seconds: time since the end of a job after which it is surplus.
+        keep: number of newest jobs to keep.
+        max_bytes: size of the newest jobs to keep, in bytes. The newest one alone stays whatever its size: a limit
             below the size of one job would else remove each result as soon as it is there.
     """
 
@@ -57,9 +57,9 @@ class EndedJob(NamedTuple):
     """An ended job as the limits see it.
 
     Attributes:
-        id: The job's id.
+        id: the job's id.
         ended_seconds: Unix time of its end.
-        size_bytes: Size of what would go.
+        size_bytes: size of what would go.
     """
 
     id: str
@@ -73,10 +73,10 @@ def select_surplus(
     """Return the jobs that at least one limit lets go, newest first.
 
     Args:
-        jobs: Ended jobs, the newest first.
-        limits: The limits.
+        jobs: ended jobs, the newest first.
+        limits: the limits.
         now_seconds: Unix time.
-        grace_seconds: Time since its end in which a job is never surplus.
+        grace_seconds: time since its end in which a job is never surplus.
     """
     surplus = []
     kept_bytes = 0
@@ -98,10 +98,10 @@ class StoredCheckpoint(NamedTuple):
     """A checkpoint on disk.
 
     Attributes:
-        step: Its step.
-        size_bytes: Size of its files.
+        step: its step.
+        size_bytes: size of its files.
         model_sha256: SHA-256 of its model; empty if it is not known.
-        in_use: Whether it is being read or written.
+        in_use: whether it is being read or written.
         tokenizer_sha256: SHA-256 of its tokenizer; empty if it has none, or it is not known.
     """
 
@@ -117,8 +117,8 @@ class Needs:
     """What a queued or running job reads of other jobs' checkpoints.
 
     Attributes:
-        job: The job's id.
-        checkpoints: Job and step of the checkpoint that it starts from, and of each folder that a path of its spec
+        job: the job's id.
+        checkpoints: job and step of the checkpoint that it starts from, and of each folder that a path of its spec
             names, wherever that path begins.
         model_sha256: SHA-256 of the model that it starts from; empty for none.
     """
@@ -165,7 +165,7 @@ class Protection:
     """The checkpoints that live jobs need.
 
     Args:
-        needs: What each queued or running job needs.
+        needs: what each queued or running job needs.
     """
 
     def __init__(self, needs: Iterable[Needs]) -> None:
@@ -195,9 +195,9 @@ class Protection:
         """Return the checkpoints of an ended job that may go while the job stays, and why none may; empty if some may.
 
         Args:
-            job: The job's id.
-            checkpoints: All its checkpoints.
-            result_step: Step of the checkpoint that the job's record names; None if it names none. This one and the
+            job: the job's id.
+            checkpoints: all its checkpoints.
+            result_step: step of the checkpoint that the job's record names; None if it names none. This one and the
                 newest are the result.
         """
         newest = max((each.step for each in checkpoints), default=None)

@@ -42,28 +42,28 @@ class RunningJob:
     """The state of the running job.
 
     Args:
-        record: The job; its `job` is updated in place.
-        plan: What the aggregator needs to know of the job's configuration.
-        epoch: The aggregator's epoch.
-        timeouts: The cluster's timeouts.
-        shards: The number of processes that share the chunks.
-        new_lease: Returns a lease id that was never used before.
-        members: The connected workers, by session.
-        out: Takes the effects.
-        now: The time, on the monotonic clock.
+        record: the job; its `job` is updated in place.
+        plan: what the aggregator needs to know of the job's configuration.
+        epoch: the aggregator's epoch.
+        timeouts: the cluster's timeouts.
+        shards: the number of processes that share the chunks.
+        new_lease: returns a lease id that was never used before.
+        members: the connected workers, by session.
+        out: takes the effects.
+        now: the time, on the monotonic clock.
 
     Attributes:
-        job: The job's record.
-        plan: What the aggregator needs to know of the job's configuration.
-        members: The connected workers, by session.
-        job_members: Admits workers to the job and refuses them.
-        report: Saves the job's record and publishes events.
-        quorum: Whether the job has enough workers.
-        lease_book: The leases of its workers.
-        router: Its chunks on their way.
-        progress: Its version, its phase and its layout's size.
-        optimizer_state: What the optimizer said last; STATE_UNSPECIFIED until it answers Open.
-        lacks_space: Whether the optimizer waits for disk space before it can go on with the job.
+        job: the job's record.
+        plan: what the aggregator needs to know of the job's configuration.
+        members: the connected workers, by session.
+        job_members: admits workers to the job and refuses them.
+        report: saves the job's record and publishes events.
+        quorum: whether the job has enough workers.
+        lease_book: the leases of its workers.
+        router: its chunks on their way.
+        progress: its version, its phase and its layout's size.
+        optimizer_state: what the optimizer said last; STATE_UNSPECIFIED until it answers Open.
+        lacks_space: whether the optimizer waits for disk space before it can go on with the job.
     """
 
     def __init__(

@@ -50,9 +50,9 @@ def note_crash(job: Job, reason: str, step: int) -> None:
     """Note in a job's record that the aggregator failed while it ran the job.
 
     Args:
-        job: The job's record on disk.
-        reason: The error, as one line.
-        step: The job's step in the memory of the aggregator that failed.
+        job: the job's record on disk.
+        reason: the error, as one line.
+        step: the job's step in the memory of the aggregator that failed.
     """
     passed_last = step > job.crash.step  # its record may not have been saved since
     count = 1 if passed_last else job.crash.count + 1
@@ -78,7 +78,7 @@ def seconds_until_start(job: Job, lived_seconds: float) -> float:
     """Return how long a job must wait for its start.
 
     Args:
-        job: The job's record.
-        lived_seconds: How long the aggregator lives.
+        job: the job's record.
+        lived_seconds: how long the aggregator lives.
     """
     return max(0.0, PROBATION_SECONDS - lived_seconds) if job.starts >= SUSPECT_STARTS else 0.0

@@ -24,11 +24,11 @@ class EpochBehind(Failed):
     The queue was restored from a backup.
 
     Args:
-        peer: The peer, for people.
-        obeyed_epoch: The epoch that it has obeyed.
+        peer: the peer, for people.
+        obeyed_epoch: the epoch that it has obeyed.
 
     Attributes:
-        obeyed_epoch: As above.
+        obeyed_epoch: as above.
     """
 
     def __init__(self, peer: str, obeyed_epoch: int) -> None:
@@ -41,11 +41,11 @@ class LeaderSighting:
     """The leader as a standby sees it.
 
     Attributes:
-        epoch: The leader's epoch; 0 if there never was a leader.
-        beat: A counter that changes while the leader lives.
-        leader: The leader's name.
-        takeover_seconds: Time without a beat after which a standby may take over; 0 for at once.
-        known: Whether the leader knew of this standby before; it beats only for standbys it knows.
+        epoch: the leader's epoch; 0 if there never was a leader.
+        beat: a counter that changes while the leader lives.
+        leader: the leader's name.
+        takeover_seconds: time without a beat after which a standby may take over; 0 for at once.
+        known: whether the leader knew of this standby before; it beats only for standbys it knows.
     """
 
     epoch: int
@@ -62,9 +62,9 @@ def raise_restored_epoch(backup: int, replaced: int, chance: float) -> int:
     skips more than usually start between two backups. Two restores of one backup skip different numbers.
 
     Args:
-        backup: The epoch in the backup.
-        replaced: The epoch of the queue that is replaced, or one that a peer has obeyed; 0 if it is unknown.
-        chance: A random number from 0 up to but not including 1.
+        backup: the epoch in the backup.
+        replaced: the epoch of the queue that is replaced, or one that a peer has obeyed; 0 if it is unknown.
+        chance: a random number from 0 up to but not including 1.
     """
     return max(backup, replaced) + SKIPPED_EPOCHS[int(chance * len(SKIPPED_EPOCHS))]
 
@@ -73,7 +73,7 @@ class Succession:
     """Decides when a standby takes over.
 
     Args:
-        takeover_seconds: Least time without a beat; the leader's own setting counts if it is longer.
+        takeover_seconds: least time without a beat; the leader's own setting counts if it is longer.
     """
 
     def __init__(self, takeover_seconds: float) -> None:
@@ -98,7 +98,7 @@ class Standbys:
     """The standbys that a leader knows of, by name.
 
     Args:
-        forget_seconds: Time without a look after which a standby is forgotten.
+        forget_seconds: time without a look after which a standby is forgotten.
     """
 
     def __init__(self, forget_seconds: float) -> None:

@@ -7,8 +7,8 @@ class TokenBucket:
     """Bucket that a rate refills. In any time, at most rate x time + burst tokens are taken.
 
     Args:
-        rate: Tokens a second.
-        burst: Tokens of a full bucket, which it is at first.
+        rate: tokens a second.
+        burst: tokens of a full bucket, which it is at first.
     """
 
     def __init__(self, rate: float, burst: float) -> None:

@@ -45,17 +45,17 @@ class DataPlane(Protocol):
         """Carry out effects on payloads, in order.
 
         Args:
-            effects: The effects.
-            chunk: The chunk that just arrived; None if none arrived in this process.
+            effects: the effects.
+            chunk: the chunk that just arrived; None if none arrived in this process.
         """
 
     def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
         """Store a chunk of the newest weights.
 
         Args:
-            chunk: The chunk; None if the optimizer in this process has stored it already.
-            message: The message it came in; None if it came in shared memory or from this process.
-            elements: The number of elements in the whole layout.
+            chunk: the chunk; None if the optimizer in this process has stored it already.
+            message: the message it came in; None if it came in shared memory or from this process.
+            elements: the number of elements in the whole layout.
         """
 
     def wake_senders(self) -> None:
@@ -69,14 +69,14 @@ class LocalDataPlane:
     """A data plane in which all payloads go through this process.
 
     Args:
-        core: Says which chunks are stale, and which each worker is sent next.
-        newest: The newest weights.
-        sessions: The sessions of the connected workers.
-        metrics: The aggregator's metrics.
-        feed: Gives the core an input, with the chunk that arrived if one did.
-        link: Takes finished sums.
-        on_failure: Called on the kernel thread with the error that ended it.
-        shared_memory: Whether payloads may go through memory shared with a worker.
+        core: says which chunks are stale, and which each worker is sent next.
+        newest: the newest weights.
+        sessions: the sessions of the connected workers.
+        metrics: the aggregator's metrics.
+        feed: gives the core an input, with the chunk that arrived if one did.
+        link: takes finished sums.
+        on_failure: called on the kernel thread with the error that ended it.
+        shared_memory: whether payloads may go through memory shared with a worker.
     """
 
     def __init__(

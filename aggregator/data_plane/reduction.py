@@ -51,7 +51,7 @@ class StoredSums:
     """Stored sums by (chunk, node); one thread owns them.
 
     Args:
-        forward: Called with the header and the values, [elements] float32, of a finished sum.
+        forward: called with the header and the values, [elements] float32, of a finished sum.
     """
 
     def __init__(self, forward: Callable[[ChunkHeader, Float32Array], None]) -> None:
@@ -62,8 +62,8 @@ class StoredSums:
         """Carry out one effect.
 
         Args:
-            effect: The effect.
-            chunk: The chunk that just arrived, which a Keep stores.
+            effect: the effect.
+            chunk: the chunk that just arrived, which a Keep stores.
         """
         stored = self._stored
         match effect:
@@ -91,8 +91,8 @@ class Reduction:
     """Stored sums with a kernel thread of their own.
 
     Args:
-        forward: Called on the kernel thread with the header and the values, [elements] float32, of a finished sum.
-        on_failure: Called on the kernel thread with the error that ended it.
+        forward: called on the kernel thread with the header and the values, [elements] float32, of a finished sum.
+        on_failure: called on the kernel thread with the error that ended it.
     """
 
     def __init__(

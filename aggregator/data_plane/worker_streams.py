@@ -48,13 +48,13 @@ class WorkerDataStreams:
     """Serves `tiermesh.Cluster/Exchange`.
 
     Args:
-        core: Says which chunks are stale, and which each worker is sent next.
-        newest: The newest weights.
-        sessions: The sessions of the connected workers.
-        metrics: The aggregator's metrics.
-        feed: Gives the core an input, with the chunk that arrived if one did.
-        wait_for_room: Waits until few enough payloads and sums are queued to take another one.
-        shared_memory: Whether payloads may stay in memory shared with a worker.
+        core: says which chunks are stale, and which each worker is sent next.
+        newest: the newest weights.
+        sessions: the sessions of the connected workers.
+        metrics: the aggregator's metrics.
+        feed: gives the core an input, with the chunk that arrived if one did.
+        wait_for_room: waits until few enough payloads and sums are queued to take another one.
+        shared_memory: whether payloads may stay in memory shared with a worker.
     """
 
     def __init__(

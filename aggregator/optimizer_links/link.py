@@ -26,10 +26,10 @@ class OptimizerLinkCallbacks:
     """Callbacks of a link, called on the event loop.
 
     Attributes:
-        connected: Called with the optimizer's name when the link is up.
-        lost: Called with the reason when the link is down.
-        message: Called with each control message.
-        weights: Called with the header of each chunk of weights. A chunk from another process comes with its payload
+        connected: called with the optimizer's name when the link is up.
+        lost: called with the reason when the link is down.
+        message: called with each control message.
+        weights: called with the header of each chunk of weights. A chunk from another process comes with its payload
             and, unless it was in shared memory, its message. Raises Refused if the chunk is damaged.
     """
 
@@ -46,7 +46,7 @@ class OptimizerLink(Protocol):
         """Keep the link up until cancelled.
 
         Raises:
-            Failed: The optimizer refuses this aggregator for good.
+            Failed: the optimizer refuses this aggregator for good.
         """
 
     def send_order(self, body: OptimizerOrder) -> None:
@@ -59,14 +59,14 @@ class OptimizerLink(Protocol):
         """Return an async iterator over the checkpoints of some jobs, a `StoredCheckpoint` each.
 
         Raises:
-            Failed: The optimizer is not connected.
+            Failed: the optimizer is not connected.
         """
 
     async def remove_checkpoints(self, request: RemoveCheckpointsRequest) -> RemoveCheckpointsReply | None:
         """Remove checkpoints of a job that has ended; return None if the answer was damaged on the way.
 
         Raises:
-            Failed: The optimizer is not connected, or its disk failed.
+            Failed: the optimizer is not connected, or its disk failed.
         """
 
 
@@ -77,9 +77,9 @@ class GradientLink(OptimizerLink, Protocol):
         """Return a finished sum in the form that `send` takes; called on the kernel thread.
 
         Args:
-            header: The sum's header.
-            values: The sum, [header.elements] float32.
-            elements: The number of elements in the whole layout.
+            header: the sum's header.
+            values: the sum, [header.elements] float32.
+            elements: the number of elements in the whole layout.
         """
 
     def send(self, prepared: Any) -> None:

@@ -22,10 +22,10 @@ class LocalOptimizerLink:
     """A `GradientLink` to an engine in this process.
 
     Args:
-        engine: The optimizer's engine.
-        name: The aggregator's name.
-        epoch: The aggregator's epoch.
-        callbacks: The link's callbacks.
+        engine: the optimizer's engine.
+        name: the aggregator's name.
+        epoch: the aggregator's epoch.
+        callbacks: the link's callbacks.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LocalOptimizerLink:
         """Connect to the engine and pass on its weights until cancelled.
 
         Raises:
-            Failed: The engine refused this aggregator.
+            Failed: the engine refused this aggregator.
         """
         callbacks = EngineCallbacks(
             send=lambda body: self._call_soon(self._callbacks.message, body),

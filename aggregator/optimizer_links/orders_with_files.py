@@ -20,7 +20,7 @@ class OrdersWithFiles:
     """Orders in sequence, each behind the upload of its files. A job that is closed gives up its upload.
 
     Args:
-        files: The aggregator's files.
+        files: the aggregator's files.
     """
 
     def __init__(self, files: FileStore) -> None:
@@ -48,14 +48,14 @@ class OrdersWithFiles:
         """Upload files and send orders until cancelled.
 
         Args:
-            channel: The connection for files.
-            optimizer: The optimizer's name, for log and errors.
-            send: Sends an order whose files the optimizer has; raises MessageTooLarge.
-            report: Called with the job's failure if the optimizer does not accept its files, or the order is too large.
+            channel: the connection for files.
+            optimizer: the optimizer's name, for log and errors.
+            send: sends an order whose files the optimizer has; raises MessageTooLarge.
+            report: called with the job's failure if the optimizer does not accept its files, or the order is too large.
                 Called with CheckpointMissed while the optimizer's disk is full, which the upload waits for.
 
         Raises:
-            LinkClosed: The optimizer has left too many orders unread.
+            LinkClosed: the optimizer has left too many orders unread.
         """
         while True:
             body = await self._orders.take()

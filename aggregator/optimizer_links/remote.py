@@ -67,21 +67,21 @@ class RemoteOptimizerLink:
     """A `GradientLink` to an optimizer on another host.
 
     Args:
-        address: The optimizer's `HOST:PORT`.
-        security: The certificates to use.
-        name: The aggregator's name.
-        incarnation: The id of the aggregator's process.
-        epoch: The aggregator's epoch.
-        cluster: The identity of its cluster.
-        callbacks: The link's callbacks.
-        heartbeat_seconds: The heartbeat that all timeouts follow from.
-        files: The files that orders refer to.
-        shared_memory: Whether tensors may go through shared memory if the optimizer is on this host.
-        count: Called with the change in the number of links that use shared memory.
-        make_backoff: Makes the delays between attempts to connect.
+        address: the optimizer's `HOST:PORT`.
+        security: the certificates to use.
+        name: the aggregator's name.
+        incarnation: the id of the aggregator's process.
+        epoch: the aggregator's epoch.
+        cluster: the identity of its cluster.
+        callbacks: the link's callbacks.
+        heartbeat_seconds: the heartbeat that all timeouts follow from.
+        files: the files that orders refer to.
+        shared_memory: whether tensors may go through shared memory if the optimizer is on this host.
+        count: called with the change in the number of links that use shared memory.
+        make_backoff: makes the delays between attempts to connect.
 
     Attributes:
-        address: As above.
+        address: as above.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RemoteOptimizerLink:
         """Keep the link up until cancelled.
 
         Raises:
-            EpochBehind: The optimizer has obeyed a newer epoch, whose aggregator is gone.
+            EpochBehind: the optimizer has obeyed a newer epoch, whose aggregator is gone.
         """
         await keep_attending(self, _ATTEND, self._security, self._backoff)
 
@@ -296,7 +296,7 @@ class RemoteOptimizerLink:
         """Return an async iterator over the file parts of a checkpoint.
 
         Raises:
-            Failed: The optimizer is not connected.
+            Failed: the optimizer is not connected.
         """
         return self._open_control().unary_stream(
             "/tiermesh.Optimizer/ReadCheckpoint",
@@ -308,7 +308,7 @@ class RemoteOptimizerLink:
         """Return an async iterator over the checkpoints of some jobs.
 
         Raises:
-            Failed: The optimizer is not connected.
+            Failed: the optimizer is not connected.
         """
         return self._open_control().unary_stream(
             "/tiermesh.Optimizer/ListCheckpoints",
@@ -322,7 +322,7 @@ class RemoteOptimizerLink:
         """Remove checkpoints of a job that has ended; return None if the answer was damaged on the way.
 
         Raises:
-            Failed: The optimizer is not connected.
+            Failed: the optimizer is not connected.
         """
         reply: pb.RemoveCheckpointsReply | None = await self._open_control().unary_unary(
             "/tiermesh.Optimizer/RemoveCheckpoints",

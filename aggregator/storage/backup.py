@@ -39,11 +39,11 @@ class Restored(NamedTuple):
     """A restored queue.
 
     Attributes:
-        backup: What the backup contains.
-        cluster: Identity of the restored queue; empty if it gets one at its first start.
-        epoch: Epoch that the next aggregator exceeds.
-        replaced: The queue that was there before, under its new name; None if there was none.
-        replaced_epoch: The epoch of that one; None if it can't be read.
+        backup: what the backup contains.
+        cluster: identity of the restored queue; empty if it gets one at its first start.
+        epoch: epoch that the next aggregator exceeds.
+        replaced: the queue that was there before, under its new name; None if there was none.
+        replaced_epoch: the epoch of that one; None if it can't be read.
     """
 
     backup: QueueSummary
@@ -64,14 +64,14 @@ def back_up_queue(state_dir: Path, target: Path, *, force: bool) -> QueueSummary
     """Copy the queue of an aggregator, which may be at work, into a checked file that survives power loss.
 
     Args:
-        state_dir: The aggregator's state dir.
-        target: The backup.
-        force: Whether it may replace a file.
+        state_dir: the aggregator's state dir.
+        target: the backup.
+        force: whether it may replace a file.
 
     Raises:
-        Refused: There is no queue, it is damaged, or the target can't be written.
-        NotYet: The queue stays locked, or the disk is full.
-        Failed: The copy takes too long, or a disk is broken.
+        Refused: there is no queue, it is damaged, or the target can't be written.
+        NotYet: the queue stays locked, or the disk is full.
+        Failed: the copy takes too long, or a disk is broken.
     """
     queue = state_dir / QUEUE_FILE
     shown = f"queue {printable_path(queue)}"
@@ -90,14 +90,14 @@ def restore_queue(backup: Path, state_dir: Path, *, adopt: bool) -> Restored:
     """Put a backup into a state dir that no daemon uses, with an epoch above any that was seen.
 
     Args:
-        backup: The backup, or another copy of a queue; it stays as it is.
-        state_dir: The aggregator's state dir.
-        adopt: Whether the backup of another cluster takes the identity of the state dir.
+        backup: the backup, or another copy of a queue; it stays as it is.
+        state_dir: the aggregator's state dir.
+        adopt: whether the backup of another cluster takes the identity of the state dir.
 
     Raises:
-        Refused: The backup is damaged, no queue, of a newer version or of another cluster.
-        NotYet: A daemon uses the state dir, or its disk is full.
-        Failed: A disk is broken. The state dir has its queue from before.
+        Refused: the backup is damaged, no queue, of a newer version or of another cluster.
+        NotYet: a daemon uses the state dir, or its disk is full.
+        Failed: a disk is broken. The state dir has its queue from before.
     """
     open_input_file("", backup).close()
     shown = f"backup {printable_path(backup)}"

@@ -28,9 +28,9 @@ class CappedLog:
     """The log of one job.
 
     Args:
-        folder: The folder of all logs.
-        job: The job's id.
-        max_bytes: The largest size of the log. Lines that are appended at once have at most a
+        folder: the folder of all logs.
+        job: the job's id.
+        max_bytes: the largest size of the log. Lines that are appended at once have at most a
             sixteenth of it.
     """
 
@@ -57,7 +57,7 @@ class CappedLog:
         """Remove all files. Readers that have one open can read it to its end.
 
         Raises:
-            OSError: The disk failed.
+            OSError: the disk failed.
         """
         for path in self.paths:
             path.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ class CappedLog:
         """Remove lines from the middle of the log if so many bytes don't fit; return how many were removed.
 
         Raises:
-            OSError: The disk does not take the shorter file; nothing was removed.
+            OSError: the disk does not take the shorter file; nothing was removed.
         """
         if self._path_of_next(size) == self.first or _size(self.end) + size + 1 <= self._end_bytes:
             return 0
@@ -91,7 +91,7 @@ class CappedLog:
         """Append whole lines, for which there is room.
 
         Raises:
-            OSError: The disk does not take them; the log is as it was.
+            OSError: the disk does not take them; the log is as it was.
         """
         path = self._path_of_next(len(data))
         path.parent.mkdir(parents=True, exist_ok=True)

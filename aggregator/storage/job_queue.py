@@ -35,9 +35,9 @@ class StoredJob(NamedTuple):
     """A job as it is on disk.
 
     Attributes:
-        job: The job's record.
-        spec_json: The complete job.
-        fingerprint: The fingerprint the job is pinned to; empty before it had a worker.
+        job: the job's record.
+        spec_json: the complete job.
+        fingerprint: the fingerprint the job is pinned to; empty before it had a worker.
     """
 
     job: jobs_pb2.Job
@@ -49,8 +49,8 @@ class JobPage(NamedTuple):
     """Some jobs in a row.
 
     Attributes:
-        jobs: Their records.
-        next_place: The place after which the next page begins; None if this was the last one.
+        jobs: their records.
+        next_place: the place after which the next page begins; None if this was the last one.
     """
 
     jobs: list[jobs_pb2.Job]
@@ -66,20 +66,20 @@ class JobQueue(QueueFile):
         """Put a new job at the end of the queue, under an id of its own, which is on disk when this returns.
 
         Args:
-            job: The job's record; its id is drawn here.
-            spec_json: The complete job.
-            request_id: The id of the request, by which a repetition is recognised; empty for none.
-            caps: The caps on the number of jobs, which a repetition passes; None for no caps.
+            job: the job's record; its id is drawn here.
+            spec_json: the complete job.
+            request_id: the id of the request, by which a repetition is recognised; empty for none.
+            caps: the caps on the number of jobs, which a repetition passes; None for no caps.
 
         Returns:
             The job's record. For a repeated request, the record of the job that it made.
 
         Raises:
-            Refused: The request id belongs to another job.
-            CapReached: The queue or the job's owner has too many live jobs.
-            Deposed: A newer aggregator has taken over.
-            DiskFull: There is no space for it; nothing was written.
-            Failed: The file can't be written.
+            Refused: the request id belongs to another job.
+            CapReached: the queue or the job's owner has too many live jobs.
+            Deposed: a newer aggregator has taken over.
+            DiskFull: there is no space for it; nothing was written.
+            Failed: the file can't be written.
         """
         if not self._reserve_is_full:
             self._fill_reserve()
@@ -98,13 +98,13 @@ class JobQueue(QueueFile):
         """Store the record of a job in the queue, which is on disk when this returns.
 
         Args:
-            job: The job's record.
-            fingerprint: The fingerprint the job is pinned to; None to leave the stored one.
+            job: the job's record.
+            fingerprint: the fingerprint the job is pinned to; None to leave the stored one.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            DiskFull: The record has outgrown its row, and neither disk nor reserve have space.
-            Failed: The file can't be written, or has no such job.
+            Deposed: a newer aggregator has taken over.
+            DiskFull: the record has outgrown its row, and neither disk nor reserve have space.
+            Failed: the file can't be written, or has no such job.
         """
         while True:
             try:
@@ -117,13 +117,13 @@ class JobQueue(QueueFile):
         """Store that the aggregator failed while it ran a job; return the job's record.
 
         Args:
-            job_id: The job's id.
-            reason: The error, as one line.
-            step: The step at which it happened.
+            job_id: the job's id.
+            reason: the error, as one line.
+            step: the step at which it happened.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            Failed: The file can't be read or written, or has no such job.
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be read or written, or has no such job.
         """
         job = self.find(job_id)
         if job is None:
@@ -136,7 +136,7 @@ class JobQueue(QueueFile):
         """Return the jobs that have not ended, in order of submission.
 
         Raises:
-            Failed: The file can't be read.
+            Failed: the file can't be read.
         """
         query = (
             "SELECT job, spec_json, fingerprint_json FROM jobs LEFT JOIN specs USING (place) WHERE live "
@@ -149,7 +149,7 @@ class JobQueue(QueueFile):
         """Return a job's record; None if there is no such job.
 
         Raises:
-            Failed: The file can't be read.
+            Failed: the file can't be read.
         """
         with self._lock, self._explain_errors():
             row = self._connection.execute("SELECT job FROM jobs WHERE id = ?", (job,)).fetchone()
@@ -159,7 +159,7 @@ class JobQueue(QueueFile):
         """Return the complete job that was submitted under an id.
 
         Raises:
-            Failed: The file can't be read, or has no such job.
+            Failed: the file can't be read, or has no such job.
         """
         query = "SELECT spec_json FROM jobs JOIN specs USING (place) WHERE id = ?"
         with self._lock, self._explain_errors():
@@ -174,11 +174,11 @@ class JobQueue(QueueFile):
         """Return the records of some jobs in a row, in order of submission or in reverse.
 
         Args:
-            after: The `next_place` of the page before; None for the first page.
-            limit: The number of jobs; at most `LARGEST_PAGE_JOBS` are returned, and `LARGEST_PAGE_BYTES` or one job.
+            after: the `next_place` of the page before; None for the first page.
+            limit: the number of jobs; at most `LARGEST_PAGE_JOBS` are returned, and `LARGEST_PAGE_BYTES` or one job.
 
         Raises:
-            Failed: The file can't be read.
+            Failed: the file can't be read.
         """
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
         start = after if after is not None else (1 << 63) - 1 if newest_first else 0
@@ -224,9 +224,9 @@ class JobQueue(QueueFile):
             Whether there was such a job, and it had ended.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            DiskFull: Neither disk nor reserve have space.
-            Failed: The file can't be written.
+            Deposed: a newer aggregator has taken over.
+            DiskFull: neither disk nor reserve have space.
+            Failed: the file can't be written.
         """
         while True:
             try:
@@ -240,7 +240,7 @@ class JobQueue(QueueFile):
         """Return the ids of some jobs whose files must go, at most `limit`, the latest first.
 
         Raises:
-            Failed: The file can't be read.
+            Failed: the file can't be read.
         """
         with self._lock, self._explain_errors():
             return removals.list_begun(self._connection, limit)
@@ -249,8 +249,8 @@ class JobQueue(QueueFile):
         """Note that a removed job has no files left.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            Failed: The file can't be written.
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
         """
         with self.fenced():
             removals.finish(self._connection, job)
@@ -323,7 +323,7 @@ def open_queue(state_dir: Path, timeouts: Timeouts) -> JobQueue:
     """Return the queue of an aggregator's state folder.
 
     Raises:
-        Refused: It can't be used.
+        Refused: it can't be used.
     """
     return JobQueue(state_dir / "queue.sqlite", timeouts.lock)
 

@@ -25,10 +25,10 @@ class Journal:
     """The logs of jobs in one folder, with a JSON line per event, and their watchers.
 
     Args:
-        folder: The folder.
-        count_lost: Counts lines that are missing from logs.
-        max_log_bytes: The largest size of a log.
-        count_cap_reached: Called when a log has reached its cap.
+        folder: the folder.
+        count_lost: counts lines that are missing from logs.
+        max_log_bytes: the largest size of a log.
+        count_cap_reached: called when a log has reached its cap.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Journal:
         """Return the size of a job's log; 0 if it has none. Any thread may call.
 
         Raises:
-            OSError: The disk failed.
+            OSError: the disk failed.
         """
         return self._writer.log_of(job).size_bytes
 
@@ -78,7 +78,7 @@ class Journal:
         """Remove a job's log, in a thread. Readers that have it open can read it to its end.
 
         Raises:
-            OSError: The disk failed.
+            OSError: the disk failed.
         """
         self._writer.forget(job)
         await asyncio.to_thread(self._writer.log_of(job).remove)

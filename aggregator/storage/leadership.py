@@ -23,13 +23,13 @@ class Leadership:
     """Renews an aggregator's leadership.
 
     Args:
-        queue: The queue, whose epoch was raised for this aggregator.
-        timeouts: The cluster's timeouts. The leader beats every `tick`, and stops after `lapse` without one. A process
+        queue: the queue, whose epoch was raised for this aggregator.
+        timeouts: the cluster's timeouts. The leader beats every `tick`, and stops after `lapse` without one. A process
             that was stopped for `takeover` first checks that it still leads.
-        now_seconds: Returns the time, on a monotonic clock.
+        now_seconds: returns the time, on a monotonic clock.
 
     Attributes:
-        standbys: The known standbys.
+        standbys: the known standbys.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Leadership:
         """Beat until cancelled.
 
         Raises:
-            Deposed: Another aggregator leads, or may soon, since no standby has seen a beat for long.
-            TiermeshError: The queue can't be read, and there are no standbys.
+            Deposed: another aggregator leads, or may soon, since no standby has seen a beat for long.
+            TiermeshError: the queue can't be read, and there are no standbys.
         """
         while True:
             await asyncio.sleep(self._timeouts.tick)
@@ -91,7 +91,7 @@ class Leadership:
         """Return the result of a late renewal, and wait longer for it if this process was stopped meanwhile.
 
         Raises:
-            Deposed: The storage is too slow, so the leadership has lapsed.
+            Deposed: the storage is too slow, so the leadership has lapsed.
         """
         if late_seconds < self._timeouts.tick:
             raise self._lapsed()
@@ -104,8 +104,8 @@ class Leadership:
         """Check, before any decision, that a process that was stopped for long still leads.
 
         Raises:
-            Deposed: Another aggregator leads.
-            TiermeshError: The queue can't be read.
+            Deposed: another aggregator leads.
+            TiermeshError: the queue can't be read.
         """
         if now_seconds - self._renewed_seconds > self._timeouts.takeover:
             self._renewed(self._beat(self._forgotten), now_seconds)

@@ -26,10 +26,10 @@ class LogWriter:
     """Writer of the logs in one folder, a JSON line per event.
 
     Args:
-        folder: The folder, which is created when it is first needed.
-        max_bytes: The largest size of a log.
-        count_lost: Counts lines that were lost.
-        count_cap_reached: Called when a log has reached its cap.
+        folder: the folder, which is created when it is first needed.
+        max_bytes: the largest size of a log.
+        count_lost: counts lines that were lost.
+        count_cap_reached: called when a log has reached its cap.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class LossMark:
     """The mark of one folder of logs. It can be set on a full disk once it exists.
 
     Args:
-        path: The mark's file. Its number counts how often the mark changed: it is set while the number is odd.
+        path: the mark's file. Its number counts how often the mark changed: it is set while the number is odd.
     """
 
     def __init__(self, path: Path) -> None:

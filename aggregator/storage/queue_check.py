@@ -33,11 +33,11 @@ class QueueSummary(NamedTuple):
     """What a queue's file contains.
 
     Attributes:
-        format: Version of its tables.
-        cluster: Identity of its cluster; empty if it has none yet.
-        epoch: Epoch of the aggregator that led last.
-        jobs: Number of its jobs.
-        live_jobs: Number of those that have not ended.
+        format: version of its tables.
+        cluster: identity of its cluster; empty if it has none yet.
+        epoch: epoch of the aggregator that led last.
+        jobs: number of its jobs.
+        live_jobs: number of those that have not ended.
         made_seconds: Unix time of the backup; None for a queue's file that no `tiermesh queue backup` has made.
     """
 
@@ -53,7 +53,7 @@ def seal(path: Path) -> None:
     """Add the time and a checksum of all tables to a backup.
 
     Raises:
-        sqlite3.Error: The file can't be written, or is damaged.
+        sqlite3.Error: the file can't be written, or is damaged.
     """
     with closing(connect(path, "rw")) as connection:
         connection.execute("PRAGMA journal_mode = MEMORY")
@@ -69,11 +69,11 @@ def check_queue(path: Path, shown: str) -> QueueSummary:
     """Read a whole queue's file and return what it contains.
 
     Args:
-        path: The file.
-        shown: What it is, for errors.
+        path: the file.
+        shown: what it is, for errors.
 
     Raises:
-        Refused: It is damaged, no queue, or of a newer version.
+        Refused: it is damaged, no queue, or of a newer version.
     """
     try:
         with closing(connect(path, "ro")) as connection:
@@ -107,7 +107,7 @@ def read_identity(connection: sqlite3.Connection) -> tuple[int, str]:
     """Return the epoch of a queue and the identity of its cluster, which is empty if it has none.
 
     Raises:
-        sqlite3.Error, ValueError: The file is damaged.
+        sqlite3.Error, ValueError: the file is damaged.
     """
     rows = connection.execute("SELECT * FROM cluster LIMIT 2").fetchall()
     if len(rows) != 1:

@@ -24,11 +24,11 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     """Open a database that exists, without transactions of its own.
 
     Args:
-        path: The file.
+        path: the file.
         mode: `ro` for reading alone; `rw` also finishes or undoes a transaction that a dead process left.
 
     Raises:
-        sqlite3.Error: It can't be opened.
+        sqlite3.Error: it can't be opened.
     """
     address = f"file:{quote(str(path.absolute()))}?mode={mode}"
     return sqlite3.connect(address, uri=True, timeout=STANDARD_TIMEOUTS.lock, isolation_level=None)
@@ -41,7 +41,7 @@ def new_file(target: Path) -> Iterator[Path]:
     If the block succeeds, the file is synchronised and takes the target's name. Otherwise it is removed.
 
     Raises:
-        OSError: The file can't be made or renamed.
+        OSError: the file can't be made or renamed.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -59,14 +59,14 @@ def copy_database(source: Path, target: Path, limit_seconds: float = math.inf, m
     """Copy a queue that may be in use into an empty file. No process can write to the queue meanwhile.
 
     Args:
-        source: The queue.
-        target: The empty file; it is not synchronised.
-        limit_seconds: Longest time that writers are kept waiting.
-        mode: How to open the queue; see `connect`.
+        source: the queue.
+        target: the empty file; it is not synchronised.
+        limit_seconds: longest time that writers are kept waiting.
+        mode: how to open the queue; see `connect`.
 
     Raises:
-        Failed: It takes longer than the limit.
-        sqlite3.Error, OSError: The copy can't be made.
+        Failed: it takes longer than the limit.
+        sqlite3.Error, OSError: the copy can't be made.
     """
     deadline = time.monotonic() + limit_seconds
 
@@ -91,7 +91,7 @@ def copy_file(source: Path, target: Path) -> None:
     """Copy a queue that may be in use to another path, where it is complete or absent.
 
     Raises:
-        sqlite3.Error, OSError: The copy can't be made.
+        sqlite3.Error, OSError: the copy can't be made.
     """
     with new_file(target) as temporary:
         copy_database(source, temporary)

@@ -39,11 +39,11 @@ class QueueFile:
     """The open file: its transactions, the epoch, and who leads.
 
     Args:
-        path: The queue's file, which is created if it is missing.
-        lock_seconds: How long a write waits for another process that writes.
+        path: the queue's file, which is created if it is missing.
+        lock_seconds: how long a write waits for another process that writes.
 
     Raises:
-        Refused: The file can't be opened, isn't a queue, or has another version.
+        Refused: the file can't be opened, isn't a queue, or has another version.
     """
 
     def __init__(self, path: Path, lock_seconds: float = STANDARD_TIMEOUTS.lock) -> None:
@@ -89,7 +89,7 @@ class QueueFile:
         """Return the cluster's identity; empty before the first epoch was raised.
 
         Raises:
-            Failed: The file can't be read.
+            Failed: the file can't be read.
         """
         with self._lock, self._explain_errors():
             if self._connection.execute("PRAGMA user_version").fetchone()[0] < schema.FORMAT:
@@ -105,7 +105,7 @@ class QueueFile:
         """Make this the queue of another cluster.
 
         Raises:
-            Failed: The file can't be written.
+            Failed: the file can't be written.
         """
         with self._transaction():
             self._migrate()
@@ -129,11 +129,11 @@ class QueueFile:
         """Take the cluster over with an epoch one higher than any before, which is on disk when this returns.
 
         Args:
-            name: The aggregator's name, for its standbys.
-            takeover_seconds: Time without a beat after which a standby may take over.
+            name: the aggregator's name, for its standbys.
+            takeover_seconds: time without a beat after which a standby may take over.
 
         Raises:
-            Failed: The file can't be written.
+            Failed: the file can't be written.
         """
         with self._transaction():
             epoch = self._claim(name, takeover_seconds)
@@ -143,7 +143,7 @@ class QueueFile:
         """Raise the epoch as a standby; return None if the leader has changed since it was seen.
 
         Raises:
-            Failed: The file can't be written.
+            Failed: the file can't be written.
         """
         with self._transaction():
             if seen != self._sighting():
@@ -181,9 +181,9 @@ class QueueFile:
         """Bring the reserve to its full size.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            DiskFull: There is no space for it.
-            Failed: The file can't be written.
+            Deposed: a newer aggregator has taken over.
+            DiskFull: there is no space for it.
+            Failed: the file can't be written.
         """
         self._reserve_is_full = False
         with self.fenced():
@@ -196,11 +196,11 @@ class QueueFile:
         """End this leadership so that the next one's epoch is above any that was seen, as far as is known.
 
         Args:
-            obeyed_epoch: An epoch that a peer has obeyed. Other peers may have obeyed higher ones.
+            obeyed_epoch: an epoch that a peer has obeyed. Other peers may have obeyed higher ones.
 
         Raises:
-            Deposed: A newer aggregator has taken over through this queue.
-            Failed: The file can't be written.
+            Deposed: a newer aggregator has taken over through this queue.
+            Failed: the file can't be written.
         """
         raised = raise_restored_epoch(self.epoch, obeyed_epoch, random.SystemRandom().random())
         with self.fenced():
@@ -212,8 +212,8 @@ class QueueFile:
         """Prevent takeovers while the block runs, for writes to other files on the same storage.
 
         Raises:
-            Deposed: A newer aggregator has taken over already.
-            Failed: The file can't be locked.
+            Deposed: a newer aggregator has taken over already.
+            Failed: the file can't be locked.
         """
         with self._transaction():
             self._check_fence()
@@ -223,8 +223,8 @@ class QueueFile:
         """Return how often each standby has looked, by name.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            Failed: The file can't be read.
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be read.
         """
         with self._lock, self._explain_errors():
             self._check_fence()
@@ -237,8 +237,8 @@ class QueueFile:
         """Show the standbys that their leader lives, and forget some of them.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            Failed: The file can't be written.
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
         """
         with self.fenced():
             self._connection.execute("UPDATE leader SET beat = beat + 1")
@@ -249,8 +249,8 @@ class QueueFile:
         """Let a standby take over at once.
 
         Raises:
-            Deposed: A newer aggregator has taken over.
-            Failed: The file can't be written.
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
         """
         with self.fenced():
             self._connection.execute("UPDATE leader SET takeover_seconds = 0")
@@ -259,7 +259,7 @@ class QueueFile:
         """Count a look of the standby with this name, and return what it sees of the leader.
 
         Raises:
-            Failed: The file can't be read or written.
+            Failed: the file can't be read or written.
         """
         with self._transaction():
             execute = self._connection.execute
@@ -272,7 +272,7 @@ class QueueFile:
         """Remove a standby, which no longer waits to take over.
 
         Raises:
-            Failed: The file can't be written.
+            Failed: the file can't be written.
         """
         with self._transaction():
             self._connection.execute("DELETE FROM standbys WHERE name = ?", (name,))

@@ -31,7 +31,7 @@ def list_begun(connection: sqlite3.Connection, limit: int) -> list[str]:
     """Return some jobs whose removal has begun, at most `limit`, the latest first.
 
     Raises:
-        ValueError: The table is damaged.
+        ValueError: the table is damaged.
     """
     rows = connection.execute("SELECT id FROM removals ORDER BY place DESC LIMIT ?", (limit,)).fetchall()
     if not all(isinstance(job, str) for (job,) in rows):

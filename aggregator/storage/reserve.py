@@ -19,7 +19,7 @@ def fill(connection: sqlite3.Connection) -> None:
     """Bring the reserve's pages to their full number, within the caller's write transaction.
 
     Raises:
-        sqlite3.Error: There is no space; the transaction must be rolled back.
+        sqlite3.Error: there is no space; the transaction must be rolled back.
     """
     query = f"INSERT OR IGNORE INTO reserve VALUES (?, zeroblob({_ROW_BYTES}))"
     connection.executemany(query, [(number,) for number in range(_ROWS)])
@@ -29,7 +29,7 @@ def enlarge_journal(connection: sqlite3.Connection) -> None:
     """Change every page of the reserve, so that the journal takes a copy of each, within a transaction of its own.
 
     Raises:
-        sqlite3.Error: There is no space; the transaction must be rolled back.
+        sqlite3.Error: there is no space; the transaction must be rolled back.
     """
     # Random bytes, since SQLite does not write a page whose content stays the same.
     connection.execute(f"UPDATE reserve SET room = randomblob({_ROW_BYTES})")

@@ -75,7 +75,7 @@ def migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
     A copy of the file is beside it, complete and on disk, before the first change.
 
     Raises:
-        sqlite3.Error, OSError, ValueError: The file is damaged, or there is no space; nothing has changed then.
+        sqlite3.Error, OSError, ValueError: the file is damaged, or there is no space; nothing has changed then.
     """
     copy_file(path, path.with_name(f"{path.name}.format-{version}"))
     bring_up_to_date(connection)
@@ -85,7 +85,7 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Bring the tables from any older version to `FORMAT`, within the caller's write transaction.
 
     Raises:
-        sqlite3.Error, ValueError: The file is damaged, or there is no space; the transaction must be rolled back.
+        sqlite3.Error, ValueError: the file is damaged, or there is no space; the transaction must be rolled back.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     for step in range(version, FORMAT):

@@ -33,9 +33,9 @@ class Measured:
     """Measurements of one cluster, one entry per block.
 
     Attributes:
-        passes: Median seconds of a pass.
-        steps: Seconds of a step.
-        cores: Cores that a worker had during its passes.
+        passes: median seconds of a pass.
+        steps: seconds of a step.
+        cores: cores that a worker had during its passes.
         cpu: CPU seconds of a step, by daemon.
     """
 

@@ -53,12 +53,12 @@ class Cluster(Daemons):
     """A 3-tier cluster whose workers can be paused between steps.
 
     Args:
-        name: Name of its folder under build/.
-        heartbeat_seconds: Heartbeat of the aggregator.
-        verify_fraction: The job's `verify_fraction`.
+        name: name of its folder under build/.
+        heartbeat_seconds: heartbeat of the aggregator.
+        verify_fraction: the job's `verify_fraction`.
 
     Attributes:
-        gate: Controller that pauses the workers.
+        gate: controller that pauses the workers.
     """
 
     gate: StepController
@@ -90,7 +90,7 @@ class Side:
 
     Attributes:
         name: "on" or "off", for printed lines and folders.
-        heartbeat_seconds: Heartbeat of its aggregators.
+        heartbeat_seconds: heartbeat of its aggregators.
         verify_fraction: `verify_fraction` of its jobs.
         blocks: CPU seconds of each daemon, for each block of all rounds.
     """

@@ -54,9 +54,9 @@ class Sample:
     """Memory and metrics of the cluster at one moment.
 
     Attributes:
-        jobs: Number of jobs that have ended.
-        memory_bytes: Resident memory of each daemon, by name.
-        metrics_bytes: Size of each daemon's `/metrics`, by name.
+        jobs: number of jobs that have ended.
+        memory_bytes: resident memory of each daemon, by name.
+        metrics_bytes: size of each daemon's `/metrics`, by name.
     """
 
     jobs: int

@@ -44,12 +44,12 @@ class Death:
     """Measurements of one death of a worker.
 
     Attributes:
-        detected_seconds: Time until the aggregator noticed it.
-        step_seconds: Duration of the step in which it happened.
-        before_seconds: Median duration of the steps before.
-        after_seconds: Median duration of the steps after.
-        rejoin_steps: Steps from the worker's return to its first micro-batch.
-        repeated: Micro-batches of the step that were started a second time.
+        detected_seconds: time until the aggregator noticed it.
+        step_seconds: duration of the step in which it happened.
+        before_seconds: median duration of the steps before.
+        after_seconds: median duration of the steps after.
+        rejoin_steps: steps from the worker's return to its first micro-batch.
+        repeated: micro-batches of the step that were started a second time.
     """
 
     detected_seconds: float
@@ -143,7 +143,7 @@ def _drawn(
     """Wait for some steps of all workers, then return the next victim and the fraction of its lease it completes.
 
     Args:
-        latest: Choose the worker with the largest lease, and the latest moment.
+        latest: choose the worker with the largest lease, and the latest moment.
     """
     cluster.until_more_steps(STEADY_STEPS + 1)
     return (cluster.busiest(names), LATEST) if latest else (draw.choice(names), draw.uniform(0.05, LATEST))

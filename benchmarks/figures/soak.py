@@ -65,7 +65,7 @@ def grown(samples: Samples) -> dict[str, tuple[int, int]]:
         samples: (seconds, bytes) of each role, by name.
 
     Raises:
-        Failed: A role has no sample in one of the halves.
+        Failed: a role has no sample in one of the halves.
     """
     times = [at for looked in samples.values() for at, _ in looked]
     middle = (min(times) + max(times)) / 2
@@ -135,7 +135,7 @@ def _look_again(cluster: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the next sample is due.
 
     Raises:
-        Failed: The cluster has ended.
+        Failed: the cluster has ended.
     """
     with suppress(subprocess.TimeoutExpired):
         cluster.wait(LOOK_SECONDS)

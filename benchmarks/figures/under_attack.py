@@ -82,7 +82,7 @@ class AttackedCluster(Daemons):
     """A cluster with 2 tiers and 2 workers that train for real.
 
     Args:
-        hosts: Hosts by name; empty for this machine alone.
+        hosts: hosts by name; empty for this machine alone.
     """
 
     def __init__(self, hosts: dict[str, Host]) -> None:
@@ -112,7 +112,7 @@ class AttackedCluster(Daemons):
         """Run Python with these arguments on the person's host, and return its output.
 
         Raises:
-            Failed: It ended with an error.
+            Failed: it ended with an error.
         """
         done = subprocess.run(
             self._host("person").command([sys.executable, *words]),
@@ -173,8 +173,8 @@ def run(seconds: float | None = None, idle: int = IDLE) -> bool:
     """Measure and report the figures.
 
     Args:
-        seconds: Duration of the attack; by default a minute, or TIERMESH_BENCH_ATTACK_SECONDS.
-        idle: Number of idle connections.
+        seconds: duration of the attack; by default a minute, or TIERMESH_BENCH_ATTACK_SECONDS.
+        idle: number of idle connections.
     """
     if seconds is None:
         seconds = float(os.environ.get("TIERMESH_BENCH_ATTACK_SECONDS", SECONDS))

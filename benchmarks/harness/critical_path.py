@@ -29,14 +29,14 @@ class Parts:
     """Durations of the parts of a step.
 
     Attributes:
-        elements: Elements of the layout.
-        pass_seconds: Duration of a forward and backward pass.
-        uses: Pairs (stop, seconds): time into the pass of the first use of the parameter that ends at element `stop`.
-        ready: Pairs (offset, seconds): time into the pass at which the gradients of all elements from `offset` on are
+        elements: elements of the layout.
+        pass_seconds: duration of a forward and backward pass.
+        uses: pairs (stop, seconds): time into the pass of the first use of the parameter that ends at element `stop`.
+        ready: pairs (offset, seconds): time into the pass at which the gradients of all elements from `offset` on are
             complete. They are in order of time, and the last one has offset 0.
-        link_seconds: Time on the aggregator's link for one element of all workers, in one direction.
-        sum_seconds: Time to add and stage one element of the gradients.
-        update_seconds: Time to update one element and to round it.
+        link_seconds: time on the aggregator's link for one element of all workers, in one direction.
+        sum_seconds: time to add and stage one element of the gradients.
+        update_seconds: time to update one element and to round it.
     """
 
     elements: int
@@ -58,10 +58,10 @@ class CriticalPath:
     """Moments of a step, in seconds from its start.
 
     Attributes:
-        weights_end: Arrival of the last weights.
-        pass_delay: Delay of the pass, compared with one that starts with the step.
-        pass_end: End of the pass.
-        step_seconds: End of the step, when the last gradients are summed.
+        weights_end: arrival of the last weights.
+        pass_delay: delay of the pass, compared with one that starts with the step.
+        pass_end: end of the pass.
+        step_seconds: end of the step, when the last gradients are summed.
     """
 
     weights_end: float

@@ -38,10 +38,10 @@ class Job:
     """Job of the daemons, and script of their workers.
 
     Attributes:
-        config: File of the training config.
-        worker: Script that runs as a worker. It is `tiermesh worker` with a training step that the benchmark controls.
-        settings: Overrides of the config, as `key=value`.
-        environment: Variables for the script.
+        config: file of the training config.
+        worker: script that runs as a worker. It is `tiermesh worker` with a training step that the benchmark controls.
+        settings: overrides of the config, as `key=value`.
+        environment: variables for the script.
     """
 
     config: Path
@@ -54,18 +54,18 @@ class Daemons(ABC):
     """Base class of the benchmarks' clusters: a context manager that leaves no process behind.
 
     Args:
-        name: Name of its folder under build/, which is created afresh.
-        job: Job that the cluster runs.
-        workers: Number of workers, of the cluster and of the job.
+        name: name of its folder under build/, which is created afresh.
+        job: job that the cluster runs.
+        workers: number of workers, of the cluster and of the job.
         tiers: 2 or 3.
-        options: Options of every daemon.
-        aggregator_options: Options of the aggregator alone.
-        hosts: Hosts of the daemons, by name. Daemons that are not in it run here.
-        shards: Number of shards, named `shard-1` and so on. With 0 the aggregator stores the tensors.
+        options: options of every daemon.
+        aggregator_options: options of the aggregator alone.
+        hosts: hosts of the daemons, by name. Daemons that are not in it run here.
+        shards: number of shards, named `shard-1` and so on. With 0 the aggregator stores the tensors.
 
     Attributes:
-        idle_bytes: Memory of the aggregator with all workers connected and no job yet.
-        processes: Daemons by name. On another host it is the process that entered there (`inner_process`).
+        idle_bytes: memory of the aggregator with all workers connected and no job yet.
+        processes: daemons by name. On another host it is the process that entered there (`inner_process`).
     """
 
     idle_bytes: int
@@ -155,7 +155,7 @@ class Daemons(ABC):
         """Poll `look` until it returns something other than None, and return that. Files send no notification.
 
         Raises:
-            Failed: A daemon ended that the benchmark didn't kill, or the limit was reached.
+            Failed: a daemon ended that the benchmark didn't kill, or the limit was reached.
         """
         deadline = time.monotonic() + limit_seconds
         while (found := look()) is None:
@@ -170,7 +170,7 @@ class Daemons(ABC):
         """Wait for a moment in Unix time. `what` describes it in errors.
 
         Raises:
-            Failed: A daemon ended that the benchmark didn't kill.
+            Failed: a daemon ended that the benchmark didn't kill.
         """
         if ended := self._rest(max(0.0, seconds - time.time())):
             raise _ended(ended, what, self.folder)

@@ -53,8 +53,8 @@ class Host:
     """Place where a process runs.
 
     Attributes:
-        address: Address at which others reach it.
-        first_process: Id of the process that owns its namespaces, which end with it. 0 means this machine itself.
+        address: address at which others reach it.
+        first_process: id of the process that owns its namespaces, which end with it. 0 means this machine itself.
     """
 
     address: str = "127.0.0.1"
@@ -109,15 +109,15 @@ class Hosts:
     """A context manager that creates emulated hosts and removes them, also those of an earlier run that was killed.
 
     Args:
-        names: Names of the hosts.
-        bits_per_second: Rate of each link, in both directions.
+        names: names of the hosts.
+        bits_per_second: rate of each link, in both directions.
 
     Raises:
-        Skipped: This machine or this user can't have network namespaces with shaped links.
+        Skipped: this machine or this user can't have network namespaces with shaped links.
 
     Attributes:
-        by_name: Hosts by name.
-        bits_per_second: Current rate of each link.
+        by_name: hosts by name.
+        bits_per_second: current rate of each link.
     """
 
     def __init__(self, names: Sequence[str], bits_per_second: float) -> None:
@@ -301,7 +301,7 @@ def _run(*command: str) -> str:
     """Run a command and return its output.
 
     Raises:
-        Failed: The command failed. The text has its last line of output.
+        Failed: the command failed. The text has its last line of output.
     """
     try:
         done = subprocess.run(

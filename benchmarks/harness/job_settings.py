@@ -23,7 +23,7 @@ def data_dir() -> Path:
     """Return the folder that has the corpus.
 
     Raises:
-        Skipped: No folder has it.
+        Skipped: no folder has it.
     """
     given = os.environ.get("TIERMESH_DATA")
     places = [Path(given)] if given else []

@@ -34,9 +34,9 @@ class Counters:
     """Counters of an interface at one moment.
 
     Attributes:
-        seconds: Moment on the clock of `time.perf_counter`.
-        received: Bytes of TCP streams received so far.
-        sent: Bytes of TCP streams sent so far.
+        seconds: moment on the clock of `time.perf_counter`.
+        received: bytes of TCP streams received so far.
+        sent: bytes of TCP streams sent so far.
     """
 
     seconds: float
@@ -48,7 +48,7 @@ def parse(seconds: float, text: str, device: str) -> Counters:
     """Return the counters of one device from the text of /proc/net/dev.
 
     Raises:
-        ValueError: The text has no such device.
+        ValueError: the text has no such device.
     """
     for line in text.splitlines():
         name, colon, numbers = line.partition(":")
@@ -63,11 +63,11 @@ class LinkMeter:
     """A context manager that reads the network counters of a process every few milliseconds.
 
     Args:
-        process: Id of a process in that network namespace.
-        device: Name of the interface there.
+        process: id of a process in that network namespace.
+        device: name of the interface there.
 
     Attributes:
-        readings: Readings so far, in order of time.
+        readings: readings so far, in order of time.
     """
 
     def __init__(self, process: int, device: str = "eth0") -> None:
@@ -115,14 +115,14 @@ def phase_of(moments: Iterable[tuple[float, int]], size_bytes: int) -> Phase:
     """Return the phase in which `size_bytes` pass.
 
     Args:
-        moments: Pairs of seconds and bytes of one direction so far, in order. The first precedes the phase.
-        size_bytes: Bytes of the phase's payload.
+        moments: pairs of seconds and bytes of one direction so far, in order. The first precedes the phase.
+        size_bytes: bytes of the phase's payload.
 
     Returns:
         The phase from the last moment before `FIRST_BYTES` have passed to the first one after all have.
 
     Raises:
-        ValueError: Fewer bytes passed.
+        ValueError: fewer bytes passed.
     """
     start: int | None = None
     first = before = 0.0
@@ -141,14 +141,14 @@ def raw_share(flows: Sequence[tuple[Host, Host]], bits_per_second: float) -> flo
     """Return the share of a receiver's link that plain sockets fill, with all flows at once.
 
     Args:
-        flows: Sender and receiver of each flow.
-        bits_per_second: Rate of each link.
+        flows: sender and receiver of each flow.
+        bits_per_second: rate of each link.
 
     Returns:
         The share of the receiver that got least, in the best of a few tries.
 
     Raises:
-        Failed: A transfer failed.
+        Failed: a transfer failed.
     """
     return max(_raw_share(flows, bits_per_second) for _ in range(RAW_TRIES))
 

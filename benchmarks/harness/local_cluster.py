@@ -39,7 +39,7 @@ def result_of(process: subprocess.Popen[str], state: Path) -> dict[str, Any]:
     """Wait for a run's end, and return its JSON result.
 
     Raises:
-        Failed: The run failed.
+        Failed: the run failed.
     """
     output, _ = process.communicate()
     if process.returncode != 0:

@@ -19,12 +19,12 @@ class NoComputeCluster(Daemons):
     """A cluster for figures of pure communication; the arguments below extend those of `Daemons`.
 
     Args:
-        elements: Number of parameters of the model.
-        tensors: Number of tensors that hold them.
-        settings: Overrides of the job, in the form of `--set`.
+        elements: number of parameters of the model.
+        tensors: number of tensors that hold them.
+        settings: overrides of the job, in the form of `--set`.
 
     Attributes:
-        gate: Gate at which all workers wait in each step.
+        gate: gate at which all workers wait in each step.
     """
 
     gate: StepGate

@@ -24,7 +24,7 @@ def peer_python() -> str:
     """Return the interpreter `TIERMESH_PEER_PYTHON`, else that of an environment under build/, created on first use.
 
     Raises:
-        Skipped: There is no interpreter with PyTorch, and none can be created here.
+        Skipped: there is no interpreter with PyTorch, and none can be created here.
     """
     given = os.environ.get("TIERMESH_PEER_PYTHON")
     python = Path(given) if given else BUILD / "torch" / "bin" / "python"

@@ -15,12 +15,12 @@ def report(
     """Print a figure with its bound, and the values behind it.
 
     Args:
-        name: Name of the figure.
-        value: Measured value.
-        bound: Largest value that keeps the bound, or the smallest one with `at_least`.
-        details: Lines with absolute values, printed below.
-        decimals: Decimals of value and bound.
-        at_least: Whether the bound is a minimum.
+        name: name of the figure.
+        value: measured value.
+        bound: largest value that keeps the bound, or the smallest one with `at_least`.
+        details: lines with absolute values, printed below.
+        decimals: decimals of value and bound.
+        at_least: whether the bound is a minimum.
 
     Returns:
         Whether the bound is kept.

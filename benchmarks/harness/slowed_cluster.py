@@ -52,7 +52,7 @@ class SlowedCluster(Daemons):
     """A cluster with 3 tiers and a GPT of 0.8 M parameters. Its workers pause before each micro-batch.
 
     Args:
-        name: Name of its folder under build/.
+        name: name of its folder under build/.
     """
 
     def __init__(self, name: str) -> None:
@@ -170,7 +170,7 @@ def lease_seconds(begun: Sequence[Begun]) -> float:
     The last micro-batch is assumed to take as long as the others.
 
     Raises:
-        Failed: There are fewer than two.
+        Failed: there are fewer than two.
     """
     if len(begun) < 2:
         raise Failed(f"a worker computed {len(begun)} micro-batches of a step, expected at least 2")
@@ -184,7 +184,7 @@ def steps_around(
     """Return durations of steps, from COMMIT to COMMIT: `count` before a moment, the one around it, `count` after it.
 
     Raises:
-        Failed: The log has too few steps.
+        Failed: the log has too few steps.
     """
     times = [event.seconds for event in events if event.committed]
     each = [after - before for before, after in itertools.pairwise(times)]

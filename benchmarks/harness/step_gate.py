@@ -19,7 +19,7 @@ class StepGate:
 
     Args:
         path: Path of the socket.
-        workers: Number of workers.
+        workers: number of workers.
     """
 
     def __init__(self, path: Path, workers: int) -> None:

@@ -35,9 +35,9 @@ class ComputePass:
     """A forward and backward pass during which nothing was exchanged. Seconds count from its start.
 
     Attributes:
-        seconds: Duration of the pass.
-        uses: Pairs (stop, seconds): first use of the parameter that ends at element `stop` of the layout.
-        ready: Pairs (offset, seconds): when the gradients of all elements from `offset` on were complete.
+        seconds: duration of the pass.
+        uses: pairs (stop, seconds): first use of the parameter that ends at element `stop` of the layout.
+        ready: pairs (offset, seconds): when the gradients of all elements from `offset` on were complete.
     """
 
     seconds: float
@@ -65,10 +65,10 @@ class StepController:
 
     Args:
         path: Path of the socket.
-        workers: Number of workers.
+        workers: number of workers.
 
     Attributes:
-        elements: Elements of the layout, known once the workers have paused.
+        elements: elements of the layout, known once the workers have paused.
     """
 
     def __init__(self, path: Path, workers: int) -> None:
@@ -174,10 +174,10 @@ class SteppedCluster(Daemons):
     """A cluster with a GPT of 10.7 M parameters. Each worker computes one micro-batch in a step.
 
     Args:
-        settings: Overrides of the job, in the form of `--set`.
+        settings: overrides of the job, in the form of `--set`.
 
     Attributes:
-        gate: Controller that pauses the workers.
+        gate: controller that pauses the workers.
     """
 
     gate: StepController

@@ -24,9 +24,9 @@ class NumberFile:
     """The file at a path.
 
     Args:
-        path: The file; it need not exist.
-        most: Largest number it may hold.
-        meaning: What the number is, for errors.
+        path: the file; it need not exist.
+        most: largest number it may hold.
+        meaning: what the number is, for errors.
     """
 
     def __init__(self, path: Path, most: int, meaning: str) -> None:
@@ -38,7 +38,7 @@ class NumberFile:
         """Return the number; 0 if the file does not exist.
 
         Raises:
-            Refused: The file is damaged.
+            Refused: the file is damaged.
         """
         try:
             with open_input_file("", self._path) as file:
@@ -52,7 +52,7 @@ class NumberFile:
         """Store a number durably: it survives power loss once this returns.
 
         Raises:
-            Failed: The file can't be written.
+            Failed: the file can't be written.
         """
         try:
             content = read_input_file("", self._path, _MOST_BYTES) if self._path.exists() else b""

@@ -47,7 +47,7 @@ class World:
     """Downloads with a cap, and the time.
 
     Args:
-        mb_per_second: The cap.
+        mb_per_second: the cap.
     """
 
     def __init__(self, mb_per_second: int | None) -> None:

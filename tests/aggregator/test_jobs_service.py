@@ -26,7 +26,7 @@ class Reader:
     """The context of a call whose reader takes some messages and no more.
 
     Args:
-        takes: How many it takes.
+        takes: how many it takes.
     """
 
     def __init__(self, takes: int) -> None:

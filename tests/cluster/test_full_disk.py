@@ -106,9 +106,9 @@ class Storm:
     Most processes are armed with a failpoint, at which they kill themselves; others are killed at random times.
 
     Args:
-        folder: The cluster's folder.
-        spec: The job that is submitted.
-        seed: Seed of the order.
+        folder: the cluster's folder.
+        spec: the job that is submitted.
+        seed: seed of the order.
     """
 
     def __init__(self, folder: Path, spec: str, seed: int) -> None:

@@ -28,8 +28,8 @@ class Disk:
     """State that survives the death of processes.
 
     Attributes:
-        epoch: Epoch of the aggregator that started last.
-        obeyed_epoch: Highest epoch that an optimizer process of its own has obeyed.
+        epoch: epoch of the aggregator that started last.
+        obeyed_epoch: highest epoch that an optimizer process of its own has obeyed.
     """
 
     epoch: int = 0

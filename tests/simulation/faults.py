@@ -21,8 +21,8 @@ class Faults:
     """The faults of one run.
 
     Attributes:
-        active: Whether more faults may happen.
-        hung: Workers whose devices have hung.
+        active: whether more faults may happen.
+        hung: workers whose devices have hung.
     """
 
     def __init__(self, cluster: SimulatedCluster) -> None:

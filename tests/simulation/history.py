@@ -95,7 +95,7 @@ class HistoryChecker:
         """Check the next event.
 
         Raises:
-            InvalidHistory: The event can't follow the earlier ones.
+            InvalidHistory: the event can't follow the earlier ones.
         """
         match event:
             case Planned():
@@ -144,7 +144,7 @@ def check(events: Iterable[Event]) -> int:
     """Check a whole history, and return how many steps were committed.
 
     Raises:
-        InvalidHistory: An event can't follow the earlier ones.
+        InvalidHistory: an event can't follow the earlier ones.
     """
     checker, commits = HistoryChecker(), 0
     for event in events:

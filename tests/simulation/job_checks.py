@@ -21,7 +21,7 @@ class JobChecks:
 
     Args:
         jobs: Jobs by id.
-        events: Checker of the run's history.
+        events: checker of the run's history.
     """
 
     def __init__(self, jobs: dict[str, SimulatedJob], events: history.HistoryChecker) -> None:

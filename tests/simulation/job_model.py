@@ -79,18 +79,18 @@ class SimulatedJob:
     """A job and its expected results.
 
     Attributes:
-        number: Number of the job, from 0.
-        plan: Steps, micro-batches and policies.
-        chunks: Chunks of its layout.
-        evaluation_batches: Batches of its held-out split.
-        submitted_seconds: Time of its submission.
-        cancelled_seconds: Time at which a user cancels it, or None.
-        full_disk_at: Step whose checkpoint can't be written, or None.
-        poisoned_at: Step with a micro-batch that fails on every worker, or None.
-        deadly_at: Step with a micro-batch that kills every worker by a fault, or None.
-        keep_last: Number of checkpoints that are kept, or 0 for all.
-        earlier: Job whose newest checkpoint this one goes on from once it has ended, or None.
-        first_step: Step that it begins at.
+        number: number of the job, from 0.
+        plan: steps, micro-batches and policies.
+        chunks: chunks of its layout.
+        evaluation_batches: batches of its held-out split.
+        submitted_seconds: time of its submission.
+        cancelled_seconds: time at which a user cancels it, or None.
+        full_disk_at: step whose checkpoint can't be written, or None.
+        poisoned_at: step with a micro-batch that fails on every worker, or None.
+        deadly_at: step with a micro-batch that kills every worker by a fault, or None.
+        keep_last: number of checkpoints that are kept, or 0 for all.
+        earlier: job whose newest checkpoint this one goes on from once it has ended, or None.
+        first_step: step that it begins at.
     """
 
     number: int

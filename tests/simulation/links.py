@@ -21,14 +21,14 @@ class Link:
     """A connection. The caller is the worker (to the aggregator) or the aggregator (to the optimizer).
 
     Attributes:
-        session: Number of the connection at the called side.
-        ends: The called process and the caller.
-        up_control, up_data: Pipes from the caller.
-        down_control, down_data: Pipes to the caller.
-        up: Whether both ends use the connection.
-        local: Whether both ends are in one process.
-        pinged: Whether unanswered pings end the connection. Otherwise the ends detect silence themselves.
-        obeyed_epoch: Epoch that the caller, a refused aggregator, must exceed; 0 if there is none.
+        session: number of the connection at the called side.
+        ends: the called process and the caller.
+        up_control, up_data: pipes from the caller.
+        down_control, down_data: pipes to the caller.
+        up: whether both ends use the connection.
+        local: whether both ends are in one process.
+        pinged: whether unanswered pings end the connection. Otherwise the ends detect silence themselves.
+        obeyed_epoch: epoch that the caller, a refused aggregator, must exceed; 0 if there is none.
     """
 
     def __init__(

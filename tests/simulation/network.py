@@ -41,15 +41,15 @@ class Pipe:
     """One direction of one stream.
 
     Args:
-        loop: Virtual time.
-        rng: Source of delays and repetitions.
-        deliver: Function that receives the items, in order.
-        receiver: Receiving process. While it is frozen nothing is delivered.
-        seconds: Typical delay. With 0 (both ends in one process) nothing is repeated.
-        repeat: Probability that a message arrives twice.
-        repeat_late: Whether a repetition may come much later than the first copy.
-        copy: Whether messages are serialised and parsed, as on a real wire.
-        injected: Counter of injected faults.
+        loop: virtual time.
+        rng: source of delays and repetitions.
+        deliver: function that receives the items, in order.
+        receiver: receiving process. While it is frozen nothing is delivered.
+        seconds: typical delay. With 0 (both ends in one process) nothing is repeated.
+        repeat: probability that a message arrives twice.
+        repeat_late: whether a repetition may come much later than the first copy.
+        copy: whether messages are serialised and parsed, as on a real wire.
+        injected: counter of injected faults.
     """
 
     def __init__(

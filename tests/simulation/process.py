@@ -15,11 +15,11 @@ class Process:
     """One life of a process with one core.
 
     Attributes:
-        alive: Whether the process runs or is frozen. A dead process ignores what arrives.
-        doomed_after: Number of effects until the process dies, or None.
-        frozen_until: End of the freeze. Connections stay open meanwhile.
-        clock_ahead_seconds: Sum of the jumps of the monotonic clock.
-        clock_rate: Speed of the monotonic clock.
+        alive: whether the process runs or is frozen. A dead process ignores what arrives.
+        doomed_after: number of effects until the process dies, or None.
+        frozen_until: end of the freeze. Connections stay open meanwhile.
+        clock_ahead_seconds: sum of the jumps of the monotonic clock.
+        clock_rate: speed of the monotonic clock.
     """
 
     def __init__(self, cluster: SimulatedCluster, title: str) -> None:

@@ -28,18 +28,18 @@ class Scenario:
     Attributes:
         tiers: 2 or 3.
         jobs: Jobs in order of submission.
-        workers: Number of workers.
-        control_seconds, data_seconds: Typical delays of messages.
-        skews: Factors on the delays, drawn per stream.
-        optimizer_seconds: Longest time of an optimizer's task.
-        restart_seconds: Longest time until a dead process restarts.
-        repeat_control, repeat_chunks: Probability that a message arrives twice.
-        copies_messages: Whether messages are serialised, so that no two processes share one.
-        faults: Number of faults.
-        odd_worker: Whether a worker with another fingerprint tries to join.
-        liar: Whether a worker that sometimes lies takes part.
-        upgrade_seconds: Time from which workers are replaced by others of new code, or None.
-        fault_kinds: Kinds of faults that may happen; empty means all.
+        workers: number of workers.
+        control_seconds, data_seconds: typical delays of messages.
+        skews: factors on the delays, drawn per stream.
+        optimizer_seconds: longest time of an optimizer's task.
+        restart_seconds: longest time until a dead process restarts.
+        repeat_control, repeat_chunks: probability that a message arrives twice.
+        copies_messages: whether messages are serialised, so that no two processes share one.
+        faults: number of faults.
+        odd_worker: whether a worker with another fingerprint tries to join.
+        liar: whether a worker that sometimes lies takes part.
+        upgrade_seconds: time from which workers are replaced by others of new code, or None.
+        fault_kinds: kinds of faults that may happen; empty means all.
     """
 
     tiers: int

@@ -22,10 +22,10 @@ class Outcome(NamedTuple):
     """Result of one seed.
 
     Attributes:
-        seed: The seed.
-        steps: Committed steps.
+        seed: the seed.
+        steps: committed steps.
         problem: Failed check; empty after success.
-        injected: Number of injected faults, by kind.
+        injected: number of injected faults, by kind.
     """
 
     seed: int

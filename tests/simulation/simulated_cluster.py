@@ -44,13 +44,13 @@ class SimulatedCluster:
     """One run of a seed.
 
     Args:
-        seed: Source of all decisions.
-        tracing: Whether to print inputs and effects.
-        make_core: Function that builds cores, so that a test can record or change them.
-        scenario: Scenario to run instead of the seed's.
+        seed: source of all decisions.
+        tracing: whether to print inputs and effects.
+        make_core: function that builds cores, so that a test can record or change them.
+        scenario: scenario to run instead of the seed's.
 
     Attributes:
-        injected: Number of injected faults, by kind.
+        injected: number of injected faults, by kind.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SimulatedCluster:
         """Run until every job has ended.
 
         Raises:
-            SimulationFailed: A check failed.
+            SimulationFailed: a check failed.
         """
         for job in self.scenario.jobs:
             self.loop.at(job.submitted_seconds, self._submit, job.id)

@@ -18,9 +18,9 @@ class LeaseState:
     """State of a lease.
 
     Attributes:
-        key: Key of the gradient, or None before it is computed and for leases without one.
-        ready_from: First chunk that is complete; all later ones are too.
-        dropped: Whether the core has dropped the lease.
+        key: key of the gradient, or None before it is computed and for leases without one.
+        ready_from: first chunk that is complete; all later ones are too.
+        dropped: whether the core has dropped the lease.
     """
 
     def __init__(self, lease: pb.Lease) -> None:
@@ -34,7 +34,7 @@ class DeviceQueue:
     """The device's thread, which runs one task after the other.
 
     Attributes:
-        hang_seconds: Additional duration of the next piece of work; 0 for no hang.
+        hang_seconds: additional duration of the next piece of work; 0 for no hang.
     """
 
     def __init__(self, process: Process) -> None:

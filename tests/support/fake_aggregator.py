@@ -27,7 +27,7 @@ class FakeAggregator:
     Attributes:
         jobs: jobs by id, in order of submission.
         submitted: requests that arrived.
-        continued: Continue requests that arrived.
+        continued: continue requests that arrived.
         events: events that Watch sends, one list per call; then it sends the job of `jobs`.
         files: files of the one checkpoint, by path.
         step: step that Download names for the checkpoint.
@@ -35,7 +35,7 @@ class FakeAggregator:
         sent_steps: wrong steps that Download names, by path.
         silent: whether calls are never answered.
         standby_of: name of the leader, if this is a standby; empty if it leads.
-        prunes: Prune requests that arrived.
+        prunes: prune requests that arrived.
         prunable: what Prune answers, for the jobs that a request is about.
         status: answer of Status.
         store: store of uploaded files; None serves no `tiermesh.Files`.

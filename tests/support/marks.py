@@ -13,9 +13,9 @@ def marks_of(
     """Return the marks of one case of a large matrix.
 
     Args:
-        case: One cell of the matrix.
-        quick: Cells that `make test` runs.
-        long: Cells that `make test-all` adds.
+        case: one cell of the matrix.
+        quick: cells that `make test` runs.
+        long: cells that `make test-all` adds.
 
     Returns:
         No mark, `long`, or `slow` for a cell in neither collection.

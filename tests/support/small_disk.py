@@ -14,7 +14,7 @@ class SmallDisk:
     """A mounted tmpfs.
 
     Args:
-        path: The folder it is mounted on.
+        path: the folder it is mounted on.
     """
 
     def __init__(self, path: Path) -> None:

@@ -45,7 +45,7 @@ class WorkerDeaths:
     """The workers of one job that were killed by a fault since its last COMMIT.
 
     Args:
-        job: The job's id.
+        job: the job's id.
     """
 
     def __init__(self, job: str) -> None:
@@ -73,9 +73,9 @@ class WorkerDeaths:
         """Record how a worker's previous process ended; return who is at fault.
 
         Args:
-            worker: The worker's name.
-            predecessor: What its new process reports.
-            others: The other workers that can do the job's work now.
+            worker: the worker's name.
+            predecessor: what its new process reports.
+            others: the other workers that can do the job's work now.
 
         Returns:
             None if the end does not count as a death by this job.

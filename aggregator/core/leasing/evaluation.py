@@ -20,11 +20,11 @@ class EvaluationLease:
     """A run of held-out batches that a worker evaluates.
 
     Attributes:
-        lease: The lease's id.
-        session: The worker's session.
-        first: The index of the first batch.
-        count: The number of batches.
-        since_seconds: When it was granted, on the monotonic clock.
+        lease: the lease's id.
+        session: the worker's session.
+        first: the index of the first batch.
+        count: the number of batches.
+        since_seconds: when it was granted, on the monotonic clock.
     """
 
     lease: int
@@ -43,8 +43,8 @@ class Evaluation:
     """The leases and results of one evaluation.
 
     Attributes:
-        batches: The number of held-out batches.
-        leases: The leases that are under way, by id.
+        batches: the number of held-out batches.
+        leases: the leases that are under way, by id.
     """
 
     def __init__(self, batches: int) -> None:

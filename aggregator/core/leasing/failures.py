@@ -18,8 +18,8 @@ class Blame:
     """The party at fault for a failed lease, or for the death of a worker.
 
     Attributes:
-        job: Why the job must end; None if it may go on.
-        worker: Why the worker must be refused; None if it may go on.
+        job: why the job must end; None if it may go on.
+        worker: why the worker must be refused; None if it may go on.
     """
 
     job: str | None = None
@@ -31,9 +31,9 @@ class LeasedWork:
     """The work of a lease.
 
     Attributes:
-        phase: The job's phase.
-        version: The version of the weights; None before there are any.
-        indices: Micro-batches, or held-out batches in an evaluation.
+        phase: the job's phase.
+        version: the version of the weights; None before there are any.
+        indices: micro-batches, or held-out batches in an evaluation.
     """
 
     phase: JobPhase

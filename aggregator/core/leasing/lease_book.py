@@ -27,11 +27,11 @@ class Initialisation:
     """The lease under which one worker makes the initial weights.
 
     Attributes:
-        lease: The lease's id.
-        session: The worker's session.
-        since_seconds: When it was granted, on the monotonic clock.
-        described: Whether the worker has sent the layout of its chunks.
-        missing: The chunks that have not come; None until the optimizer has the layout and asks for them.
+        lease: the lease's id.
+        session: the worker's session.
+        since_seconds: when it was granted, on the monotonic clock.
+        described: whether the worker has sent the layout of its chunks.
+        missing: the chunks that have not come; None until the optimizer has the layout and asks for them.
     """
 
     lease: int
@@ -50,18 +50,18 @@ class LeaseBook:
     """Leases of all kinds: which worker has them, and which worker gets them next.
 
     Args:
-        timeouts: The cluster's timeouts.
-        members: The connected workers, by session.
-        orders: Sends leases and revocations.
-        report: The job's record and log.
-        out: Takes the effects on stored sums.
-        checked: Whether some micro-batches are computed twice.
+        timeouts: the cluster's timeouts.
+        members: the connected workers, by session.
+        orders: sends leases and revocations.
+        report: the job's record and log.
+        out: takes the effects on stored sums.
+        checked: whether some micro-batches are computed twice.
 
     Attributes:
-        initialisation: The lease of the initial weights; None if no worker has it.
-        step_sum: The sum of the step in training; None in other phases.
-        evaluation: The evaluation under way; None in other phases.
-        checks: The checks of the step's micro-batches.
+        initialisation: the lease of the initial weights; None if no worker has it.
+        step_sum: the sum of the step in training; None in other phases.
+        evaluation: the evaluation under way; None in other phases.
+        checks: the checks of the step's micro-batches.
     """
 
     def __init__(

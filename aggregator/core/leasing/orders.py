@@ -19,9 +19,9 @@ class WorkerOrders:
     """Sends the workers of a job their orders.
 
     Args:
-        job: The job's id.
-        new_lease: Returns a lease id that was never used before.
-        out: Takes the orders.
+        job: the job's id.
+        new_lease: returns a lease id that was never used before.
+        out: takes the orders.
     """
 
     def __init__(self, job: str, new_lease: Callable[[], int], out: Outbox) -> None:
@@ -52,11 +52,11 @@ class WorkerOrders:
         """Lease the missing chunks of a node to a worker; do nothing if none is missing.
 
         Args:
-            session: The worker's session.
-            step_sum: The step's sum.
-            assignment: The assignment whose node is leased.
-            now: The time, on the monotonic clock.
-            in_place: Whether chunks are read in the worker's memory, so that they need no send window.
+            session: the worker's session.
+            step_sum: the step's sum.
+            assignment: the assignment whose node is leased.
+            now: the time, on the monotonic clock.
+            in_place: whether chunks are read in the worker's memory, so that they need no send window.
         """
         missing = step_sum.coverage.missing(assignment.node)
         assignment.computed = not missing

@@ -23,8 +23,8 @@ def splits(nodes: Sequence[Node], most: int) -> Iterator[list[Node]]:
     """Yield finer and finer splits of the nodes, each time with the largest nodes split into their children.
 
     Args:
-        nodes: The nodes to split.
-        most: The limit of nodes.
+        nodes: the nodes to split.
+        most: the limit of nodes.
     """
     apart = max(1, most // MOST_SPLITS)
     largest = [(-node.count, node.first) for node in nodes]
@@ -45,9 +45,9 @@ def assign(
     """Assign each node to the worker that would finish it first, largest node first.
 
     Args:
-        nodes: The nodes to compute.
-        speeds: Micro-batches per second, by worker.
-        busy_seconds: How long a worker still computes other work; idle workers are absent.
+        nodes: the nodes to compute.
+        speeds: micro-batches per second, by worker.
+        busy_seconds: how long a worker still computes other work; idle workers are absent.
 
     Returns:
         The seconds until the last worker is done, and the worker of each node.

@@ -17,9 +17,9 @@ class LeaseResults:
     """Records what workers report of their leases in one job.
 
     Args:
-        job: The job's record.
-        lease_book: The job's leases.
-        job_members: The job's workers.
+        job: the job's record.
+        lease_book: the job's leases.
+        job_members: the job's workers.
     """
 
     def __init__(self, job: Job, lease_book: LeaseBook, job_members: JobMembers) -> None:

@@ -20,10 +20,10 @@ class Stalls:
     """The stalled leases of one job.
 
     Args:
-        timeouts: The cluster's timeouts.
-        members: The connected workers, by session.
-        orders: Sends revocations.
-        report: Publishes which worker has stalled.
+        timeouts: the cluster's timeouts.
+        members: the connected workers, by session.
+        orders: sends revocations.
+        report: publishes which worker has stalled.
     """
 
     def __init__(

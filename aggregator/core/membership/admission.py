@@ -18,14 +18,14 @@ class Admission:
     """The demands of a job on its workers, and the workers that meet them.
 
     Args:
-        exact: Whether a worker's fingerprint must match the first one's.
-        fingerprint: The pinned fingerprint; empty before there is one.
-        timeouts: The cluster's timeouts.
-        now: The time, on the monotonic clock.
+        exact: whether a worker's fingerprint must match the first one's.
+        fingerprint: the pinned fingerprint; empty before there is one.
+        timeouts: the cluster's timeouts.
+        now: the time, on the monotonic clock.
 
     Attributes:
-        fingerprint: The first worker's fingerprint, which the job pins; empty before there is one.
-        layout_hash: The hash of the job's layout; empty before it is known.
+        fingerprint: the first worker's fingerprint, which the job pins; empty before there is one.
+        layout_hash: the hash of the job's layout; empty before it is known.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ def check_name(
     """Return why a worker can't have its name, because another one has it; None if it can.
 
     Args:
-        hello: The worker's first message.
-        members: The workers connected already.
-        now: The time, on the monotonic clock.
-        silent_seconds: Time without a message after which a connected worker no longer owns its name.
+        hello: the worker's first message.
+        members: the workers connected already.
+        now: the time, on the monotonic clock.
+        silent_seconds: time without a message after which a connected worker no longer owns its name.
     """
     for other in members:
         silent = now - other.heard_seconds

@@ -26,9 +26,9 @@ class CodePin:
     """The changes of one job's code, kept in its record, which is on disk before any change takes effect.
 
     Args:
-        job: The job's record.
-        members: The connected workers, by session.
-        wait_seconds: Time without any worker of the pinned code after which the code changes.
+        job: the job's record.
+        members: the connected workers, by session.
+        wait_seconds: time without any worker of the pinned code after which the code changes.
     """
 
     def __init__(self, job: Job, members: Mapping[int, Member], wait_seconds: float) -> None:

@@ -24,12 +24,12 @@ class JobMembers:
     """Admits workers to a job and refuses those that do not match it.
 
     Args:
-        members: The connected workers, by session.
-        admission: What the job demands of them.
-        exclusions: The workers it has found faulty.
-        deaths: The workers that died of it.
-        orders: Sends workers their orders.
-        report: The job's record and log.
+        members: the connected workers, by session.
+        admission: what the job demands of them.
+        exclusions: the workers it has found faulty.
+        deaths: the workers that died of it.
+        orders: sends workers their orders.
+        report: the job's record and log.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ class CodeWait:
     """The wait of a worker whose code differs from the code that the job is pinned to.
 
     Attributes:
-        ready: Its report that it has built the job; it is admitted by it if the job is pinned to its code.
-        reason: Why it waits.
+        ready: its report that it has built the job; it is admitted by it if the job is pinned to its code.
+        reason: why it waits.
     """
 
     ready: Ready
@@ -52,8 +52,8 @@ class Fetch:
     """The reading of a job's input from the aggregator.
 
     Attributes:
-        progress: What the worker reported last.
-        since_seconds: When it last got on, on the monotonic clock.
+        progress: what the worker reported last.
+        since_seconds: when it last got on, on the monotonic clock.
     """
 
     progress: Fetching
@@ -71,25 +71,25 @@ class Member:
     """A connected worker.
 
     Attributes:
-        session: The number of its connection; a worker that reconnects is a new member.
-        name: Its name, which stays the same across restarts.
-        incarnation: The id of its process.
-        heard_seconds: When its last message came, on the monotonic clock.
-        has_data_stream: Whether its data stream is up.
-        ready: Whether it has built the running job on its mesh.
-        layout_hash: The hash of the layout it has built.
-        refusal: Why it takes no part in the running job; None if it may.
-        unfit: Why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
-        building_since_seconds: Since when it builds the job; None if it does not.
-        fetch: What it reads from the aggregator before it can build the job; None if it lacks nothing.
-        code_wait: Why it waits until the job is pinned to its code; None if it does not.
-        loaded_version: The version whose complete weights are on its mesh.
-        sent_version: The version being sent to it.
-        sent_chunks: The number of chunks of that version sent to it.
-        stalled: Whether it took too long over a lease and has not reported work since.
-        failures: The number of its leases that failed in a row.
-        in_place: Whether its last chunk lay in memory that it shares, and so cost none here.
-        speed: Micro-batches per second; 0 until measured.
+        session: the number of its connection; a worker that reconnects is a new member.
+        name: its name, which stays the same across restarts.
+        incarnation: the id of its process.
+        heard_seconds: when its last message came, on the monotonic clock.
+        has_data_stream: whether its data stream is up.
+        ready: whether it has built the running job on its mesh.
+        layout_hash: the hash of the layout it has built.
+        refusal: why it takes no part in the running job; None if it may.
+        unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
+        building_since_seconds: since when it builds the job; None if it does not.
+        fetch: what it reads from the aggregator before it can build the job; None if it lacks nothing.
+        code_wait: why it waits until the job is pinned to its code; None if it does not.
+        loaded_version: the version whose complete weights are on its mesh.
+        sent_version: the version being sent to it.
+        sent_chunks: the number of chunks of that version sent to it.
+        stalled: whether it took too long over a lease and has not reported work since.
+        failures: the number of its leases that failed in a row.
+        in_place: whether its last chunk lay in memory that it shares, and so cost none here.
+        speed: micro-batches per second; 0 until measured.
     """
 
     session: int

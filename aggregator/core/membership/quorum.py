@@ -12,10 +12,10 @@ class Quorum:
     """The job's `min_workers`: below that number, no new work is leased.
 
     Args:
-        wanted: The least number of workers.
-        members: The connected workers, by session.
-        admission: Knows which workers took part before.
-        note: Publishes a line to the job's log.
+        wanted: the least number of workers.
+        members: the connected workers, by session.
+        admission: knows which workers took part before.
+        note: publishes a line to the job's log.
     """
 
     def __init__(

@@ -23,9 +23,9 @@ class WeightStore:
     """The chunks of the newest weights that the aggregator has.
 
     Attributes:
-        version: The version of these weights; None before there are any.
-        elements: The number of elements in the layout.
-        prefix: The number of chunks, from the first, that have all arrived.
+        version: the version of these weights; None before there are any.
+        elements: the number of elements in the layout.
+        prefix: the number of chunks, from the first, that have all arrived.
     """
 
     version: Version | None = None
@@ -64,13 +64,13 @@ class ChunkRouter:
     """Turns arriving chunks into effects on their payloads.
 
     Args:
-        job: The job's id.
-        epoch: The aggregator's epoch.
-        wire: The types that chunks travel in.
-        out: Takes the effects.
+        job: the job's id.
+        epoch: the aggregator's epoch.
+        wire: the types that chunks travel in.
+        out: takes the effects.
 
     Attributes:
-        weights: The chunks of the newest weights.
+        weights: the chunks of the newest weights.
     """
 
     def __init__(self, job: str, epoch: int, wire: WireTypes, out: Outbox) -> None:

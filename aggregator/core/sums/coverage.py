@@ -17,10 +17,10 @@ class Arrival:
     """The changes that the arrival of one node's chunk makes.
 
     Attributes:
-        duplicate: Everything it brings is covered already, so there is nothing to do.
-        superseded: Stored nodes within the new one, whose payloads must be dropped.
-        merges: Additions (left, right, parent) to make, in this order.
-        done: The last merge, or the node itself, reached the root, and the gate does not hold it back.
+        duplicate: everything it brings is covered already, so there is nothing to do.
+        superseded: stored nodes within the new one, whose payloads must be dropped.
+        merges: additions (left, right, parent) to make, in this order.
+        done: the last merge, or the node itself, reached the root, and the gate does not hold it back.
     """
 
     duplicate: bool = False
@@ -36,7 +36,7 @@ class Coverage:
     chunk.
 
     Attributes:
-        gated: Whether the last chunk is held back, so that the optimizer can't COMMIT yet.
+        gated: whether the last chunk is held back, so that the optimizer can't COMMIT yet.
     """
 
     def __init__(self, root: Node, chunks: int, *, gated: bool = False) -> None:

@@ -24,12 +24,12 @@ class Assignment:
     """A node and the worker that computes it.
 
     Attributes:
-        node: The part of the reduction tree to compute.
-        session: The session of the worker it is planned for; None for an orphan.
-        since_seconds: When it was planned or granted, or when its worker had the weights, whichever was last. On the
+        node: the part of the reduction tree to compute.
+        session: the session of the worker it is planned for; None for an orphan.
+        since_seconds: when it was planned or granted, or when its worker had the weights, whichever was last. On the
             monotonic clock.
-        lease: The id of its lease; 0 before it is granted.
-        computed: Whether the worker has reported it as computed.
+        lease: the id of its lease; 0 before it is granted.
+        computed: whether the worker has reported it as computed.
     """
 
     node: Node
@@ -43,19 +43,19 @@ class StepSum:
     """The state of one step until its COMMIT.
 
     Args:
-        version: The weights the step starts from.
-        micro_batches: The leaves of the reduction tree.
-        chunks: The number of chunks in the layout.
-        now: The time, on the monotonic clock.
-        window_factor: The factor by which send windows are widened: the number of processes that share the chunks,
+        version: the weights the step starts from.
+        micro_batches: the leaves of the reduction tree.
+        chunks: the number of chunks in the layout.
+        now: the time, on the monotonic clock.
+        window_factor: the factor by which send windows are widened: the number of processes that share the chunks,
             times how many wire gradients fit into a float32 one.
-        checked: Micro-batches that a second worker computes too; the sum completes only after their checks.
+        checked: micro-batches that a second worker computes too; the sum completes only after their checks.
 
     Attributes:
-        checks: The checks of these micro-batches.
-        coverage: What has arrived.
-        assignments: Who computes which node, in the order of the nodes.
-        window_end: The position in the agreed order that senders must not reach yet.
+        checks: the checks of these micro-batches.
+        coverage: what has arrived.
+        assignments: who computes which node, in the order of the nodes.
+        window_end: the position in the agreed order that senders must not reach yet.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class StepSum:
         that worker is free.
 
         Args:
-            speeds: Micro-batches per second, by session.
-            now: The time, on the monotonic clock.
-            busy_seconds: How long a worker still computes other work, by session; idle workers are absent.
+            speeds: micro-batches per second, by session.
+            now: the time, on the monotonic clock.
+            busy_seconds: how long a worker still computes other work, by session; idle workers are absent.
         """
         orphans = self.orphans()
         if not orphans or not speeds.keys() - busy_seconds.keys():

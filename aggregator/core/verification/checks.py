@@ -32,9 +32,9 @@ class Finding:
     """Faulty workers, as a check has found them.
 
     Attributes:
-        workers: The names of the faulty workers.
-        text: The check's checksums, as one line.
-        trusted_step: The step before which these workers' results are trusted.
+        workers: the names of the faulty workers.
+        text: the check's checksums, as one line.
+        trusted_step: the step before which these workers' results are trusted.
     """
 
     workers: frozenset[str]
@@ -46,12 +46,12 @@ class JobChecks:
     """The checks of one job.
 
     Args:
-        timeouts: The cluster's timeouts.
-        members: The connected workers, by session.
-        orders: Leases micro-batches to a second worker.
-        report: The job's record and log; the record says up to which step each worker is trusted.
-        out: Takes the outcomes for the metrics.
-        enabled: Whether the job has any checks.
+        timeouts: the cluster's timeouts.
+        members: the connected workers, by session.
+        orders: leases micro-batches to a second worker.
+        report: the job's record and log; the record says up to which step each worker is trusted.
+        out: takes the outcomes for the metrics.
+        enabled: whether the job has any checks.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class JobChecks:
         """Close the checks that can be closed, and ask idle workers about the others.
 
         Args:
-            step_sum: The step's sum, with its checks.
-            able: The workers that have the step's weights or are being sent them.
-            now: The time, on the monotonic clock.
+            step_sum: the step's sum, with its checks.
+            able: the workers that have the step's weights or are being sent them.
+            now: the time, on the monotonic clock.
 
         Returns:
             The first faulty workers, which makes everything computed for this step void; None if there are none.

@@ -46,9 +46,9 @@ class Opinion:
     """A worker's checksum of a micro-batch's gradient.
 
     Attributes:
-        worker: The worker's name.
-        lease: The lease under which it was computed; a repeated message has the same one.
-        crc32c: The gradient's checksum.
+        worker: the worker's name.
+        lease: the lease under which it was computed; a repeated message has the same one.
+        crc32c: the gradient's checksum.
     """
 
     worker: str
@@ -91,14 +91,14 @@ class Check:
     """The check of one micro-batch.
 
     Attributes:
-        micro_batch: Its index in the step.
-        opinions: The checksums so far; the first is from the worker that computed it for the step's sum.
-        lease: The lease under which it is being computed again; 0 if it isn't.
-        session: The session of the worker with that lease.
-        since_seconds: When that lease was granted or, before that, when the first opinion came. On the monotonic
+        micro_batch: its index in the step.
+        opinions: the checksums so far; the first is from the worker that computed it for the step's sum.
+        lease: the lease under which it is being computed again; 0 if it isn't.
+        session: the session of the worker with that lease.
+        since_seconds: when that lease was granted or, before that, when the first opinion came. On the monotonic
             clock.
-        declined: Workers that were asked and did not answer.
-        outcome: How the check ended; None while it is open.
+        declined: workers that were asked and did not answer.
+        outcome: how the check ended; None while it is open.
     """
 
     micro_batch: int

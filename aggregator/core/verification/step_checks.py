@@ -17,7 +17,7 @@ class StepChecks:
     """The checks of one step, by micro-batch.
 
     Args:
-        checked: The micro-batches that a second worker computes too.
+        checked: the micro-batches that a second worker computes too.
     """
 
     def __init__(self, checked: Iterable[int]) -> None:

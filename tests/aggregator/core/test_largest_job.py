@@ -35,9 +35,9 @@ class TimedDialogue(Dialogue):
     """A dialogue that measures each input.
 
     Attributes:
-        slowest: The longest processor time of an input, by kind of input.
-        orders: The leases that each worker has been given and has not reported.
-        inputs: Number of inputs so far.
+        slowest: the longest processor time of an input, by kind of input.
+        orders: the leases that each worker has been given and has not reported.
+        inputs: number of inputs so far.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -27,8 +27,8 @@ class LoggedJob:
     """A job whose log is capped, over restarts of its aggregator.
 
     Args:
-        folder: The folder of the log.
-        cap_bytes: The cap.
+        folder: the folder of the log.
+        cap_bytes: the cap.
     """
 
     def __init__(self, folder: Path, cap_bytes: int = CAP_BYTES) -> None:

@@ -21,7 +21,7 @@ class Worker:
     """Simulated stepped worker that answers from a thread of its own.
 
     Attributes:
-        orders: Orders it has received.
+        orders: orders it has received.
     """
 
     def __init__(self, path: Path, answers: list[dict[str, Any]]) -> None:

@@ -41,11 +41,11 @@ class Dialogue:
     """An aggregator's core and the messages to and from it.
 
     Attributes:
-        core: The core under test.
-        now: The virtual time, in seconds.
-        leases: The newest lease of each session.
-        saved: The jobs as they were last saved.
-        notes: The lines that were published to users.
+        core: the core under test.
+        now: the virtual time, in seconds.
+        leases: the newest lease of each session.
+        saved: the jobs as they were last saved.
+        notes: the lines that were published to users.
     """
 
     def __init__(self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = ()) -> None:
