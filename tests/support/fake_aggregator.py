@@ -27,7 +27,7 @@ class FakeAggregator:
     Attributes:
         jobs: jobs by id, in order of submission.
         submitted: requests that arrived.
-        continued: continue requests that arrived.
+        continued: number of Continue requests that arrived.
         events: events that Watch sends, one list per call; then it sends the job of `jobs`.
         files: files of the one checkpoint, by path.
         step: step that Download names for the checkpoint.
