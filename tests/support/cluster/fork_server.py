@@ -32,11 +32,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 _MAX_REQUEST_BYTES = 1 << 16
 _MODULES = {
-    "worker": ("worker.service", "worker.device_thread", "training.models", "mesh.emulator"),
-    "aggregator": ("aggregator.service", "aggregator.shards.server.service", "optimizer.engine"),
-    "optimizer": ("optimizer.service",),
+    "worker": ("worker.daemon", "worker.service", "worker.device_thread", "training.models", "mesh.emulator"),
+    "aggregator": (
+        "aggregator.daemon",
+        "aggregator.service",
+        "aggregator.shards.server.service",
+        "optimizer.engine",
+    ),
+    "optimizer": ("optimizer.daemon", "optimizer.service"),
 }
 """Modules that the server of each role imports before the first request, in addition to the commands."""
+_HTTP_MODULES = ("uvicorn.protocols.http.auto", "uvicorn.lifespan.off", "encodings.idna")
+"""Modules that the server of /metrics imports when it starts."""
 ROLES = tuple(_MODULES)
 
 
@@ -165,7 +172,8 @@ def main(descriptor: int, role: str) -> None:
 
     limit_blas_to_one_thread()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    for name in ("cli.daemon_commands", "cli.job_commands", "cli.model_commands", *_MODULES[role]):
+    commands = ("cli.main", "cli.daemon_commands", "cli.job_commands", "cli.model_commands")
+    for name in (*commands, *_MODULES[role], *_HTTP_MODULES):
         importlib.import_module(name)
     if role == "worker":
         importlib.import_module("worker.code_fingerprint").hash_code(
