@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mesh.descriptors.choose import PATH_VARIABLE, check_configured_descriptor, choose_descriptor
 from services.errors import Failed, Refused
 
 BACKENDS = ("auto", "ttnn", "emulator")
+Dtype = Literal["bfloat16", "float32"]
+"""Type of weights and activations."""
 DEVICE_FOLDER = Path("/dev/tenstorrent")
 
 _loaded_descriptor: tuple[str, str] | None = None
@@ -23,6 +25,16 @@ _loaded_descriptor: tuple[str, str] | None = None
 def has_device(folder: Path = DEVICE_FOLDER) -> bool:
     """Return whether this host has a Tenstorrent device, or TT_METAL_SIMULATOR names a simulator."""
     return folder.exists() or bool(os.environ.get("TT_METAL_SIMULATOR"))
+
+
+def may_drive_chips(backend: str) -> bool:
+    """Return whether a job with this `device_config.backend` may run on chips, on some host."""
+    return backend != "emulator"
+
+
+def choose_dtype(backend: str, dtype: Dtype | None) -> Dtype:
+    """Return the type of weights and activations: the one that a job gives, else that of chips, if it may use some."""
+    return dtype or ("bfloat16" if may_drive_chips(backend) else "float32")
 
 
 def check_mesh_shape(mesh_shape: tuple[int, int], backend: str) -> Path | None:
@@ -36,7 +48,7 @@ def check_mesh_shape(mesh_shape: tuple[int, int], backend: str) -> Path | None:
     Raises:
         Refused: the descriptor can't be read, or the mesh doesn't fit it.
     """
-    return None if backend == "emulator" else check_configured_descriptor(mesh_shape, os.environ)
+    return check_configured_descriptor(mesh_shape, os.environ) if may_drive_chips(backend) else None
 
 
 def load_device_module(

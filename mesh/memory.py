@@ -26,6 +26,11 @@ def read_chip_memory(mesh: Mesh) -> ChipMemory:
     return ChipMemory(banks * view.total_bytes_per_bank, banks * view.total_bytes_allocated_per_bank, banks)
 
 
+def find_chip_limit(mesh: Mesh) -> ChipMemory | None:
+    """Return the DRAM figures of one chip; None if it is emulated and has the memory of its host."""
+    return None if mesh.backend == "emulator" else read_chip_memory(mesh)
+
+
 @dataclass(frozen=True)
 class MemorySegment:
     """Allocations of one chip between two points in time, in bytes.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from mesh.device import Mesh
-from mesh.memory import read_chip_memory
+from mesh.memory import find_chip_limit
 from services.config.job import JobConfig
 from services.errors import Refused
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.fitting import LARGEST_ERROR, describe_shortage
+
+_DTYPE = "bfloat16"
+"""Type of weights and activations on real chips."""
 
 
 def check_chip_memory(config: JobConfig, mesh: Mesh) -> None:
@@ -19,17 +22,16 @@ def check_chip_memory(config: JobConfig, mesh: Mesh) -> None:
     Raises:
         Refused: the job certainly needs more; the line says how much, and what to change.
     """
-    if mesh.backend != "ttnn" or config.vocabulary is None:
+    chip = find_chip_limit(mesh)
+    if chip is None or config.vocabulary is None:
         return
-    chip = read_chip_memory(mesh)
-    dtype = "float32" if mesh.dtype == mesh.tt.float32 else "bfloat16"
-    memory = estimate_device_memory(config, config.vocabulary, dtype=dtype, banks=chip.banks)
+    memory = estimate_device_memory(config, config.vocabulary, dtype=_DTYPE, banks=chip.banks)
     if memory is not None and memory.total_bytes > LARGEST_ERROR * chip.total_bytes:
         raise Refused(
             describe_shortage(
                 config,
                 memory,
-                dtype=dtype,
+                dtype=_DTYPE,
                 banks=chip.banks,
                 chip=f"this worker's {mesh.arch}",
                 chip_bytes=chip.total_bytes,

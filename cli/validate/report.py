@@ -7,6 +7,7 @@ from typing import Any
 
 from cli.validate.command import Cluster
 from cli.validate.corpus import count_epoch_windows
+from mesh.backend import choose_dtype, may_drive_chips
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
 from services.config.origins import Origins
@@ -88,13 +89,13 @@ def _count_parameters(config: JobConfig) -> dict[str, int] | None:
 
 def _size_device(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | None, str | None]:
     """Return the memory of a chip, and a line if that is more than it has."""
-    emulated = config.device.backend == "emulator"
-    dtype = config.device.dtype or ("float32" if emulated else "bfloat16")
+    dtype = choose_dtype(config.device.backend, config.device.dtype)
     chip = CHIPS[cluster.chip] if cluster.chip else DEFAULT_CHIP
     memory = estimate_device_memory(config, config.vocabulary or 0, dtype=dtype, banks=chip.banks)
     if memory is None:
         return None, None
-    known = cluster.chip is not None or not emulated  # an emulated chip has the memory of the host
+    # An emulated chip has the memory of the host.
+    known = cluster.chip is not None or may_drive_chips(config.device.backend)
     sizes = asdict(memory) | {
         "total_bytes": memory.total_bytes,
         "dtype": dtype,

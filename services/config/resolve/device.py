@@ -57,7 +57,7 @@ def resolve_device(
         trace=section.trace,
     )
     notices = []
-    if device.device_ids and device.backend == "emulator":
+    if device.device_ids and device.backend not in ("auto", "ttnn"):
         notices.append(
             "device_config.device_ids: is without effect with backend emulator, which has no chips"
         )

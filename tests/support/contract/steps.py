@@ -96,7 +96,7 @@ MODELS: dict[str, ModelConfig] = {
     "own_model": CustomConfig(
         model_type="mixer:Mixer", max_sequence_length=32, options={"width": 256, "layers": 1}
     ),
-    "mlp": MLPConfig(input_features=64, hidden_features=(200, 256), output_features=32, training_samples=200),
+    "mlp": MLPConfig(input_features=64, hidden_features=(232, 256), output_features=32, training_samples=200),
     "linear_regression": LinearRegressionConfig(num_features=64, num_targets=32, training_samples=200),
 }
 
