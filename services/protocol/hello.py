@@ -135,7 +135,7 @@ def check_hello(hello: Hello, expected: HelloExpectations) -> HelloRefusal | Non
 
 
 def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]:
-    name, own = printable(hello.name, _NAME_CHARACTERS), expected.receiver
+    name, own = printable(hello.name, _NAME_CHARACTERS) or "without a name", expected.receiver
     peer = f"{expected.sender.value} {name}"
 
     spoken = protocol_range(hello)

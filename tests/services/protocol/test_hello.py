@@ -42,7 +42,7 @@ def hello(sender: Role, **changed: Any) -> Hello:
         (LEADER, {"protocol": 2, "protocol_min": 0}, HelloFault.PROTOCOL, "protocol 2, ... 3; upgrade worker peer"),
         (LEADER, {"protocol": 9, "protocol_min": 8}, HelloFault.PROTOCOL, "8 to 9 ... 3; upgrade this aggregator"),
         (LEADER, {"role": "optimizer"}, HelloFault.ROLE, "peer ... 'optimizer' ... 'worker'; ... an aggregator"),
-        (LEADER, {"name": ""}, HelloFault.NAME, "worker  has an unusable name, expected 1 to 64 ... another --name"),
+        (LEADER, {"name": ""}, HelloFault.NAME, "worker without a name has an unusable name ... another --name"),
         (LEADER, {"name": "peer "}, HelloFault.NAME, "expected 1 to 64"),
         (LEADER, {"name": "\u0440eer"}, HelloFault.NAME, "expected 1 to 64"),
         (LEADER, {"name": "a\x1b[1m"}, HelloFault.NAME, r"a\x1b[1m has an unusable name"),

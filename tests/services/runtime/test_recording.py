@@ -120,7 +120,9 @@ def write_small_recording(path: Path) -> list[dict[str, Any]]:
     """Record a hello and the opening of a job; return the lines."""
     core = make_core(OptimizerCore, path, name="optimizer")
     core.handle(
-        optimizer_events.Connected(pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", epoch_seen=1))
+        optimizer_events.Connected(
+            pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="aggregator", epoch_seen=1)
+        )
     )
     core.handle(optimizer_events.Ordered(1, pb.Open(job="a")))
     assert core.next_weights() is None
@@ -153,7 +155,9 @@ def test_exceptions_are_recorded_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     core = make_core(OptimizerCore, path, name="optimizer")
     core.handle(
-        optimizer_events.Connected(pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", epoch_seen=1))
+        optimizer_events.Connected(
+            pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="aggregator", epoch_seen=1)
+        )
     )
     with pytest.raises(AttributeError):
         core.handle(optimizer_events.Connected(None))  # type: ignore[arg-type]
