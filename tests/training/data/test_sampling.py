@@ -77,9 +77,9 @@ def test_the_last_steps_of_the_longest_job_are_drawn() -> None:
     """Places in the row need more than 64 bits there."""
     for weights in (None, [1.0, 2.0]):
         sampler = make_sampler(
-            [10**11, 7], weights, seed=1, batch_size=2**20, micro_batches=2**16, replacement=False
+            [10**11, 7], weights, seed=1, batch_size=64, micro_batches=2**26, replacement=False
         )
-        draws = sampler.draw(2**31 - 2, 2**16 - 1)
+        draws = sampler.draw(2**31 - 2, 2**26 - 1)
         assert draws.windows.min() >= 0 and all(draws.windows[draws.files == 1] < 7)
 
 
@@ -99,7 +99,7 @@ def test_weights_are_shares_of_the_draws(replacement: bool) -> None:
 
 
 def test_with_weights_each_file_has_epochs_of_its_own() -> None:
-    windows = [1000, 5, 70]
+    windows = [1000, 500, 70]
     sampler = make_sampler(
         windows, [1.0, 6.0, 3.0], seed=3, batch_size=500, micro_batches=2, replacement=False
     )
@@ -109,11 +109,11 @@ def test_with_weights_each_file_has_epochs_of_its_own() -> None:
         epochs = [of_file[start : start + count] for start in range(0, len(of_file) - count, count)]
         assert len(epochs) > 10
         assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
-        assert count == 5 or epochs[0] != epochs[1]
+        assert epochs[0] != epochs[1]
 
 
 def test_with_weights_every_micro_batch_has_the_shares() -> None:
-    sampler = make_sampler([1000, 5, 70], [1.0, 6.0, 3.0], seed=3, batch_size=100, replacement=False)
+    sampler = make_sampler([1000, 500, 70], [1.0, 6.0, 3.0], seed=3, batch_size=100, replacement=False)
     for step in range(1400):  # more than two rounds
         counts = np.bincount(sampler.draw(step, 0).files, minlength=3)
         assert np.abs(counts - [10, 60, 30]).max() <= 2
