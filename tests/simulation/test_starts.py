@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from optimizer.core.events import Loaded
 from optimizer.core.optimizer import OptimizerCore
 from protos.jobs_pb2 import SUCCEEDED
 from tests.simulation.scenario import Scenario
@@ -52,9 +53,8 @@ def test_a_start_whose_checkpoint_is_lost_is_noticed(monkeypatch: pytest.MonkeyP
     """Check that the checks of the simulation see a job that makes its own weights instead."""
     loaded = OptimizerCore._loaded
 
-    def forgets(self: OptimizerCore, event: object) -> None:
-        empty = type(event)(event.job, event.plan, event.generation)  # type: ignore[attr-defined, call-arg]
-        loaded(self, empty)  # type: ignore[arg-type]
+    def forgets(self: OptimizerCore, event: Loaded) -> None:
+        loaded(self, Loaded(event.job, event.plan, event.generation))
 
     monkeypatch.setattr(OptimizerCore, "_loaded", forgets)
     with pytest.raises(AssertionError):

@@ -186,7 +186,7 @@ def test_what_the_peer_does_not_have_or_the_cache_can_not_take_ends(tmp_path: Pa
     with_server(tmp_path, scenario)
 
 
-def test_a_full_disk_is_told_and_waited_for(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(server: FileStore, channel: grpc.aio.Channel) -> None:
         server.put(CONTENT)
         client = Client(tmp_path / "cache", channel)
@@ -198,7 +198,7 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path: Path) -> None:
                 raise NoRoom("No space left on device")
             return begin(ref, offset)
 
-        client.store.begin = full_at_first  # type: ignore[method-assign]
+        monkeypatch.setattr(client.store, "begin", full_at_first)
         assert await client.fetch() == CONTENT
         assert client.told.count((0, "No space left on device")) == 3
 

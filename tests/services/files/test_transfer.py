@@ -100,7 +100,9 @@ def test_two_uploads_of_one_file_at_once(tmp_path: Path) -> None:
     with_server(tmp_path, scenario)
 
 
-def test_a_full_store_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_store_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
 
     async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
@@ -113,7 +115,7 @@ def test_a_full_store_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFix
                 raise NoRoom("No space left on device")
             return begin(ref, offset)
 
-        store.begin = full_at_first  # type: ignore[method-assign]
+        monkeypatch.setattr(store, "begin", full_at_first)
         refs = [make_ref(b"content")]
         await upload(channel, source(b"content"), refs, "peer", quick(), on_no_room=told.append)
         assert (len(refusals), store.has([make_ref(b"content")])) == (3, True)
