@@ -15,12 +15,14 @@ from tests.support.hostile import LONG, is_clean
 
 
 @pytest.fixture(autouse=True)
-def restore_root_logger() -> Iterator[None]:
+def restore_loggers() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    levels = {each: each.level for each in (root, *map(logging.getLogger, ("asyncio", "grpc", "uvicorn")))}
     yield
     root.handlers[:] = handlers
-    root.setLevel(level)
+    for logger, level in levels.items():
+        logger.setLevel(level)
 
 
 def test_json_log_has_one_object_per_line_with_the_fields(capsys: pytest.CaptureFixture[str]) -> None:

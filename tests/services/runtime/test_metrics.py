@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.errors import NotYet, Refused
 from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
@@ -12,10 +15,23 @@ from services.runtime.metrics_server import start_metrics
 from services.transport.security import Security
 
 
-def scrape(port: int) -> set[str]:
+@contextmanager
+def serving(registry: CollectorRegistry) -> Iterator[int]:
+    """Serve metrics; yields the port."""
+    server = start_metrics("127.0.0.1:0", registry, Security())
+    try:
+        yield server.port
+    finally:
+        server.stop()
+
+
+def scrape(registry: CollectorRegistry) -> set[str]:
     """Return the lines of a scrape, without any proxy of the environment."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+    with (
+        serving(registry) as port,
+        opener.open(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply,
+    ):
         return set(reply.read().decode().splitlines())
 
 
@@ -31,7 +47,7 @@ def test_worker_metrics_are_scraped() -> None:
     metrics.set_rates("job-1", 12.5, 3200.0)
     metrics.set_memory("job-1", "FORWARD_PASS", device_bytes=4096, device_peak_bytes=8192, host_bytes=1 << 20)
     metrics.set_mesh_fit(False)
-    lines = scrape(start_metrics("127.0.0.1:0", metrics.registry, Security()).port)
+    lines = scrape(metrics.registry)
     labels = '{job="job-1",role="worker"}'
     assert {
         f"tiermesh_micro_batches_total{labels} 5.0",
@@ -70,7 +86,7 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
     aggregator.set_epoch(4)
     optimizer.record_update("job-1", seconds=0.25, grad_norm=1.5, learning_rate=0.001)
     optimizer.record_checkpoint("job-1", seconds=0.5, size_bytes=4096)
-    lines = scrape(start_metrics("127.0.0.1:0", aggregator.registry, Security()).port)
+    lines = scrape(aggregator.registry)
     labels = '{job="job-1",role="aggregator"}'
     inner = '{job="job-1",role="optimizer"}'
     assert {
@@ -99,8 +115,10 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
 
 def test_metrics_port_in_use_or_without_tls_is_refused() -> None:
     metrics = WorkerMetrics()
-    port = start_metrics("127.0.0.1:0", metrics.registry, Security()).port
-    with pytest.raises(NotYet, match=rf"metrics address 127.0.0.1:{port}.*in use"):
+    with (
+        serving(metrics.registry) as port,
+        pytest.raises(NotYet, match=rf"metrics address 127.0.0.1:{port}.*in use"),
+    ):
         start_metrics(f"127.0.0.1:{port}", metrics.registry, Security())
     with pytest.raises(Refused, match="neither TLS nor --insecure"):
         start_metrics("0.0.0.0:0", metrics.registry, Security())

@@ -67,7 +67,8 @@ def confirm(link: ClientTensorLink, answer: Metadata) -> None:
 
 @pytest.fixture
 def links() -> Iterator[list[TensorLink]]:
-    """Collect the links of a test, and close them after it."""
+    """Collect the links of a test, and close them after it. Nothing of earlier tests is mapped or open any more."""
+    gc.collect()
     made: list[TensorLink] = []
     yield made
     for link in made:
