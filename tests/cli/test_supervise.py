@@ -74,6 +74,7 @@ def test_each_role_is_killed_and_the_job_ends_with_the_same_bits(
     assert model_sha256(lines[-1]) == undisturbed
 
 
+@pytest.mark.long
 def test_a_daemon_is_restarted_on_its_port_unless_its_state_is_refused(tmp_path: Path) -> None:
     lines: list[str] = []
     state = tmp_path / "state"

@@ -204,7 +204,8 @@ def kill_everything(local: subprocess.Popen[str], state: Path) -> None:
     eventually(lambda: not any(map(is_running, daemons)), "the end of all daemons")
 
 
-@pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_everything_killed_and_resumed(tmp_path: Path, tiers: int, corpus: Path, undisturbed: Bits) -> None:
     config, state = write_config(corpus.parent, gpt_config(corpus)), tmp_path / "state"
     arguments = [

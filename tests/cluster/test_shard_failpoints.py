@@ -70,6 +70,7 @@ def killed(folder: Path, spec_json: str, kills: Sequence[str], limit_seconds: fl
         return bits(ended)
 
 
+@pytest.mark.long
 def test_a_kill_within_an_update_a_checkpoint_and_a_recovery(tmp_path: Path) -> None:
     steps = spec(tmp_path, 12)
     assert killed(tmp_path / "killed", steps, SHORT, LIMIT_SECONDS) == run_undisturbed(

@@ -69,6 +69,7 @@ def test_any_order_of_arrivals_over_the_network_gives_the_same_bits(
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
 
 
+@pytest.mark.long
 def test_wire_types_give_the_same_bits_with_and_without_shards(tmp_path: Path, corpus: Path) -> None:
     """Use one worker, so that gradients are rounded in one way only."""
     config = gpt_config(corpus, project_name="rounded", max_steps=CHECKPOINT_EVERY, wire_dtype="bf16")

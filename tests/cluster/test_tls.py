@@ -61,6 +61,7 @@ def test_a_job_end_to_end(tmp_path: Path, tiers: int, shards: int, corpus: Path,
         assert "intruder" not in cluster.aggregator.log_text()
 
 
+@pytest.mark.long
 def test_a_stolen_certificate_of_a_worker_or_a_person_does_only_what_its_role_may(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -52,7 +52,7 @@ def restart_until(cluster: Cluster, ended: Callable[[], bool], limit: int) -> in
 @pytest.mark.parametrize(
     ("dies", "how", "fault", "workers"),
     [
-        ("forward", "null", "SIGSEGV in string_at at __init__.py:", 2),
+        pytest.param("forward", "null", "SIGSEGV in string_at at __init__.py:", 2, marks=pytest.mark.long),
         pytest.param("forward", "abort", "SIGABRT in die at deadly_model.py:", 1, marks=pytest.mark.long),
         ("forward", "exit", "SIGABRT in exit_at_work at process_record.py:", 1),
         pytest.param("forward", "SIGTRAP", "SIGTRAP", 1, marks=pytest.mark.long),

@@ -20,20 +20,14 @@ from tests.support.contract.mocked_board import missing_requirement, run_on_boar
 REASON = missing_requirement()
 
 
-FILES = (
-    "ops_on_loudbox.py",
-    "drawn_calls_on_loudbox.py",
-    "float32_extensions_on_loudbox.py",
-    "detects_changes_on_loudbox.py",
-)
-
-
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
 @pytest.mark.parametrize(
     ("file", "drawn_calls"),
     [
-        *((file, EXAMPLES // 8) for file in FILES),
+        ("ops_on_loudbox.py", EXAMPLES // 3),
+        ("float32_extensions_on_loudbox.py", EXAMPLES // 3),
         pytest.param("drawn_calls_on_loudbox.py", EXAMPLES, marks=pytest.mark.long),
+        pytest.param("detects_changes_on_loudbox.py", EXAMPLES // 3, marks=pytest.mark.long),
     ],
 )
 def test_on_the_loudbox(file: str, drawn_calls: int, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_a_failing_seed_prints_the_command_that_replays_it(
     assert seeds.run_seed(seed)[2] == problem, "a seed does the same each time"
 
 
+@pytest.mark.long
 def test_leases_are_begun_and_dropped_before_all_weights_have_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

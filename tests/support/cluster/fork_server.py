@@ -175,6 +175,7 @@ def main(descriptor: int, role: str) -> None:
     commands = ("cli.main", "cli.daemon_commands", "cli.job_commands", "cli.model_commands")
     for name in (*commands, *_MODULES[role], *_HTTP_MODULES):
         importlib.import_module(name)
+    del sys.modules["cli.main"]  # or runpy, which runs it, would warn that it is there already
     if role == "worker":
         importlib.import_module("worker.code_fingerprint").hash_code(
             "emulator"
