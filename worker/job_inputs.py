@@ -125,11 +125,10 @@ class JobInputs:
                     )
                 places[wanted.path] = await asyncio.to_thread(self._link, number, wanted, self._store, body)
             except FileMissing:
-                looked_at = ", ".join(printable_path(place) for place in self._list_places(wanted))
+                folder = " and in --data" if self._data_dir else ""
                 raise Failed(
-                    f"{wanted.field}: no such file on this host (looked at {looked_at}), and {aggregator} does not "
-                    "have it; submit the job without --no-upload, copy the file to the host, or give the worker its "
-                    "folder with --data"
+                    f"{wanted.field}: no such file on this host (looked at {printable_path(wanted.path)}{folder}), and "
+                    f"{aggregator} does not have it; copy it here, or submit the job without --no-upload"
                 ) from None
             except TiermeshError as error:
                 raise Failed(f"{wanted.field}: {error}") from None
