@@ -33,7 +33,7 @@ def write_start(
 ) -> Path:
     """Make a job's first checkpoint from another job's, and return its folder once it would survive a power cut.
 
-    The files are not verified here: whoever reads the new checkpoint does that. Its generation is 0, since no worker
+    The files are not verified here, but by the reader of the new checkpoint. Its generation is 0, since no worker
     of the new job has computed anything of it.
 
     Args:

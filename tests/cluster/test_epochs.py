@@ -1,4 +1,4 @@
-"""Epochs over files of token ids: the same windows whoever computes them, and after any restart."""
+"""Epochs over files of token ids: the same windows on any worker and after any restart."""
 
 from __future__ import annotations
 
