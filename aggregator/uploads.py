@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from protos.files_pb2 import FileRef
 from services.caps import GB, Cap, CapReached, Caps
+from services.durable_files import replace_file
 from services.errors import Refused
 from services.files.store import FileStore
 from services.files.upload import explain_disk
@@ -95,8 +95,8 @@ class Uploads:
                     self._make_room(uploads, known, asked)
                 uploads[ref.sha256] = known
             if uploads != recorded:
-                self._uploads = uploads
-                self._write(refs[0])
+                self._write(uploads, refs[0])
+                self._uploads = uploads  # what is in memory follows the disk
 
     def _make_room(self, uploads: dict[str, Uploaded], new: Uploaded, asked: Set[str]) -> None:
         """Remove unkept files from the store, and from `uploads`, until a new one is within all caps (CapReached).
@@ -142,18 +142,13 @@ class Uploads:
         self._uploads = found
         return found
 
-    def _write(self, ref: FileRef) -> None:
+    def _write(self, uploads: dict[str, Uploaded], ref: FileRef) -> None:
+        """Store a record of uploads, of which `ref` is a new one."""
         record = [
-            {"sha256": sha256, "owner": each.owner, "size": each.size}
-            for sha256, each in (self._uploads or {}).items()
+            {"sha256": sha256, "owner": each.owner, "size": each.size} for sha256, each in uploads.items()
         ]
-        temporary = self._path.with_name(f".{self._path.name}.new")
         with explain_disk(ref):
-            with temporary.open("w") as file:
-                json.dump(record, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
+            replace_file(self._path, json.dumps(record).encode())
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ The job's record says so too, but a queue that was restored from a backup may be
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from protos.cluster_pb2 import Void
-from services.checkpoints.write import sync_folder
+from services.durable_files import replace_file
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
 from services.printable import printable_path
@@ -52,13 +51,7 @@ class VoidFile:
         before = {(each.generation, each.step) for each in self.read()}
         after = _without_contained(before | {(each.generation, each.step) for each in void})
         if after != before:
-            temporary = self._path.with_name(f".{self._path.name}")
-            with temporary.open("w") as file:
-                json.dump(sorted(after), file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-            sync_folder(self._path.parent)
+            replace_file(self._path, json.dumps(sorted(after)).encode())
         return [Void(generation=generation, step=step) for generation, step in sorted(after)]
 
 

@@ -18,7 +18,7 @@ from aggregator.core.succession import raise_restored_epoch
 from aggregator.storage import schema
 from aggregator.storage.queue_check import QueueSummary, check_queue, damaged, read_identity, seal
 from aggregator.storage.queue_copy import connect, copy_database, new_file, sync_file
-from services.checkpoints.write import sync_folder
+from services.durable_files import sync_folder
 from services.errors import Failed, NotYet, Refused, is_out_of_space
 from services.input_files import open_input_file
 from services.instrumentation.failpoints import hit_failpoint

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from services.checkpoints.write import sync_folder
+from services.durable_files import sync_folder
 from services.errors import Failed
 from services.instrumentation.failpoints import hit_failpoint
 from services.printable import printable_path

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.checkpoints.read import list_checkpoints
-from services.checkpoints.write import REMOVED, sync_folder
+from services.checkpoints.write import REMOVED
+from services.durable_files import sync_folder
 
 
 def list_surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -> list[Path]:

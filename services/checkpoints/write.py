@@ -35,6 +35,7 @@ from services.checkpoints.format import (
     check_file_names,
 )
 from services.checkpoints.safetensors_file import pieces
+from services.durable_files import sync_folder
 from services.errors import Failed
 from services.instrumentation.failpoints import hit_failpoint
 from services.tensors.kernels.arithmetic import Float32Array
@@ -190,12 +191,3 @@ def _remove_leftovers(root: Path, fence: Fence) -> None:
     with fence():  # without it they may belong to the process that replaced this one
         for folder in leftovers:
             shutil.rmtree(folder, ignore_errors=folder.suffix == REMOVED)  # a failure is harmless here
-
-
-def sync_folder(folder: Path) -> None:
-    """Synchronise a folder's list of names to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from services.checkpoints.write import sync_folder
+from services.durable_files import sync_folder
 from services.printable import printable_path
 from services.system_errors import system_error
 

@@ -7,11 +7,10 @@ aggregator that it obeys, and refuses those of other clusters from then on.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from pathlib import Path
 
-from services.checkpoints.write import sync_folder
+from services.durable_files import replace_file
 from services.errors import NotYet, Refused
 from services.input_files import NoSuchFile, read_input_file
 from services.printable import printable
@@ -118,10 +117,4 @@ def write_cluster(path: Path, cluster: str) -> None:
     Raises:
         OSError: the file can't be written.
     """
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
-        file.write(f"{cluster}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    replace_file(path, f"{cluster}\n".encode())

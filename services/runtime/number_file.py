@@ -11,7 +11,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from services.checkpoints.write import sync_folder
+from services.durable_files import replace_file
 from services.errors import Failed, Refused
 from services.input_files import NoSuchFile, open_input_file, read_input_file
 
@@ -57,7 +57,7 @@ class NumberFile:
         try:
             content = read_input_file("", self._path, _MOST_BYTES) if self._path.exists() else b""
             if len(content) != _BLOCKS * _BLOCK_BYTES:
-                self._create(number)
+                replace_file(self._path, _block(number) * _BLOCKS)
                 return
             blocks = [self._number_in(block) for block in _split(content)]
             with self._path.open("r+b", buffering=0) as file:
@@ -66,16 +66,6 @@ class NumberFile:
                 os.fsync(file.fileno())
         except OSError as error:
             raise Failed(f"{self._path}: not written: {error.strerror or error}") from error
-
-    def _create(self, number: int) -> None:
-        """Write a new file under a temporary name and rename it (OSError)."""
-        temporary = self._path.with_name(f".{self._path.name}")
-        with temporary.open("wb") as file:
-            file.write(_block(number) * _BLOCKS)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
-        sync_folder(self._path.parent)
 
     def _numbers(self, content: bytes) -> list[int]:
         """Return the numbers in a file's blocks; the file of an older version has one, as text (ValueError)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from aggregator.uploads import Uploads
 from protos.files_pb2 import FileRef
 from services.caps import GB, Cap, CapReached, Caps
 from services.errors import Refused
+from services.files.errors import NoRoom
 from services.files.store import FileStore
 from services.protocol.file_refs import make_ref
 from services.transport.access.enforcement import UNKNOWN_CALLER, Caller
@@ -152,6 +154,25 @@ def test_a_damaged_record_is_made_again(
     assert "uploads.json is damaged" in caplog.text
     here.start()
     here.store.keep_inputs("job", frozenset({make_ref(b"1").sha256}))
+    with pytest.raises(CapReached):
+        here.upload(b"2")
+
+
+def test_a_record_that_could_not_be_written_is_written_by_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Aggregator(tmp_path, uploads_per_person=1)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aggregator.uploads.replace_file", full)
+        with pytest.raises(NoRoom, match="No space left on device"):
+            here.uploads.admit([make_ref(b"1")], ANN)
+    needed = frozenset({here.upload(b"1")})
+    here.start()
+    here.store.keep_inputs("job", needed)
     with pytest.raises(CapReached):
         here.upload(b"2")
 
