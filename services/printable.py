@@ -10,14 +10,21 @@ PATH_CHARACTERS = 120
 """Longest part of such a line that quotes a path, in characters."""
 
 _ELLIPSIS = "..."
+_WORD_CHARACTERS = 40
+"""A word is not cut below this length, in characters, to make its line fit."""
+_LONGEST_WORDS = 4
+"""So many words of a line are cut before the line itself is: a line quotes few paths."""
+_EXAMINED_TIMES = 20
+"""A text is examined word by word up to so many times its limit."""
 
 
 def printable(text: str, limit: int = LINE_CHARACTERS) -> str:
     """Return a text as one line that a terminal shows unchanged.
 
     Control characters, line ends, escape sequences, bidirectional overrides and lone surrogates are escaped as in
-    Python's `ascii`. What is too long is cut in its middle: errors begin with what is wrong and end with how to fix it,
-    and paths end with the file's name. The work depends on the limit, not on the text's length.
+    Python's `ascii`. If it is too long, its longest words are cut in their middle, which are mostly paths, and then the
+    text itself: errors begin with what is wrong and end with how to fix it, and paths end with the file's name. The
+    work depends on the limit, not on the text's length.
 
     Args:
         text: any text, also one from a peer.
@@ -25,10 +32,10 @@ def printable(text: str, limit: int = LINE_CHARACTERS) -> str:
     """
     if len(text) <= limit and text.isprintable():
         return text
-    if len(text) > 2 * limit:  # escaping lengthens, so no more than this can be shown
+    if len(text) > _EXAMINED_TIMES * limit:  # escaping lengthens, so no more than this can be shown
         return _cut(escape(text[:limit]), escape(text[-limit:]), limit)
-    escaped = escape(text)
-    return escaped if len(escaped) <= limit else _cut(escaped, escaped, limit)
+    shortened = _shorten_words(escape(text), limit)
+    return shortened if len(shortened) <= limit else _cut(shortened, shortened, limit)
 
 
 def printable_path(path: object) -> str:
@@ -38,8 +45,9 @@ def printable_path(path: object) -> str:
 
 def one_line(text: str, limit: int = LINE_CHARACTERS) -> str:
     """Return a text of several lines, such as a library's error, as one printable line without runs of white space."""
-    if len(text) > 2 * limit:
-        text = f"{text[:limit]} {_ELLIPSIS} {text[-limit:]}"
+    half = _EXAMINED_TIMES * limit // 2
+    if len(text) > 2 * half:
+        text = f"{text[:half]} {_ELLIPSIS} {text[-half:]}"
     return printable(" ".join(text.split()), limit)
 
 
@@ -48,6 +56,15 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def _shorten_words(text: str, limit: int) -> str:
+    for word in sorted(set(text.split(" ")), key=len, reverse=True)[:_LONGEST_WORDS]:
+        surplus = len(text) - limit
+        if surplus <= 0 or len(word) <= _WORD_CHARACTERS:
+            break
+        text = text.replace(word, _cut(word, word, max(_WORD_CHARACTERS, len(word) - surplus)))
+    return text
 
 
 def _cut(head: str, tail: str, limit: int) -> str:

@@ -34,6 +34,19 @@ def test_what_is_too_long_keeps_its_beginning_and_its_end() -> None:
     assert len(printable_path("/" + "folder/" * 100)) == PATH_CHARACTERS
 
 
+def test_long_paths_are_cut_before_the_sentence_around_them() -> None:
+    """A state dir deep in a file system must not hide which command mends the cluster."""
+    kept, other = "/mnt/" + "folder/" * 80 + "state", "/srv/" + "deep/" * 300 + "job.yaml"
+    wrong = "worker worker-1 belongs to cluster 31ea5db8"
+    remedy = (
+        "; give it its own aggregator's address, or stop it and run `tiermesh cluster adopt 4bf1fecb9135dd7d`"
+    )
+    line = printable(f"{wrong} (--state-dir {kept}) of {other}{remedy}")
+    assert len(line) <= LINE_CHARACTERS
+    assert line.startswith(f"{wrong} (--state-dir /mnt/folder/") and line.endswith(f"/job.yaml{remedy}")
+    assert one_line(f"{wrong} (--state-dir {kept}){remedy}").endswith(f"/state){remedy}")
+
+
 def test_characters_that_a_terminal_acts_on_are_escaped() -> None:
     assert printable("a\x1b[31m\u202eb\n") == r"a\x1b[31m\u202eb\n"
     assert one_line("  a\n\tb \x07") == r"a b \x07"
