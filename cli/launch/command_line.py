@@ -1,0 +1,124 @@
+"""The command of each rank's daemon: arguments, environment, and the files that it needs on its host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cli.launch.plan import LaunchPlan, Rank
+from services.transport.security import join_address
+
+AGGREGATOR_PORT = 7070
+OPTIMIZER_PORT = 7071
+
+DESCRIPTOR_FILE = "mgd.textproto"
+CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "daemon.crt", "daemon.key", "authority.crt"
+READY_FILE = "ready.json"
+STATE_FOLDER = "state"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Ports that other hosts connect to."""
+
+    aggregator: int = AGGREGATOR_PORT
+    optimizer: int = OPTIMIZER_PORT
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's daemon runs.
+
+    Attributes:
+        program: command that starts Tiermesh there; the role and its options follow.
+        folder: absolute path of the rank's own folder there, without a slash at its end.
+        address: name or IP address by which the other ranks reach that host.
+    """
+
+    program: tuple[str, ...]
+    folder: str
+    address: str
+
+    def path(self, file: str) -> str:
+        """Return the path of a file in the rank's folder."""
+        return f"{self.folder}/{file}"
+
+
+@dataclass(frozen=True)
+class DaemonCommand:
+    """What starts a rank's daemon.
+
+    Attributes:
+        rank: rank that the daemon is.
+        arguments: program and arguments.
+        environment: variables to add to those of the host.
+        files: text files to write first, by absolute path.
+        port: port that must be free; 0 if the daemon takes any.
+    """
+
+    rank: Rank
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    files: Mapping[str, str]
+    port: int
+
+
+def daemon_commands(
+    plan: LaunchPlan, places: Mapping[int, Place], ports: Ports = Ports()
+) -> tuple[DaemonCommand, ...]:
+    """Return the commands of all daemons, in the order in which they start: optimizer, aggregator, workers.
+
+    Daemons on other hosts speak TLS with the certificates in their folders. Those of a local launch listen on loopback.
+
+    Args:
+        plan: ranks to start.
+        places: where each rank runs, by its number.
+        ports: ports of the aggregator and the optimizer.
+    """
+    order = (plan.optimizer, plan.aggregator, *plan.workers)
+    return tuple(_command(rank, plan, places, ports) for rank in order if rank is not None)
+
+
+def aggregator_address(plan: LaunchPlan, places: Mapping[int, Place], ports: Ports = Ports()) -> str:
+    """Return the address at which workers and people reach the aggregator."""
+    return join_address(places[plan.aggregator.number].address, ports.aggregator)
+
+
+def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: Ports) -> DaemonCommand:
+    place = places[rank.number]
+    port, own_options = 0, ["--state-dir", place.path(STATE_FOLDER)]
+    environment, files = dict(rank.environment), {}
+    if rank.role == "worker":
+        own_options += ["--aggregator", aggregator_address(plan, places, ports)]
+        if rank.descriptor_text:
+            environment["TT_MESH_GRAPH_DESC_PATH"] = place.path(DESCRIPTOR_FILE)
+            files[place.path(DESCRIPTOR_FILE)] = rank.descriptor_text
+    elif rank.role == "optimizer":
+        port = ports.optimizer
+    else:
+        port = ports.aggregator
+        if plan.optimizer is not None:
+            optimizer = places[plan.optimizer.number].address
+            own_options += ["--optimizer", join_address(optimizer, ports.optimizer)]
+    # A worker is dialed by nobody; the other roles are, from other hosts too.
+    listen = "127.0.0.1"
+    if rank.role != "worker" and not plan.is_local:
+        listen = "::" if ":" in place.address else "0.0.0.0"
+    arguments = [
+        *place.program,
+        rank.role,
+        *("--name", rank.name),
+        *("--listen", join_address(listen, port)),
+        *("--ready-file", place.path(READY_FILE)),
+        *own_options,
+        *([] if plan.is_local else _tls_options(place)),
+    ]
+    return DaemonCommand(rank, tuple(arguments), environment, files, port)
+
+
+def _tls_options(place: Place) -> list[str]:
+    return [
+        *("--tls-cert", place.path(CERTIFICATE_FILE)),
+        *("--tls-key", place.path(KEY_FILE)),
+        *("--tls-ca", place.path(AUTHORITY_FILE)),
+    ]
