@@ -76,24 +76,25 @@ def test_what_was_saved_survives_kill_9(tmp_path: Path) -> None:
         "from aggregator.storage.job_queue import JobQueue; from protos import jobs_pb2\n"
         "queue = JobQueue(Path(sys.argv[1])); print(queue.raise_epoch(), flush=True)\n"
         "for number in range(10**6):\n"
-        "    queue.add(jobs_pb2.Job(name=f'job-{number}', state=1), 'x' * 5000)\n"
+        "    queue.add(jobs_pb2.Job(name=f'job-{sys.argv[2]}-{number}', state=1), 'x' * 5000)\n"
         "    print(number, flush=True)\n"
     )
     path = tmp_path / "queue.sqlite"
     for start in (1, 2, 3):
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", script, str(path), str(start)], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         assert int(process.stdout.readline()) == start
         for _ in range(5):
             process.stdout.readline()
         process.kill()
-        saved = 4 + len(process.stdout.read().split("\n")[:-1])
+        saved = 5 + len(process.stdout.read().split("\n")[:-1])
         process.wait(timeout=30)
         with JobQueue(path) as queue:
             found = [each.job.name for each in queue.live_jobs()]
-        assert found[: saved + 1] == [f"job-{number}" for number in range(saved + 1)]
+        found = [name for name in found if name.startswith(f"job-{start}-")]
+        assert found[:saved] == [f"job-{start}-{number}" for number in range(saved)]
 
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -272,7 +272,8 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, tokenizer_file: Path) -> No
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "word " * 2000}) + "\n") * 4000)
     out = tmp_path / "out"
     out.mkdir()
-    command = ["tokenize", "a.jsonl", "--tokenizer", str(tokenizer_file), "-o", "out/ids.bin"]
+    texts = ["a.jsonl"] * 500  # takes so long that it can't end before the interrupt
+    command = ["tokenize", *texts, "--tokenizer", str(tokenizer_file), "-o", "out/ids.bin"]
     running = subprocess.Popen(
         [sys.executable, "-m", "cli.main", *command],
         cwd=tmp_path,
