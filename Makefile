@@ -22,6 +22,8 @@ PROCESSES ?= 4
 HYPOTHESIS ?= same
 UV ?= uv
 BIN := .venv/bin
+# Tests start hundreds of processes: each would compile all of Tiermesh where the environment forbids bytecode files.
+unexport PYTHONDONTWRITEBYTECODE
 pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile $(HYPOTHESIS)
 
 # A stamp's name contains the checksum of its inputs. Changed constraints give a new .venv, a changed pyproject.toml
