@@ -26,7 +26,6 @@ class EventPublisher:
     def __init__(self, journal: Journal, metrics: AggregatorMetrics) -> None:
         self._journal = journal
         self._metrics = metrics
-        self._last_step_seconds: float | None = None  # when the previous event came, if it was a step
 
     def publish(self, note: Note, clock: Clock) -> None:
         """Publish one event."""
@@ -37,13 +36,20 @@ class EventPublisher:
             text=note.text,
             grad_norm=note.grad_norm,
             learning_rate=note.learning_rate,
+            step_seconds=note.step_seconds,
         )
         self._journal.publish(event)
         log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
         if note.kind == "step" and note.job.HasField("loss"):
-            seconds = clock.monotonic_seconds - self._last_step_seconds if self._last_step_seconds else None
-            self._metrics.record_step(note.job.id, step=note.job.step, loss=note.job.loss, seconds=seconds)
-        self._last_step_seconds = clock.monotonic_seconds if note.kind == "step" else None
+            self._metrics.record_step(
+                note.job.id, step=note.job.step, loss=note.job.loss, seconds=note.step_seconds
+            )
+            self._metrics.set_compute(
+                note.job.id,
+                parameters=note.job.parameters,
+                flops_per_token=note.job.flops_per_token,
+                mfu=note.job.mfu if note.job.HasField("mfu") else None,
+            )
         if note.kind == "evaluation":
             self._metrics.set_validation_loss(note.job.id, note.job.validation_loss)
 

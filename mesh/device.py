@@ -68,6 +68,14 @@ class Mesh:
         return self.shape[0] * self.shape[1]
 
     @property
+    def cores(self) -> int | None:
+        """Number of compute cores of all chips; None on the emulator, which has none."""
+        if self.backend == "emulator":
+            return None
+        grid = self.handle.compute_with_storage_grid_size()
+        return int(grid.x) * int(grid.y) * self.chips
+
+    @property
     def data_size(self) -> int:
         """Number of chips along the data axis; 1 without a data axis."""
         return 1 if self.axes.data is None else self.shape[self.axes.data]

@@ -166,7 +166,7 @@ class Join(_message.Message):
     def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch")
+    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch", "flops_per_token", "peak_flops")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,8 @@ class Ready(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FLOPS_FIELD_NUMBER: _ClassVar[int]
     job: str
     layout_hash: str
     elements: int
@@ -192,7 +194,9 @@ class Ready(_message.Message):
     generation: int
     step: int
     tokens_per_micro_batch: int
-    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ...) -> None: ...
+    flops_per_token: int
+    peak_flops: float
+    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., peak_flops: _Optional[float] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("job", "generation", "step", "lease", "phase", "first", "count", "chunks", "checksums")

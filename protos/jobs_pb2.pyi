@@ -87,7 +87,7 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start")
+    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu")
     class TrustedStepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,9 @@ class Job(_message.Message):
     EVALUATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MFU_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: JobState
@@ -153,7 +156,10 @@ class Job(_message.Message):
     evaluation_seconds: float
     seconds_left: float
     start: Start
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+    parameters: int
+    flops_per_token: int
+    mfu: float
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job", "step")
@@ -200,20 +206,22 @@ class Exclusion(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., trusted_step: _Optional[int] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("job", "seconds", "kind", "text", "grad_norm", "learning_rate")
+    __slots__ = ("job", "seconds", "kind", "text", "grad_norm", "learning_rate", "step_seconds")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     job: Job
     seconds: float
     kind: str
     text: str
     grad_norm: float
     learning_rate: float
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., seconds: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    step_seconds: float
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., seconds: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("job", "follow")

@@ -17,6 +17,7 @@ from services.instrumentation import timeline
 from services.protocol.fingerprint import CODE
 from services.protocol.plan import WireTypes
 from services.runtime.metrics import WorkerMetrics
+from services.sizing.flops import count_flops_per_token, find_peak_flops
 from services.tensors.chunk_messages import bytes_per_element
 from training.parameter_placement import choose_axes
 from training.step import PassPhase, TrainingStep
@@ -104,6 +105,7 @@ class JobOnMesh:
         meter: samples per second.
         first_iteration: memory of the first micro-batch.
         code: hash of the code that computes it.
+        flops_per_token: floating-point operations of training on a token; None if the model has no formula.
     """
 
     job: str
@@ -114,6 +116,7 @@ class JobOnMesh:
     meter: PerformanceMeter
     first_iteration: FirstIteration
     code: str
+    flops_per_token: int | None
 
     @property
     def gradient_bytes(self) -> int:
@@ -130,6 +133,8 @@ class JobOnMesh:
             tokens_per_micro_batch=self.step.tokens_per_micro_batch,
             fingerprint={**self.step.fingerprint(), CODE: self.code},
             wire=self.wire,
+            flops_per_token=self.flops_per_token,
+            peak_flops=find_peak_flops(self.mesh.arch, self.mesh.cores),
         )
 
     def close(self) -> None:
@@ -232,4 +237,5 @@ class JobBuilder:
             meter=PerformanceMeter(config, clock=self.clock),
             first_iteration=first_iteration,
             code=code,
+            flops_per_token=count_flops_per_token(config.model, step.layout.elements),
         )

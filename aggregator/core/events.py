@@ -260,6 +260,7 @@ class Note:
     job: Job
     grad_norm: float | None = None
     learning_rate: float | None = None
+    step_seconds: float | None = None
 
 
 @dataclass(frozen=True)

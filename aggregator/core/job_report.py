@@ -24,6 +24,19 @@ MOST_UNREPORTED_STEPS = 64
 """Largest number of steps whose losses are kept for their COMMITs, which newer weights can overtake."""
 
 
+@dataclass(frozen=True)
+class _CommittedStep:
+    """A step that has been committed, and not reported yet.
+
+    Attributes:
+        loss: its mean loss; None if it is unknown.
+        seconds: its duration; None if it is unknown.
+    """
+
+    loss: float | None = None
+    seconds: float | None = None
+
+
 @dataclass
 class Record:
     """A job that has not ended, with everything that is on disk about it.
@@ -63,7 +76,7 @@ class JobReport:
         self.spec = make_ref(spec_json.encode())
         self._admission = admission
         self._out = out
-        self._unreported_losses: dict[Version, float | None] = {}
+        self._unreported: dict[Version, _CommittedStep] = {}
         self._pace = Pace(job, plan)
 
     def note(self, kind: str, text: str) -> None:
@@ -84,7 +97,7 @@ class JobReport:
         went_back = 0 < self.job.generation < version.generation
         self.job.generation, self.job.step = version
         self.job.ClearField("loss")  # of a step this aggregator did not see
-        self._unreported_losses = {version: None}  # its COMMIT may come again
+        self._unreported = {version: _CommittedStep()}  # its COMMIT may come again
         if version.step < self.job.validation_step:
             self.job.ClearField("validation_loss")
             self.job.ClearField("validation_step")
@@ -100,28 +113,43 @@ class JobReport:
         """Record that a worker's results are trusted for the steps before this one, and not yet from here on."""
         self.job.trusted_steps[worker] = step
 
-    def advance(self, version: Version, loss: float | None, tokens: int, now: float) -> None:
-        """Record a committed step: its loss, None if unknown, and its number of tokens."""
+    def advance(
+        self, version: Version, loss: float | None, tokens: int, peak_flops: float | None, now: float
+    ) -> None:
+        """Record a committed step.
+
+        Args:
+            version: version that the step has made.
+            loss: mean loss of the step; None if it is unknown.
+            tokens: number of tokens of the step.
+            peak_flops: peak of the job's workers in floating-point operations a second; None if it is unknown.
+            now: the time, on the monotonic clock.
+        """
         self.job.step = version.step
         if loss is None:
             self.job.ClearField("loss")
         else:
             self.job.loss = loss
-        self._unreported_losses[version] = loss
-        if len(self._unreported_losses) > MOST_UNREPORTED_STEPS:
-            del self._unreported_losses[next(iter(self._unreported_losses))]
         seconds = self._pace.note_step(now)
+        self._unreported[version] = _CommittedStep(loss, seconds)
+        if len(self._unreported) > MOST_UNREPORTED_STEPS:
+            del self._unreported[next(iter(self._unreported))]
         if seconds is not None:
             rate, past = tokens / seconds, self.job.tokens_per_second
             self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
+        if peak_flops is None or not self.job.flops_per_token or not self.job.tokens_per_second:
+            self.job.ClearField("mfu")
+        else:
+            self.job.mfu = self.job.tokens_per_second * self.job.flops_per_token / peak_flops
         if note_progress(self.job):
             self.save()
 
     def note_commit(self, commit: Commit, version: Version, wire: WireTypes) -> None:
         """Publish the step that led to this version, once. Newer weights may have arrived before its COMMIT."""
-        if version not in self._unreported_losses:
+        step = self._unreported.pop(version, None)
+        if step is None:
             return  # repeated, or reported by an aggregator before this one
-        loss = self._unreported_losses.pop(version)
+        loss = step.loss
         text = f"Step: {version.step}"
         if loss is not None:
             text += f", Loss: {loss:.7f}"
@@ -134,7 +162,7 @@ class JobReport:
         job.ClearField("loss")
         if loss is not None:
             job.loss = loss
-        self._out.put(Note("step", text, job, commit.grad_norm, commit.learning_rate))
+        self._out.put(Note("step", text, job, commit.grad_norm, commit.learning_rate, step.seconds))
 
     @property
     def evaluated_step(self) -> int | None:

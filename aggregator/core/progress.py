@@ -9,6 +9,7 @@ from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.lease_book import LeaseBook
+from aggregator.core.membership.members import total_peak_flops
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.step_sum import StepSum
@@ -86,10 +87,12 @@ class JobProgress:
     def learn_layout(self, elements: int) -> None:
         """Take the number of elements in the layout from the optimizer."""
         self.elements, self.chunks = elements, chunk_count(elements)
+        self._job.parameters = elements
 
     def learn_batches(self, ready: pb.Ready, now: float) -> None:
         """Take the sizes of batches from a worker that has read the corpus; begin an evaluation that waits for them."""
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
+        self._job.flops_per_token = ready.flops_per_token
         if self._evaluation_batches is None:
             self._evaluation_batches = ready.evaluation_batches
             if self.phase is JobPhase.EVALUATE:
@@ -134,7 +137,9 @@ class JobProgress:
         self._deaths.note_commit()
         tokens = self._tokens_per_micro_batch * self._plan.micro_batches
         step_sum = self._lease_book.step_sum
-        self._report.advance(self.version, step_sum.loss if step_sum is not None else None, tokens, now)
+        loss = step_sum.loss if step_sum is not None else None
+        peak_flops = total_peak_flops(self._lease_book.able_members())
+        self._report.advance(self.version, loss, tokens, peak_flops, now)
         self._router.weights.begin(self.version, self.elements)
         self._out.put(DropAll())
         self.next_phase(now)

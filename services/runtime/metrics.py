@@ -209,6 +209,13 @@ class AggregatorMetrics(_RoleMetrics):
         self._validation_loss = self._gauge(
             "validation_loss", "Newest loss over the validation split in nats"
         )
+        self._parameters = self._gauge("parameters", "Parameters of the job's model")
+        self._flops_per_token = self._gauge(
+            "flops_per_token", "Floating-point operations of training on a token: 6N + 12LHQT"
+        )
+        self._mfu = self._gauge(
+            "mfu_ratio", "Model FLOPs utilisation: share of the workers' peak; absent if a peak is unknown"
+        )
         self._step_seconds = self._seconds(
             "step", "Duration of a step, from its first lease to its last new weights"
         )
@@ -277,6 +284,24 @@ class AggregatorMetrics(_RoleMetrics):
         self._of(self._loss, job).set(loss)
         if seconds is not None:
             self._of(self._step_seconds, job).observe(seconds)
+
+    def set_compute(self, job: str, *, parameters: int, flops_per_token: int, mfu: float | None) -> None:
+        """Set what a job computes.
+
+        Args:
+            job: id of the job.
+            parameters: number of its model's parameters; 0 if it is unknown.
+            flops_per_token: floating-point operations of training on a token; 0 if they are unknown.
+            mfu: share of the workers' peak that they are; None if it is unknown.
+        """
+        if parameters:
+            self._of(self._parameters, job).set(parameters)
+        if flops_per_token:
+            self._of(self._flops_per_token, job).set(flops_per_token)
+        if mfu is not None:
+            self._of(self._mfu, job).set(mfu)
+        else:
+            self._mfu.remove_by_labels({"job": label_value(job), "role": self.role})
 
     def count_commit(self, job: str, *, applied: bool) -> None:
         """Count a committed step."""

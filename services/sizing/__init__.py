@@ -12,6 +12,7 @@
     links.py            bytes between roles in a step
     disk.py             checkpoints on disk
     sizes.py            sizes as people read them
+    flops.py            floating-point operations of a token, and the peak of chips
 
 `tiermesh validate` prints all of it. A worker refuses a job that its chips can't hold. docs/sizing.md explains the
 formulas, and `make bench ONLY=memory_estimate` compares them with what the emulator measures.

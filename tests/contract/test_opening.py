@@ -10,6 +10,7 @@ import pytest
 
 from mesh.descriptors.choose import PATH_VARIABLE, describe_line
 from mesh.descriptors.read import format_textproto, read_descriptor
+from services.sizing.flops import find_peak_flops
 from tests.support.contract.mocked_board import missing_requirement, run_on_board
 
 pytestmark = pytest.mark.skipif(missing_requirement() is not None, reason=missing_requirement() or "")
@@ -33,6 +34,7 @@ def test_a_line_of_8_opens_by_our_descriptor(shape: str, name: str, tmp_path: Pa
     (first, again) = _open("loudbox", shape, shape, folder=tmp_path)
     assert sorted(first["devices"]) == list(range(8))
     assert first["board"] == "t3k"
+    assert find_peak_flops(first["arch"], first["cores"]) == 8 * 64 * 1.0e12
     assert Path(first["descriptor"]).name == f"{name}_mesh_graph_descriptor.textproto"
     assert read_descriptor(Path(first["descriptor"])).mesh_descriptors[0].name == "M0"
     assert again == first, "it opens again after closing"
@@ -48,6 +50,7 @@ def test_a_line_of_8_blackhole_chips_opens_by_our_descriptor(tmp_path: Path) -> 
     (opened,) = _open("p150_loudbox", "1x8", folder=tmp_path)
     assert sorted(opened["devices"]) == list(range(8))
     assert opened["board"] == "p150_x8"
+    assert find_peak_flops(opened["arch"], opened["cores"]) == 8 * 120 * 1.35e12
     assert Path(opened["descriptor"]).name == "bh_lb_1x8_line_graph_descriptor.textproto"
 
 

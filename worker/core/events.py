@@ -54,6 +54,8 @@ class Built:
         tokens_per_micro_batch: tokens (samples, for a regression) in one micro-batch.
         fingerprint: what the bits of this worker's gradients depend on.
         wire: types in which the job's tensors travel.
+        flops_per_token: floating-point operations of training on a token; None if the model has no formula.
+        peak_flops: peak of the mesh in floating-point operations a second; None if it is unknown.
     """
 
     job: str
@@ -63,6 +65,8 @@ class Built:
     tokens_per_micro_batch: int
     fingerprint: dict[str, str] = field(default_factory=dict)
     wire: WireTypes = field(default_factory=WireTypes)
+    flops_per_token: int | None = None
+    peak_flops: float | None = None
 
 
 @dataclass(frozen=True)

@@ -244,6 +244,8 @@ class WorkerCore:
                 generation=version.generation,
                 step=version.step,
                 tokens_per_micro_batch=built.tokens_per_micro_batch,
+                flops_per_token=built.flops_per_token,
+                peak_flops=built.peak_flops,
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from aggregator.core.job_report import JobReport
@@ -78,6 +79,8 @@ class JobMembers:
             self._report.save()
         self._admission.admit(member.name)
         member.ready, member.layout_hash = True, ready.layout_hash
+        plausible = 1.0 <= ready.peak_flops < math.inf
+        member.peak_flops = ready.peak_flops if plausible else None
         member.unfit = member.code_wait = None
         member.loaded_version = Version(ready.generation, ready.step) if ready.holds else None
         return None

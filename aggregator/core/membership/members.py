@@ -90,6 +90,7 @@ class Member:
         failures: the number of its leases that failed in a row.
         in_place: whether its last chunk lay in memory that it shares, and so cost none here.
         speed: micro-batches per second; 0 until measured.
+        peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.
     """
 
     session: int
@@ -111,6 +112,7 @@ class Member:
     failures: int = 0
     in_place: bool = False
     speed: float = 0.0
+    peak_flops: float | None = None
 
     @property
     def able(self) -> bool:
@@ -152,7 +154,7 @@ class Member:
         self.ready, self.layout_hash, self.refusal, self.unfit = False, "", None, None
         self.building_since_seconds, self.fetch, self.code_wait = None, None, None
         self.loaded_version, self.sent_version, self.sent_chunks = None, None, 0
-        self.stalled, self.failures = False, 0
+        self.stalled, self.failures, self.peak_flops = False, 0, None
 
     def record_lease(self, micro_batches: int, seconds: float) -> None:
         """Include a finished lease in the measured speed, if its duration is plausible."""
@@ -171,3 +173,9 @@ def speeds(members: list[Member]) -> dict[int, float]:
     known = [member.speed for member in members if member.speed]
     average = sum(known) / len(known) if known else 1.0
     return {member.session: member.speed or average for member in members}
+
+
+def total_peak_flops(members: list[Member]) -> float | None:
+    """Return the peak of all these workers, in floating-point operations a second; None if one's is unknown."""
+    known = [member.peak_flops for member in members if member.peak_flops is not None]
+    return sum(known) if known and len(known) == len(members) else None

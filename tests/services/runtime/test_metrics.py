@@ -74,6 +74,7 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
     aggregator.set_leading(True)
     aggregator.set_standbys(1)
     aggregator.record_step("job-1", step=3, loss=2.5, seconds=0.1)
+    aggregator.set_compute("job-1", parameters=7, flops_per_token=42, mfu=0.25)
     aggregator.count_commit("job-1", applied=True)
     aggregator.count_commit("job-1", applied=False)
     aggregator.count_verification("job-1", "passed")
@@ -94,6 +95,9 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
         f"tiermesh_loss{labels} 2.5",
         f"tiermesh_validation_loss{labels} 2.25",
         f"tiermesh_step_seconds_sum{labels} 0.1",
+        f"tiermesh_parameters{labels} 7.0",
+        f"tiermesh_flops_per_token{labels} 42.0",
+        f"tiermesh_mfu_ratio{labels} 0.25",
         'tiermesh_commits_total{job="job-1",outcome="applied",role="aggregator"} 1.0',
         'tiermesh_commits_total{job="job-1",outcome="skipped",role="aggregator"} 1.0',
         'tiermesh_verifications_total{job="job-1",outcome="passed",role="aggregator"} 1.0',
@@ -111,6 +115,17 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
         f"tiermesh_checkpoint_seconds_sum{inner} 0.5",
         f"tiermesh_checkpoint_bytes{inner} 4096.0",
     } <= lines
+
+
+def test_an_unknown_share_of_the_peak_is_absent_and_not_0() -> None:
+    aggregator = AggregatorMetrics()
+    aggregator.set_compute("job-1", parameters=7, flops_per_token=42, mfu=None)
+    assert "tiermesh_mfu_ratio{" not in "\n".join(scrape(aggregator.registry))
+    aggregator.set_compute("job-1", parameters=7, flops_per_token=42, mfu=0.25)
+    aggregator.set_compute("job-1", parameters=7, flops_per_token=42, mfu=None)
+    lines = "\n".join(scrape(aggregator.registry))
+    assert "tiermesh_parameters{" in lines
+    assert "tiermesh_mfu_ratio{" not in lines
 
 
 def test_metrics_port_in_use_or_without_tls_is_refused() -> None:

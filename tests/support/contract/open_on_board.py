@@ -23,7 +23,12 @@ def main() -> None:
         device_ids = [int(each) for each in ids.split(",") if each]
         try:
             with open_mesh((rows, columns), backend="ttnn", device_ids=device_ids) as mesh:
-                outcome = {"devices": list(mesh.handle.get_device_ids()), "board": find_board_type(mesh)}
+                outcome = {
+                    "devices": list(mesh.handle.get_device_ids()),
+                    "board": find_board_type(mesh),
+                    "arch": mesh.arch,
+                    "cores": mesh.cores,
+                }
         except TiermeshError as error:
             outcome = {"error": str(error)}
         print(json.dumps({**outcome, "descriptor": os.environ.get(PATH_VARIABLE)}), flush=True)

@@ -178,6 +178,8 @@ class Dialogue:
         job: str = "a",
         holds: tuple[int, int] | None = None,
         layout: Layout | None = None,
+        flops_per_token: int | None = None,
+        peak_flops: float | None = None,
         **fingerprint: str,
     ) -> list[str]:
         """Report that a worker has built the job."""
@@ -189,6 +191,8 @@ class Dialogue:
             fingerprint={**FINGERPRINT, **fingerprint},
             holds=holds is not None,
             tokens_per_micro_batch=10,
+            flops_per_token=flops_per_token,
+            peak_flops=peak_flops,
         )
         if holds is not None:
             body.generation, body.step = holds
