@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -36,7 +37,7 @@ class Downloads:
     ) -> None:
         self._count_cap_reached = count_cap_reached
         self._clock = clock
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()
         self._most = MOST_DOWNLOADS
         self._why = ""
         self._bucket: TokenBucket | None = None
@@ -48,24 +49,34 @@ class Downloads:
             self._why = f" with --max-download-mb-per-second {mb_per_second} of the aggregator"
 
     @contextmanager
-    def begin(self) -> Iterator[Download]:
+    def begin(self, person: str) -> Iterator[Download]:
         """Count a download while the block runs.
 
+        Args:
+            person: who downloads; empty without security, where callers have no names.
+
         Raises:
-            CapReached: there are too many.
+            CapReached: there are too many, or this person has too many.
         """
-        if self._under_way >= self._most:
-            self._count_cap_reached(Cap.DOWNLOADS)
-            raise CapReached(
-                Cap.DOWNLOADS,
-                f"downloads: {self._under_way} are under way, expected at most {self._most}{self._why}; try again when "
-                "one has ended",
-            )
-        self._under_way += 1
+        self._check_caps(person)
+        self._under_way[person] += 1
         try:
             yield Download(self)
         finally:
-            self._under_way -= 1
+            self._under_way -= Counter((person,))  # a person who has none left is forgotten
+
+    def _check_caps(self, person: str) -> None:
+        total, own = self._under_way.total(), self._under_way[person]
+        most_own = (self._most + 1) // 2  # one person leaves room for the others
+        if total >= self._most:
+            cap, text = Cap.DOWNLOADS, f"downloads: {total} are under way, expected at most {self._most}{self._why}"
+        elif person and own >= most_own:
+            cap = Cap.DOWNLOADS_PER_PERSON
+            text = f"person {person}: has {own} downloads under way, expected at most {most_own}{self._why}"
+        else:
+            return
+        self._count_cap_reached(cap)
+        raise CapReached(cap, f"{text}; try again when one has ended")
 
     async def take(self, size: int) -> bool:
         """Wait until so many bytes may be sent; return whether there was a wait. To be cancelled takes nothing."""

@@ -216,7 +216,7 @@ class JobsServicer:
 
     async def _send_checkpoint(self, ask: ReadCheckpointRequest, context: Context) -> None:
         """Send the files of a checkpoint, at the pace of their reader and of the download's share of the bandwidth."""
-        with self._downloads.begin() as download:
+        with self._downloads.begin(current_caller().person) as download:
             async for part in self._backend.read_checkpoint(ask):
                 if part is None:  # gRPC could not decode the message
                     raise Failed("the optimizer's answer to ReadCheckpoint was damaged; try again")

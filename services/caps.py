@@ -34,6 +34,7 @@ class Cap(Enum):
     SPEC_BYTES = "spec_bytes"
     LOG_BYTES = "log_bytes"
     DOWNLOADS = "downloads"
+    DOWNLOADS_PER_PERSON = "downloads_per_person"
     DOWNLOAD_BANDWIDTH = "download_bandwidth"
     UPLOADS = "uploads"
     UPLOADS_PER_PERSON = "uploads_per_person"

@@ -72,7 +72,7 @@ class World:
 
     async def read(self, name: str, sizes: list[int], pause_seconds: float = 0.0) -> None:
         """Download pieces of these sizes, with a pause after each."""
-        with self.downloads.begin() as download:
+        with self.downloads.begin(name) as download:
             for size in sizes:
                 await download.take(size)
                 self.sent.append((self.loop.time(), name, size))
@@ -106,7 +106,7 @@ def test_all_downloads_together_stay_within_the_rate(
         await asyncio.gather(*tasks, return_exceptions=True)
         with ExitStack() as stack:  # nobody holds a place
             for _ in range(int(2 * MB * LONGEST_SHARE_SECONDS / PIECE_BYTES)):
-                stack.enter_context(world.downloads.begin())
+                stack.enter_context(world.downloads.begin(""))
 
     world.run(scenario())
     rate, burst = 2 * MB, 2 * MB
@@ -173,18 +173,44 @@ def test_too_many_downloads_are_refused_by_name() -> None:
 
         async def scenario(world: World = world, most: int = most, why: str = why) -> None:
             with ExitStack() as stack:
-                begun = [stack.enter_context(world.downloads.begin()) for _ in range(most)]
+                begun = [stack.enter_context(world.downloads.begin("")) for _ in range(most)]
                 assert all(isinstance(each, Download) for each in begun)
-                with pytest.raises(CapReached) as refused, world.downloads.begin():
+                with pytest.raises(CapReached) as refused, world.downloads.begin(""):
                     raise AssertionError("it began")
                 assert str(refused.value) == (
                     f"downloads: {most} are under way, expected at most {most}{why}; try again when one has ended"
                 )
-            with world.downloads.begin():
+            with world.downloads.begin(""):
                 pass
 
         world.run(scenario())
         assert world.reached == [Cap.DOWNLOADS]
+
+
+def test_one_person_leaves_half_of_the_places_to_others() -> None:
+    for mb_per_second, half, why in (
+        (None, MOST_DOWNLOADS // 2, ""),
+        (1, 5, " with --max-download-mb-per-second 1 of the aggregator"),
+    ):
+        world = World(mb_per_second)
+
+        async def scenario(world: World = world, half: int = half, why: str = why) -> None:
+            with ExitStack() as stack:
+                for _ in range(half):
+                    stack.enter_context(world.downloads.begin("ann"))
+                with pytest.raises(CapReached) as refused, world.downloads.begin("ann"):
+                    raise AssertionError("it began")
+                assert str(refused.value) == (
+                    f"person ann: has {half} downloads under way, expected at most {half}{why}; try again when one has "
+                    "ended"
+                )
+                with world.downloads.begin("bob"):
+                    pass
+            with world.downloads.begin("ann"):
+                pass
+
+        world.run(scenario())
+        assert world.reached == [Cap.DOWNLOADS_PER_PERSON]
 
 
 def test_without_a_cap_nothing_waits() -> None:

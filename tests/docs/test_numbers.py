@@ -119,6 +119,7 @@ FACTS = {
         f"at most {END_BYTES // MI} MiB and at most a quarter",
         f"pieces of up to {PIECE_BYTES // MI} MiB",
         f"every {LONGEST_SHARE_SECONDS:g} s, and at most {MOST_DOWNLOADS}",
+        f"| {MOST_DOWNLOADS // 2}, half of all |",
         f"these are {int(LONGEST_SHARE_SECONDS * MB / PIECE_BYTES)}",
         f"not taken for {IDLE_TRANSFER_SECONDS:g} s",
         f"| {Caps.uploads:,} |",
