@@ -69,7 +69,10 @@ class Downloads:
         total, own = self._under_way.total(), self._under_way[person]
         most_own = (self._most + 1) // 2  # one person leaves room for the others
         if total >= self._most:
-            cap, text = Cap.DOWNLOADS, f"downloads: {total} are under way, expected at most {self._most}{self._why}"
+            cap, text = (
+                Cap.DOWNLOADS,
+                f"downloads: {total} are under way, expected at most {self._most}{self._why}",
+            )
         elif person and own >= most_own:
             cap = Cap.DOWNLOADS_PER_PERSON
             text = f"person {person}: has {own} downloads under way, expected at most {most_own}{self._why}"

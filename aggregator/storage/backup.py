@@ -17,7 +17,7 @@ from typing import NamedTuple
 from aggregator.core.succession import raise_restored_epoch
 from aggregator.storage import schema
 from aggregator.storage.queue_check import QueueSummary, check_queue, damaged, read_identity, seal
-from aggregator.storage.queue_copy import connect, copy_database, new_file, sync_file
+from aggregator.storage.queue_copy import connect, copy_database, new_queue_file, sync_file
 from services.durable_files import sync_folder
 from services.errors import Failed, NotYet, Refused, is_out_of_space
 from services.input_files import open_input_file
@@ -77,7 +77,7 @@ def back_up_queue(state_dir: Path, target: Path, *, force: bool) -> QueueSummary
     shown = f"queue {printable_path(queue)}"
     open_input_file("--state-dir", queue).close()
     _check_target(queue, target, force=force)
-    with _explained(shown, target), new_file(target) as temporary:
+    with _explained(shown, target), new_queue_file(target) as temporary:
         copy_database(queue, temporary, COPY_SECONDS)
         hit_failpoint("queue.backup.copied")
         seal(temporary)
@@ -111,7 +111,7 @@ def restore_queue(backup: Path, state_dir: Path, *, adopt: bool) -> Restored:
         for leftover in state_dir.glob(f".{QUEUE_FILE}.*"):
             leftover.unlink(missing_ok=True)
         former = _read_former(queue)
-        with _explained(shown, queue), new_file(queue) as temporary:
+        with _explained(shown, queue), new_queue_file(queue) as temporary:
             copy_database(backup, temporary, mode="ro")
             summary = check_queue(temporary, shown)
             cluster = _choose_cluster(shown, summary, former, adopt=adopt)
@@ -144,8 +144,9 @@ def _check_target(queue: Path, target: Path, *, force: bool) -> None:
 
 @contextmanager
 def _explained(shown: str, target: Path) -> Iterator[None]:
-    """Turn errors of SQLite and of the file system into one line (Failed, Refused)."""
+    """Turn errors of SQLite and of the file system into one line (NotYet, Failed, Refused)."""
     where = printable_path(target)
+    full = NotYet(f"{where}: not written, since its disk is full; free space, then try again")
     try:
         yield
     except sqlite3.Error as error:
@@ -155,17 +156,13 @@ def _explained(shown: str, target: Path) -> Iterator[None]:
                 f"{shown}: locked by another process for more than {STANDARD_TIMEOUTS.lock:g} s; try again"
             ) from None
         if "full" in text:
-            raise NotYet(
-                f"{where}: not written, since its disk is full; free space, then try again"
-            ) from None
+            raise full from None
         if "malformed" in text or "not a database" in text:
             raise damaged(shown, error) from None
         raise Failed(f"{shown}: not copied to {where} ({text}), which is unchanged") from None
     except OSError as error:
         if is_out_of_space(error):
-            raise NotYet(
-                f"{where}: not written, since its disk is full; free space, then try again"
-            ) from None
+            raise full from None
         raise Failed(f"{where}: not written ({error.strerror or error}); it is unchanged") from None
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from services.durable_files import sync_folder
+from services.durable_files import PRIVATE_MODE, new_file
 from services.errors import Failed
 from services.instrumentation.failpoints import hit_failpoint
 from services.printable import printable_path
@@ -35,7 +35,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[Path]:
+def new_queue_file(target: Path) -> Iterator[Path]:
     """Yield the path of an empty temporary file, which only its owner can read.
 
     If the block succeeds, the file is synchronised and takes the target's name. Otherwise it is removed.
@@ -44,15 +44,8 @@ def new_file(target: Path) -> Iterator[Path]:
         OSError: the file can't be made or renamed.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    with new_file(target, temporary, PRIVATE_MODE):
         yield temporary
-        sync_file(temporary)
-        temporary.replace(target)
-        sync_folder(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def copy_database(source: Path, target: Path, limit_seconds: float = math.inf, mode: str = "rw") -> None:
@@ -93,7 +86,7 @@ def copy_file(source: Path, target: Path) -> None:
     Raises:
         sqlite3.Error, OSError: the copy can't be made.
     """
-    with new_file(target) as temporary:
+    with new_queue_file(target) as temporary:
         copy_database(source, temporary)
 
 

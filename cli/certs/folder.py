@@ -7,7 +7,6 @@ there is one, `revoked.txt`.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from cli.certs import authority
 from cli.certs.authority import KeyPair
+from services.durable_files import PRIVATE_MODE, new_file
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
 from services.names import check_name
@@ -26,7 +26,6 @@ from services.transport.access.revocations import read_revoked
 from services.transport.access.watched_files import MAX_FILE_BYTES, read_small_file
 
 AUTHORITY, RECORD, REVOKED = "authority", "issued.txt", "revoked.txt"
-PRIVATE_MODE = 0o600
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class CertificateFolder:
             read_small_file("list", path) if path.exists() else "# serial numbers of revoked certificates\n"
         )
         added = "".join(f"{each.to_line()} revoked {now:%Y-%m-%dT%H:%M:%SZ}\n" for each in found)
-        replace_file(path, (lines + added).encode())
+        write_private_file(path, (lines + added).encode())
         return path, found
 
     def issued(self) -> list[Issued]:
@@ -187,13 +186,13 @@ class CertificateFolder:
         line = Issued(pair.certificate.serial_number, kind, name, expires).to_line()
         path = self.path / RECORD
         before = read_small_file("record", path) if path.exists() else ""
-        replace_file(path, f"{before}{line}\n".encode())
+        write_private_file(path, f"{before}{line}\n".encode())
         return self._write_pair(_stem(kind, name), pair)
 
     def _write_pair(self, stem: str, pair: KeyPair) -> tuple[Path, Path]:
         certificate, key = self.path / f"{stem}.pem", self.path / f"{stem}.key"
-        replace_file(key, pair.key_pem())
-        replace_file(certificate, pair.certificate_pem())
+        write_private_file(key, pair.key_pem())
+        write_private_file(certificate, pair.certificate_pem())
         return certificate, key
 
     def _refuse_overwriting(self, stem: str) -> None:
@@ -215,25 +214,15 @@ class CertificateFolder:
             raise Refused(f"{certificate}, {key}: {refused}") from None
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, completely or not at all.
+def write_private_file(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, completely or not at all; it survives power loss.
 
     Raises:
         TiermeshError: it can't be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with explain_write_errors(path):
-        try:
-            with os.fdopen(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE), "wb"
-            ) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with explain_write_errors(path), new_file(path, temporary, PRIVATE_MODE) as file:
+        file.write(content)
 
 
 @contextlib.contextmanager

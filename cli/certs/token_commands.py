@@ -45,7 +45,7 @@ def tokens() -> None:
 @output_options
 def issue(*, name: str, admin: bool, days: float, out: Path | None, path: Path, output: Output) -> None:
     """Issue a token, and add its hash to the file."""
-    from cli.certs.folder import replace_file
+    from cli.certs.folder import write_private_file
     from services.transport.access.permissions import CallerKind
     from services.transport.access.tokens import make_token, read_tokens
 
@@ -56,7 +56,7 @@ def issue(*, name: str, admin: bool, days: float, out: Path | None, path: Path, 
     known = read_tokens(path) if path.exists() else {}
     _write(path, [*known.values(), record])
     if out is not None:
-        replace_file(out, f"{token}\n".encode())
+        write_private_file(out, f"{token}\n".encode())
         output.say(f"issued token {record.id} of {kind.value} {name}, written to {out}")
         output.result({"id": record.id, "file": str(out)})
     else:
@@ -97,7 +97,7 @@ def revoke(*, token_id: str, path: Path, output: Output) -> None:
 
 
 def _write(path: Path, records: list[TokenRecord]) -> None:
-    from cli.certs.folder import replace_file
+    from cli.certs.folder import write_private_file
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(path, "".join(f"{each.to_line()}\n" for each in records).encode())
+    write_private_file(path, "".join(f"{each.to_line()}\n" for each in records).encode())

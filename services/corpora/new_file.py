@@ -1,15 +1,14 @@
-"""Files that appear under their name only once they are complete and would survive a power cut."""
+"""Files of ids that appear under their name only once they are complete, with errors that people can read."""
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from services.durable_files import sync_folder
+from services import durable_files
 from services.printable import printable_path
 from services.system_errors import system_error
 
@@ -25,16 +24,9 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         NotYet: the disk is full or failed.
         Refused: the folder is missing or not writable.
     """
-    partial = path.with_name(f".{secrets.token_hex(8)}.partial")  # as long as it is short, any name fits
-    try:
-        with explained(path), partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            partial.replace(path)
-            sync_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")  # as long as it is short, any name fits
+    with explained(path), durable_files.new_file(path, temporary) as file:
+        yield file
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from protos.files_pb2 import FileRef
+from services.durable_files import sync_folder
 from services.errors import Failed, Refused
 from services.files.errors import FileDamaged, NoRoom
 from services.instrumentation.failpoints import hit_failpoint
@@ -86,11 +87,7 @@ class Upload:
             os.fsync(self._file.fileno())
             hit_failpoint("files.before-rename")
             self._partial.rename(self._path)
-            descriptor = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_folder(self._path.parent)
 
 
 @contextmanager

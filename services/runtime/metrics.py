@@ -251,7 +251,8 @@ class AggregatorMetrics(_RoleMetrics):
         caps_reached = Counter(
             "tiermesh_caps_reached",
             "Times a cap was reached, by cap: queued_jobs, jobs_per_person, spec_bytes, log_bytes, downloads, "
-            "downloads_per_person, download_bandwidth, uploads, uploads_per_person, upload_bytes or upload_bytes_per_person",
+            "downloads_per_person, download_bandwidth, uploads, uploads_per_person, upload_bytes or "
+            "upload_bytes_per_person",
             ("role", "cap"),
             registry=self.registry,
         )

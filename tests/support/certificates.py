@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.certs import authority as ca
-from cli.certs.folder import replace_file
+from cli.certs.folder import write_private_file
 from services.transport.access.permissions import CallerKind
 
 LOOPBACK_HOSTS = 60
@@ -51,6 +51,6 @@ def make_certificates(folder: Path) -> Path:
 
 def _write(folder: Path, name: str, pair: ca.KeyPair) -> tuple[Path, Path]:
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    replace_file(key, pair.key_pem())
-    replace_file(cert, pair.certificate_pem())
+    write_private_file(key, pair.key_pem())
+    write_private_file(cert, pair.certificate_pem())
     return cert, key
