@@ -7,6 +7,7 @@ file: its files take turns at the mocked boards, so a second process would only 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -22,6 +23,10 @@ ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("default", ANY_SPEED)
 settings.register_profile("same", ANY_SPEED, derandomize=True)
 settings.load_profile("same")
+
+# A shell starts its background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CONTRACT = "tests/contract/"
 LONGEST = (CONTRACT, "tests/simulation/test_simulation.py")
