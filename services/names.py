@@ -10,7 +10,9 @@ import re
 
 from services.errors import Refused
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+NAME_CHARACTERS = 64
+"""Length of the longest name."""
+NAME_PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._@-]{{0,{NAME_CHARACTERS - 1}}}")
 NAME_FORM = "1 to 64 letters, digits, '.', '_', '@' or '-', and a letter or digit first"
 
 

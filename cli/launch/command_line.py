@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cli.launch.environment import CACHE_VARIABLE, RANK_VARIABLES
 from cli.launch.plan import LaunchPlan, Rank
+from mesh.descriptors.choose import PATH_VARIABLE
 from services.transport.security import join_address
 
 AGGREGATOR_PORT = 7070
@@ -33,11 +36,14 @@ class Place:
         program: command that starts Tiermesh there; the role and its options follow.
         folder: absolute path of the rank's own folder there, without a slash at its end.
         address: name or IP address by which the other ranks reach that host.
+        cache: absolute path of a folder there that outlives the launch, for compiled kernels; empty to let the worker
+            choose one.
     """
 
     program: tuple[str, ...]
     folder: str
     address: str
+    cache: str = ""
 
     def path(self, file: str) -> str:
         """Return the path of a file in the rank's folder."""
@@ -52,6 +58,7 @@ class DaemonCommand:
         rank: rank that the daemon is.
         arguments: program and arguments.
         environment: variables to add to those of the host.
+        unset: variables to take from those of the host, because they would select another mesh.
         files: text files to write first, by absolute path.
         port: port that must be free; 0 if the daemon takes any.
     """
@@ -59,8 +66,15 @@ class DaemonCommand:
     rank: Rank
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    unset: tuple[str, ...]
     files: Mapping[str, str]
     port: int
+
+    def in_shell(self) -> str:
+        """Return the command as a POSIX shell reads it."""
+        unset = [text for name in self.unset for text in ("-u", name)]
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return shlex.join(["env", *unset, *variables, *self.arguments])
 
 
 def daemon_commands(
@@ -91,8 +105,10 @@ def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: P
     if rank.role == "worker":
         own_options += ["--aggregator", aggregator_address(plan, places, ports)]
         if rank.descriptor_text:
-            environment["TT_MESH_GRAPH_DESC_PATH"] = place.path(DESCRIPTOR_FILE)
+            environment[PATH_VARIABLE] = place.path(DESCRIPTOR_FILE)
             files[place.path(DESCRIPTOR_FILE)] = rank.descriptor_text
+        if place.cache:
+            environment.setdefault(CACHE_VARIABLE, f"{place.cache}/{rank.name}")
     elif rank.role == "optimizer":
         port = ports.optimizer
     else:
@@ -113,7 +129,8 @@ def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: P
         *own_options,
         *([] if plan.is_local else _tls_options(place)),
     ]
-    return DaemonCommand(rank, tuple(arguments), environment, files, port)
+    unset = tuple(sorted(RANK_VARIABLES - set(environment)))
+    return DaemonCommand(rank, tuple(arguments), environment, unset, files, port)
 
 
 def _tls_options(place: Place) -> list[str]:

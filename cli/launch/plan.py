@@ -5,9 +5,21 @@ Pure: it reads no file and starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from cli.launch.configuration import Configuration, DescriptorFile
+from cli.launch.environment import MOCK_VARIABLE, VISIBLE_VARIABLE, rank_environment
+from cli.launch.rank_bindings import RankBinding
+from mesh.backend import may_drive_chips
+from mesh.descriptors.cut import cut_mesh
+from mesh.descriptors.read import format_textproto
+from mesh.descriptors.shape_check import check_shape
+from services.config.device import DeviceConfig
+from services.errors import Refused
+from services.names import NAME_CHARACTERS
+from services.printable import printable_path
 
 Role = Literal["worker", "aggregator", "optimizer"]
 
@@ -71,3 +83,124 @@ class LaunchPlan:
     def is_local(self) -> bool:
         """Whether all ranks run on this machine."""
         return not self.hosts
+
+
+def plan_launch(
+    configuration: Configuration,
+    num_workers: int,
+    device: DeviceConfig,
+    parent: Mapping[str, str],
+    *,
+    local_chips: bool,
+) -> LaunchPlan:
+    """Return the plan of a launch.
+
+    Roles follow tt-train's rule: ranks below the job's `num_workers` are workers, then comes the aggregator, then the
+    optimizer if there is one rank more.
+
+    Args:
+        configuration: content of the configuration folder.
+        num_workers: `multihost_config.num_workers` of the job that the cluster is for.
+        device: backend and mesh of that job.
+        parent: environment of the launching process.
+        local_chips: whether this machine has chips, which ranks without a host would open.
+
+    Raises:
+        Refused: the number of ranks fits neither 2 nor 3 tiers or exceeds the slots; a worker's mesh doesn't fit the
+            job, or lies on several hosts; or two workers of a host would open the same chips.
+    """
+    bindings = configuration.bindings
+    count = len(bindings.ranks)
+    roles = _roles(count, num_workers, bindings.source)
+    hosts = configuration.placement.place(count)
+    ranks = []
+    for binding, role, host, descriptor in zip(
+        bindings.ranks, roles, hosts, configuration.descriptors, strict=True
+    ):
+        is_worker = role == "worker"
+        ranks.append(
+            Rank(
+                number=binding.rank,
+                role=role,
+                host=host,
+                name=_name(binding, role, host),
+                mesh_id=binding.mesh_id,
+                environment=rank_environment(binding, bindings, parent, opens_mesh=is_worker),
+                descriptor_text=_cut(binding, descriptor, device) if is_worker else "",
+            )
+        )
+    workers = ranks[:num_workers]
+    _check_meshes(workers, configuration)
+    if may_drive_chips(device.backend):
+        _check_devices([rank for rank in workers if rank.host is not None or local_chips], bindings.source)
+    return LaunchPlan(tuple(ranks), tiers=count - num_workers + 1)
+
+
+def _roles(count: int, num_workers: int, source: str) -> list[Role]:
+    workers: list[Role] = ["worker"] * num_workers
+    if count == num_workers + 1:
+        return [*workers, "aggregator"]
+    if count == num_workers + 2:
+        return [*workers, "aggregator", "optimizer"]
+    needed = f"{num_workers + 1} (2 tiers) or {num_workers + 2} (3 tiers)"
+    if count < 2:
+        fix = "add ranks"
+    else:
+        fitting = max(count - 2, 1)
+        fix = f"add multihost_config.enabled=true multihost_config.num_workers={fitting}"
+    raise Refused(
+        f"{source}: {count} ranks, but the job's num_workers of {num_workers} needs {needed}; {fix}"
+    )
+
+
+def _name(binding: RankBinding, role: Role, host: str | None) -> str:
+    what = f"mesh{binding.mesh_id}" if role == "worker" else role
+    place = "" if host is None else f"@{host.replace(':', '.')}"
+    return f"rank{binding.rank}-{what}{place}"[:NAME_CHARACTERS]
+
+
+def _cut(binding: RankBinding, descriptor: DescriptorFile, device: DeviceConfig) -> str:
+    """Return the text of the descriptor of a worker's one mesh, which must fit the job."""
+    source = printable_path(descriptor.path)
+    if binding.mesh_host_rank:
+        raise Refused(
+            f"{source}: rank {binding.rank} has mesh_host_rank {binding.mesh_host_rank}, but a worker drives the chips "
+            "of one host; describe each host's part as a mesh of its own"
+        )
+    cut = cut_mesh(descriptor.content, binding.mesh_id, source)
+    if may_drive_chips(device.backend):
+        check_shape(cut, descriptor.path, device.mesh_shape, {})
+    return format_textproto(cut)
+
+
+def _check_meshes(workers: Sequence[Rank], configuration: Configuration) -> None:
+    """Check that each worker has a mesh of its own (Refused)."""
+    users: dict[tuple[str, int], int] = {}
+    for rank in workers:
+        path = str(configuration.descriptors[rank.number].path)
+        first = users.setdefault((path, rank.mesh_id), rank.number)
+        if first != rank.number:
+            raise Refused(
+                f"{configuration.bindings.source}: workers {first} and {rank.number} both have mesh_id {rank.mesh_id}, "
+                "expected a mesh of its own for each; correct one of them"
+            )
+
+
+def _check_devices(workers: Sequence[Rank], source: str) -> None:
+    """Check that no two workers of one host open the same chips (Refused)."""
+    opened: dict[str | None, list[tuple[int, frozenset[str]]]] = {}
+    for rank in workers:
+        if rank.environment.get(MOCK_VARIABLE):
+            continue
+        visible = rank.environment.get(VISIBLE_VARIABLE, "")
+        chips = frozenset(each.strip() for each in visible.split(",") if each.strip())  # empty: all of them
+        here = opened.setdefault(rank.host, [])
+        for other, others in here:
+            if chips and others and not chips & others:
+                continue
+            what = f"chip {min(chips & others)}" if chips and others else "all chips"
+            raise Refused(
+                f"{source}: workers {other} and {rank.number} both open {what} of {rank.host or 'this machine'}; give "
+                f"each its own by {VISIBLE_VARIABLE} in env_overrides, or set device_config.backend=emulator"
+            )
+        here.append((rank.number, chips))

@@ -1,0 +1,219 @@
+"""The plan of a launch: roles by tt-train's rule, hosts by slot, one mesh a worker, and what doesn't fit refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.launch.configuration import Configuration, DescriptorFile, LaunchFiles, read_configuration
+from cli.launch.hosts_file import Host
+from cli.launch.placement import Placement
+from cli.launch.plan import LaunchPlan, plan_launch
+from cli.launch.rank_bindings import parse_rank_bindings
+from mesh.descriptors.read import parse_textproto
+from mesh.descriptors.shape_check import find_local_shape
+from services.config.device import DeviceConfig
+from services.errors import Refused
+from services.names import is_name
+from tests.cli.launch.conftest import MakeFolder, describe_meshes
+
+_LOCAL = Placement()
+_LOUDBOX = DeviceConfig(mesh_shape=(1, 8), enable_ddp=True)
+
+
+def _configuration(
+    ranks: list[dict[str, Any]],
+    placement: Placement = _LOCAL,
+    *,
+    meshes: int | None = None,
+    shape: tuple[int, int] = (1, 8),
+    mesh_hosts: tuple[int, int] = (1, 1),
+) -> Configuration:
+    bindings = parse_rank_bindings({"rank_bindings": ranks}, "rank_bindings.yaml", {})
+    descriptor = DescriptorFile(
+        Path("mgd.textproto"), describe_meshes(meshes or len(ranks), shape, mesh_hosts)
+    )
+    return Configuration(bindings, (descriptor,) * len(ranks), placement)
+
+
+def _ranks(count: int) -> list[dict[str, Any]]:
+    return [{"rank": rank, "mesh_id": rank} for rank in range(count)]
+
+
+def _hosts(*names: str) -> Placement:
+    return Placement(tuple(Host(name, 1) for name in names), source="hosts.txt")
+
+
+def _plan(
+    configuration: Configuration,
+    num_workers: int,
+    device: DeviceConfig = _LOUDBOX,
+    *,
+    local_chips: bool = False,
+    parent: dict[str, str] | None = None,
+) -> LaunchPlan:
+    return plan_launch(configuration, num_workers, device, parent or {}, local_chips=local_chips)
+
+
+def test_five_loudboxes_are_three_workers_an_aggregator_and_an_optimizer() -> None:
+    ranks = [{"rank": rank, "mesh_id": mesh} for rank, mesh in enumerate((1, 0, 2, 3, 4))]
+    plan = _plan(_configuration(ranks, _hosts("a", "b", "c", "d", "e")), 3)
+    assert plan.tiers == 3
+    assert [rank.role for rank in plan.ranks] == ["worker"] * 3 + ["aggregator", "optimizer"]
+    assert plan.hosts == ("a", "b", "c", "d", "e")
+    assert [rank.name for rank in plan.ranks] == [
+        "rank0-mesh1@a",
+        "rank1-mesh0@b",
+        "rank2-mesh2@c",
+        "rank3-aggregator@d",
+        "rank4-optimizer@e",
+    ]
+    assert plan.aggregator.host == "d"
+    assert plan.optimizer is not None
+    assert plan.optimizer.host == "e"
+
+
+def test_one_rank_less_is_two_tiers() -> None:
+    plan = _plan(_configuration(_ranks(5), _hosts(*"abcde")), 4)
+    assert (plan.tiers, plan.aggregator.number, plan.optimizer) == (2, 4, None)
+    assert len(plan.workers) == 4
+
+
+@pytest.mark.parametrize(
+    ("ranks", "num_workers", "facts"),
+    [
+        (5, 1, ["5 ranks", "num_workers of 1", "2 (2 tiers) or 3 (3 tiers)", "num_workers=3"]),
+        (5, 5, ["5 ranks", "num_workers of 5", "6 (2 tiers) or 7 (3 tiers)", "num_workers=3"]),
+        (5, 2, ["5 ranks", "num_workers of 2", "multihost_config.enabled=true"]),
+        (2, 3, ["2 ranks", "num_workers=1"]),
+        (1, 1, ["1 ranks", "2 (2 tiers)", "add ranks"]),
+    ],
+)
+def test_another_number_of_ranks_is_refused_with_both_numbers(
+    ranks: int, num_workers: int, facts: list[str]
+) -> None:
+    with pytest.raises(Refused) as refused:
+        _plan(_configuration(_ranks(ranks)), num_workers)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+@given(st.integers(1, 40), st.sampled_from([2, 3]))
+def test_the_advice_fits(num_workers: int, tiers: int) -> None:
+    count = num_workers + tiers - 1
+    with pytest.raises(Refused) as refused:
+        _plan(_configuration(_ranks(count)), num_workers + 5)
+    advised = int(str(refused.value).rpartition("num_workers=")[2])
+    assert len(_plan(_configuration(_ranks(count)), advised).ranks) == count
+
+
+def test_slots_put_several_ranks_on_a_host() -> None:
+    placement = Placement((Host("a", 2), Host("b", 1), Host("c", 4)), source="hosts.txt")
+    ranks = [{**rank, "env_overrides": {"TT_VISIBLE_DEVICES": str(rank["rank"])}} for rank in _ranks(5)]
+    plan = _plan(_configuration(ranks, placement), 3)
+    assert [rank.host for rank in plan.ranks] == ["a", "a", "b", "c", "c"]
+    assert plan.hosts == ("a", "b", "c")
+
+
+def test_more_ranks_than_slots_and_another_number_in_a_rankfile() -> None:
+    with pytest.raises(Refused, match=r"hosts.txt: 2 hosts with 2 slots, but there are 3 ranks"):
+        _plan(_configuration(_ranks(3), _hosts("a", "b")), 1)
+    with pytest.raises(Refused, match="hosts of 2 ranks, expected those of 3"):
+        _plan(_configuration(_ranks(3), Placement(rank_hosts=("a", "b"), source="rankfile")), 1)
+
+
+def test_each_worker_has_a_descriptor_of_its_one_mesh() -> None:
+    plan = _plan(_configuration(_ranks(4), _hosts(*"abcd")), 2)
+    for rank in plan.workers:
+        cut = parse_textproto(rank.descriptor_text, "cut")
+        assert not cut.graph_descriptors
+        assert cut.top_level_instance.mesh.mesh_id == 0
+        assert find_local_shape(cut, Path("cut"), {"TT_MESH_ID": rank.environment["TT_MESH_ID"]}) == [1, 8]
+        assert rank.environment["TT_MESH_HOST_RANK"] == "0"
+    for rank in plan.ranks[2:]:
+        assert rank.descriptor_text == ""
+        assert not any(name.startswith("TT_MESH") for name in rank.environment)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "others", "facts"),
+    [
+        ([{"rank": 0, "mesh_id": 7}, *_ranks(3)[1:]], {}, ["no mesh has id 7", "0, 1, 2"]),
+        ([{"rank": 0, "mesh_id": 1}, *_ranks(3)[1:]], {}, ["workers 0 and 1 both have mesh_id 1"]),
+        (
+            [{"rank": 0, "mesh_id": 0, "mesh_host_rank": 1}, *_ranks(3)[1:]],
+            {},
+            ["rank 0 has mesh_host_rank 1"],
+        ),
+        (_ranks(3), {"mesh_hosts": (1, 2)}, ["mesh 0 has host_topology [1, 2]", "a mesh of its own"]),
+        (_ranks(3), {"shape": (2, 4)}, ["mesh_shape: [1, 8]", "device_topology [2, 4]"]),
+    ],
+)
+def test_meshes_that_no_worker_can_drive(ranks: list[dict[str, Any]], others: Any, facts: list[str]) -> None:
+    with pytest.raises(Refused) as refused:
+        _plan(_configuration(ranks, _hosts(*"abc"), **others), 2)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+def test_the_emulator_has_no_chips_to_fit() -> None:
+    device = DeviceConfig(mesh_shape=(1, 8), enable_ddp=True, backend="emulator")
+    assert len(_plan(_configuration(_ranks(3), shape=(2, 4)), 2, device, local_chips=True).workers) == 2
+
+
+def _sharing(*visible: str | None) -> list[dict[str, Any]]:
+    ranks = _ranks(len(visible) + 1)
+    for rank, chips in zip(ranks, visible, strict=False):
+        rank["env_overrides"] = {} if chips is None else {"TT_VISIBLE_DEVICES": chips}
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("visible", "fact"),
+    [
+        (("0,1,2", "3, 2"), "workers 0 and 1 both open chip 2 of a"),
+        ((None, "0"), "workers 0 and 1 both open all chips of a"),
+        (("0", None), "workers 0 and 1 both open all chips of a"),
+        (("0", "1", "1"), "workers 1 and 2 both open chip 1 of a"),
+        ((None, None), "both open all chips of a; give each its own by TT_VISIBLE_DEVICES"),
+    ],
+)
+def test_workers_of_a_host_need_chips_of_their_own(visible: tuple[str | None, ...], fact: str) -> None:
+    placement = Placement((Host("a", 9),), source="hosts.txt")
+    with pytest.raises(Refused, match=fact):
+        _plan(_configuration(_sharing(*visible), placement), len(visible))
+
+
+def test_chips_may_be_shared_where_nobody_opens_them() -> None:
+    visible = ("0", "0")
+    assert _plan(_configuration(_sharing(*visible), _hosts(*"abc")), 2).hosts == ("a", "b", "c")
+    local = _configuration(_sharing(*visible))
+    assert _plan(local, 2, local_chips=False).is_local
+    with pytest.raises(Refused, match="chip 0 of this machine"):
+        _plan(local, 2, local_chips=True)
+    mocked = parse_rank_bindings(
+        {"rank_bindings": _ranks(3), "mock_cluster_rank_binding": {0: "/m", 1: "/m"}}, "file", {}
+    )
+    configuration = Configuration(mocked, local.descriptors, Placement())
+    workers = _plan(configuration, 2, local_chips=True).workers
+    assert {rank.environment["TT_METAL_MOCK_CLUSTER_DESC_PATH"] for rank in workers} == {"/m"}
+
+
+@given(st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}[a-z]", fullmatch=True) | st.ip_addresses().map(str))
+def test_names_of_daemons_have_the_right_form(host: str) -> None:
+    plan = _plan(_configuration(_ranks(3), Placement(rank_hosts=(host,) * 3, source="file")), 1)
+    names = [rank.name for rank in plan.ranks]
+    assert all(map(is_name, names))
+    assert len(set(names)) == 3
+
+
+def test_a_folder_of_meshes_and_hosts_alone(make_folder: MakeFolder) -> None:
+    folder = make_folder(hosts="a slots=1\nb slots=1\nc slots=1\n", meshes=3)
+    plan = _plan(read_configuration(LaunchFiles(folder), {}, folder), 1)
+    assert [(rank.role, rank.host) for rank in plan.ranks] == [
+        ("worker", "a"),
+        ("aggregator", "b"),
+        ("optimizer", "c"),
+    ]
