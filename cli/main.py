@@ -24,6 +24,7 @@ from cli.certs.token_commands import tokens
 from cli.cluster_commands import cluster
 from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, continue_, download, jobs, local, logs, prune, status, submit
+from cli.launch.command import launch
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from cli.queue_commands import queue
@@ -55,6 +56,7 @@ def tiermesh() -> None:
 
 for command in (
     local,
+    launch,
     worker,
     aggregator,
     optimizer,

@@ -71,6 +71,11 @@ def path_option(name: str, *rest: Any, **settings: Any) -> Callable[[Command], C
 
 def output_options(command: Command) -> Command:
     """Add `--json` and `--config`; the command gets `output`."""
+    return json_option(config_option(command))
+
+
+def json_option(command: Command) -> Command:
+    """Add `--json`; the command gets `output`."""
 
     @option(
         "--json",
@@ -79,7 +84,6 @@ def output_options(command: Command) -> Command:
         callback=_remember_json,
         help="Print one JSON object as the last line of standard output.",
     )
-    @config_option
     @functools.wraps(command)
     def with_output(*arguments: Any, as_json: bool, **rest: Any) -> Any:
         output = click.get_current_context().ensure_object(Output)

@@ -129,7 +129,7 @@ def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: P
         *own_options,
         *([] if plan.is_local else _tls_options(place)),
     ]
-    unset = tuple(sorted(RANK_VARIABLES - set(environment)))
+    unset = tuple(sorted(RANK_VARIABLES - set(environment))) if rank.role == "worker" else ()
     return DaemonCommand(rank, tuple(arguments), environment, unset, files, port)
 
 

@@ -1,0 +1,65 @@
+"""What a launch does before it touches another host: read the job and the configuration, and make the plan."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.jobs import read_job
+from cli.launch.command_line import Ports
+from cli.launch.configuration import LaunchFiles, read_configuration
+from cli.launch.plan import LaunchPlan, plan_launch
+from cli.output import Output
+from mesh.backend import has_device
+from services.config.paths import find_include
+from services.errors import Refused
+
+if TYPE_CHECKING:
+    from services.config.job import JobConfig
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options of `tiermesh launch`.
+
+    Attributes:
+        files: configuration folder, or files in its place.
+        config: training config, as tt-train's `--config`.
+        overrides: `key=value` settings that override it.
+        state_dir: folder of the launch on each host; a relative one lies in the home folder there.
+        ports: ports of the aggregator and the optimizer.
+    """
+
+    files: LaunchFiles
+    config: str
+    overrides: tuple[str, ...]
+    state_dir: Path
+    ports: Ports
+
+
+def prepare(options: LaunchOptions, output: Output) -> tuple[LaunchPlan, JobConfig]:
+    """Return the plan of a launch, and the job that it will submit. Notices about the job are printed.
+
+    Raises:
+        Refused: the configuration or the job is wrong, or the two don't fit each other.
+    """
+    configuration = read_configuration(options.files, os.environ, Path.cwd())
+    config = Path(options.config)
+    if not config.exists():
+        config = find_include(options.config, field="--config", folder=Path.cwd(), kind="training_configs")
+    job = read_job(config, options.overrides, output)
+    plan = plan_launch(configuration, job.num_workers, job.device, os.environ, local_chips=has_device())
+    _check_ports(plan, options.ports)
+    return plan, job
+
+
+def _check_ports(plan: LaunchPlan, ports: Ports) -> None:
+    """Check that aggregator and optimizer don't need one port of one host (Refused)."""
+    if plan.optimizer is None or plan.optimizer.host != plan.aggregator.host:
+        return
+    if ports.aggregator == ports.optimizer:
+        raise Refused(
+            f"--optimizer-port {ports.optimizer}: also the port of the aggregator, on the same host; give another one"
+        )

@@ -1,0 +1,149 @@
+"""`tiermesh launch --dry-run`: commands of all ranks, and errors of one line whose advice works as it is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import main
+from mesh.descriptors.read import parse_textproto
+from services.config.paths import REPOSITORY_ROOT
+from tests.cli.launch.conftest import MakeFolder
+
+_HOSTS = "".join(f"loudbox-0{number} slots=1\n" for number in range(1, 6))
+_BINDINGS = """
+rank_bindings:
+  - {rank: 0, mesh_id: 1}
+  - {rank: 1, mesh_id: 0}
+  - {rank: 2, mesh_id: 2}
+  - {rank: 3, mesh_id: 3}
+  - {rank: 4, mesh_id: 4}
+global_env: {TT_METAL_HOME: /opt/tt-metal}
+mesh_graph_desc_path: "configurations/boxes/mgd.textproto"
+"""
+_THREE_WORKERS = ("multihost_config.enabled=true", "multihost_config.num_workers=3")
+_UPSTREAM = [
+    place
+    for above in REPOSITORY_ROOT.parents
+    for place in (above / "shared" / "upstream").glob("*/**/hierarchical_parallel/configurations/5loudboxes")
+]
+
+
+@pytest.fixture
+def folder(make_folder: MakeFolder) -> Path:
+    return make_folder(hosts=_HOSTS, bindings=_BINDINGS, meshes=5)
+
+
+def _launch(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    code = main(["launch", *map(str, arguments), "--dry-run", "--json"])
+    result: dict[str, Any] = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert code == result.get("exit_code", 0), result
+    return result
+
+
+def test_five_hosts_are_three_workers_an_aggregator_and_an_optimizer(
+    folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = _launch(capfd, folder, "--config", job_file, *_THREE_WORKERS)
+    assert result["tiers"] == 3
+    ranks = {rank["rank"]: rank for rank in result["ranks"]}
+    assert [(ranks[n]["role"], ranks[n]["host"], ranks[n]["mesh_id"]) for n in range(5)] == [
+        ("worker", "loudbox-01", 1),
+        ("worker", "loudbox-02", 0),
+        ("worker", "loudbox-03", 2),
+        ("aggregator", "loudbox-04", 3),
+        ("optimizer", "loudbox-05", 4),
+    ]
+    (path,) = ranks[0]["files"]
+    assert ranks[0]["environment"]["TT_MESH_GRAPH_DESC_PATH"] == path
+    assert not parse_textproto(ranks[0]["files"][path], path).graph_descriptors
+    assert all(rank["environment"]["TT_METAL_HOME"] == "/opt/tt-metal" for rank in ranks.values())
+
+
+def test_the_text_has_each_command_as_a_shell_takes_it(
+    folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", str(folder), "--config", str(job_file), *_THREE_WORKERS, "--dry-run"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "5 ranks on 5 hosts: 3 workers, an aggregator and an optimizer (3 tiers)"
+    commands = [shlex.split(line) for line in lines if line.startswith("env ")]
+    assert len(commands) == 5
+    aggregator = commands[1]
+    assert aggregator[aggregator.index("--optimizer") + 1] == "loudbox-05:7071"
+    assert all("loudbox-04:7070" in command for command in commands[2:])
+
+
+def test_the_advice_about_num_workers_works(
+    folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = _launch(capfd, folder, "--config", job_file)
+    assert "5 ranks, but the job's num_workers of 1 needs 2 (2 tiers) or 3 (3 tiers)" in refused["error"]
+    advice = refused["error"].rpartition("; add ")[2].split()
+    assert _launch(capfd, folder, "--config", job_file, *advice)["tiers"] == 3
+
+
+def test_options_without_a_folder(folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = (
+        "--hosts",
+        "a:2,b:3",
+        "--mgd",
+        folder / "mgd.textproto",
+        "--set",
+        _THREE_WORKERS[0],
+        _THREE_WORKERS[1],
+    )
+    result = _launch(capfd, "--config", job_file, "device_config.backend=emulator", *files)
+    assert [rank["host"] for rank in result["ranks"]] == ["b", "b", "a", "a", "b"]
+
+
+def test_ranks_without_hosts_are_local(
+    make_folder: MakeFolder, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = _launch(capfd, make_folder(meshes=2), "--config", job_file)
+    assert {rank["host"] for rank in result["ranks"]} == {None}
+    assert not any("--tls-cert" in rank["arguments"] for rank in result["ranks"])
+
+
+def test_configs_are_found_by_tt_trains_relative_paths(
+    make_folder: MakeFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shipped = next((REPOSITORY_ROOT / "configs" / "training_configs").glob("demo.yaml"))
+    folder = make_folder(hosts="a slots=4\n", meshes=4)
+    for name in (shipped, f"training_configs/{shipped.name}", shipped.name):
+        result = _launch(capfd, folder, "--config", name, "device_config.backend=emulator")
+        assert len(result["ranks"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (
+            ["--aggregator-port", "7071", "--hosts", "a:5"],
+            "--optimizer-port 7071: also the port of the aggregator",
+        ),
+        (["elsewhere"], "'elsewhere': given after the folder"),
+        (["--hosts", "a:2"], "1 hosts with 2 slots, but there are 5 ranks"),
+        (["--hosts", "none/hosts.txt"], "no such file"),
+        (["--rankfile", "none"], "no such file"),
+        (["--rank-bindings", "none"], "no such file"),
+        (["--mgd", "none"], "no such file"),
+    ],
+)
+def test_what_is_refused(
+    arguments: list[str], fact: str, folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*_THREE_WORKERS, "device_config.backend=emulator"]
+    refused = _launch(capfd, folder, "--config", job_file, *settings, *arguments)
+    assert fact in refused["error"]
+    assert refused["exit_code"] == 2
+
+
+@pytest.mark.skipif(not _UPSTREAM, reason="tt-train's configuration folders are not beside the repository")
+def test_tt_trains_five_loudboxes_as_they_are(job_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for upstream in _UPSTREAM:
+        result = _launch(capfd, upstream, "--config", job_file, *_THREE_WORKERS)
+        assert [rank["role"] for rank in result["ranks"]] == ["optimizer", "aggregator", *["worker"] * 3]
