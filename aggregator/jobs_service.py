@@ -18,6 +18,7 @@ from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
 from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
 from aggregator.storage.journal import Journal
+from aggregator.storage.log_lines import lines_of_event
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
@@ -187,7 +188,8 @@ class JobsServicer:
             while request.follow and (job.state not in ENDED_STATES or not events.empty()):
                 event = await _next(events, context)
                 job = event.job
-                yield jobs.LogLine(seconds=event.seconds, text=event.text)
+                for each in lines_of_event(event):
+                    yield jobs.LogLine(seconds=event.seconds, text=each.text)
 
     async def Download(self, request: jobs.DownloadRequest, context: Context) -> AsyncIterator[FilePart]:
         """Stream the files of a checkpoint."""

@@ -83,6 +83,7 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "parameters": job.parameters or None,
         "flops_per_token": job.flops_per_token or None,
         "tokens_per_second": job.tokens_per_second,
+        "samples_per_second": job.samples_per_second or None,
         "mfu": job.mfu if job.HasField("mfu") else None,
         "seconds_left": job.seconds_left if job.HasField("seconds_left") else None,
         "skipped": job.skipped or None,

@@ -8,6 +8,7 @@ from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.admission import Admission
 from aggregator.core.pace import Pace
 from aggregator.core.setting_aside import note_progress
+from aggregator.core.sums.step_sum import StepSum
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
 from services.errors import Refusal
@@ -114,29 +115,41 @@ class JobReport:
         self.job.trusted_steps[worker] = step
 
     def advance(
-        self, version: Version, loss: float | None, tokens: int, peak_flops: float | None, now: float
+        self,
+        version: Version,
+        step_sum: StepSum | None,
+        *,
+        tokens: int,
+        samples: int,
+        peak_flops: float | None,
+        now: float,
     ) -> None:
         """Record a committed step.
 
         Args:
             version: version that the step has made.
-            loss: mean loss of the step; None if it is unknown.
+            step_sum: state of the step; None if another aggregator had it.
             tokens: number of tokens of the step.
+            samples: number of sequences (or samples) of the step.
             peak_flops: peak of the job's workers in floating-point operations a second; None if it is unknown.
             now: the time, on the monotonic clock.
         """
+        loss = None if step_sum is None else step_sum.loss
         self.job.step = version.step
         if loss is None:
             self.job.ClearField("loss")
         else:
             self.job.loss = loss
         seconds = self._pace.note_step(now)
-        self._unreported[version] = _CommittedStep(loss, seconds)
+        # A first step has no pace, since it contains the job's start; its time is that from its first lease on.
+        since_lease = None if step_sum is None else now - step_sum.begun_seconds
+        self._unreported[version] = _CommittedStep(loss, since_lease if seconds is None else seconds)
         if len(self._unreported) > MOST_UNREPORTED_STEPS:
             del self._unreported[next(iter(self._unreported))]
         if seconds is not None:
             rate, past = tokens / seconds, self.job.tokens_per_second
             self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
+            self.job.samples_per_second = self.job.tokens_per_second * samples / tokens if tokens else 0.0
         if peak_flops is None or not self.job.flops_per_token or not self.job.tokens_per_second:
             self.job.ClearField("mfu")
         else:

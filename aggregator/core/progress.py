@@ -135,11 +135,14 @@ class JobProgress:
         assert self.version is not None
         self.version = self.version.following
         self._deaths.note_commit()
-        tokens = self._tokens_per_micro_batch * self._plan.micro_batches
-        step_sum = self._lease_book.step_sum
-        loss = step_sum.loss if step_sum is not None else None
-        peak_flops = total_peak_flops(self._lease_book.able_members())
-        self._report.advance(self.version, loss, tokens, peak_flops, now)
+        self._report.advance(
+            self.version,
+            self._lease_book.step_sum,
+            tokens=self._tokens_per_micro_batch * self._plan.micro_batches,
+            samples=self._plan.batch_size * self._plan.micro_batches,
+            peak_flops=total_peak_flops(self._lease_book.able_members()),
+            now=now,
+        )
         self._router.weights.begin(self.version, self.elements)
         self._out.put(DropAll())
         self.next_phase(now)

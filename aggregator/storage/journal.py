@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from aggregator.storage.log_lines import lines_of_event
 from aggregator.storage.log_writer import LogWriter
 from protos.jobs_pb2 import JobEvent, LogLine
 from services.caps import MB, Cap, Caps
@@ -42,9 +43,9 @@ class Journal:
         self._watchers: dict[str, set[asyncio.Queue[JobEvent | None]]] = {}
 
     def publish(self, event: JobEvent) -> None:
-        """Write an event to the job's log, if the disk takes it, and send it to the job's watchers."""
+        """Write an event's lines to the job's log, if the disk takes them, and send it to the job's watchers."""
         event.text = printable(event.text, LOG_LINE_CHARACTERS)
-        self._writer.write(event.job.id, event.kind, event.text, event.seconds)
+        self._writer.write(event.job.id, lines_of_event(event), event.seconds)
         for watcher in self._watchers.get(event.job.id, ()):
             if watcher.full():
                 watcher.get_nowait()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from aggregator.storage.capped_log import CappedLog
+from aggregator.storage.log_lines import Line
 from aggregator.storage.loss_mark import LossMark
 from services.caps import MB, Cap
 from services.instrumentation.failpoints import hit_failpoint
@@ -55,12 +56,13 @@ class LogWriter:
         """Tell no more of what a job's log has lost, since the log is removed."""
         self._lost.pop(job, None)
 
-    def write(self, job: str, kind: str, text: str, unix_seconds: float) -> None:
-        """Append a line to a job's log, after one that reports the lines lost before it."""
-        event = {"seconds": round(unix_seconds, 3), "kind": kind, "text": text}
+    def write(self, job: str, lines: Sequence[Line], unix_seconds: float) -> None:
+        """Append lines to a job's log, all or none, after one that reports the lines lost before them."""
+        seconds = round(unix_seconds, 3)
+        events = [{"seconds": seconds, "kind": line.kind, "text": line.text} for line in lines]
         try:
             hit_failpoint("aggregator.journal.before")
-            self._append(job, event)
+            self._append(job, *events)
             hit_failpoint("aggregator.journal.after")
         except OSError as error:
             if job not in self._lost:
@@ -68,8 +70,8 @@ class LogWriter:
                     "job %s: lines of its log are lost: %s", job, error.strerror or error, extra={"job": job}
                 )
             self._mark.change(lost=True)
-            self._lost[job] = self._lost.get(job, 0) + 1
-            self._count_lost(1)
+            self._lost[job] = self._lost.get(job, 0) + len(events)
+            self._count_lost(len(events))
             return
         with suppress(OSError):  # a later line reports them
             for other in list(self._lost):

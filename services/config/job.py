@@ -182,6 +182,7 @@ class JobConfig(ConfigRecord):
             on_non_finite=self.on_non_finite,
             verify_fraction=self.verify_fraction,
             on_faulty=self.on_faulty,
+            batch_size=self.batch_size,
         )
 
     def to_json(self) -> str:

@@ -64,6 +64,7 @@ class JobPlan:
         on_non_finite: action on a step whose gradient is not finite: skip it, or stop the job.
         verify_fraction: share of the micro-batches that a second worker computes again, to compare the gradients.
         on_faulty: action when a worker is found faulty: go back to a checkpoint, or go on from the current step.
+        batch_size: number of sequences (or samples) of a micro-batch, for people.
     """
 
     steps: int
@@ -78,6 +79,7 @@ class JobPlan:
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: float = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
+    batch_size: int = 1
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""

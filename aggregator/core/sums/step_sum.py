@@ -56,6 +56,7 @@ class StepSum:
         coverage: what has arrived.
         assignments: who computes which node, in the order of the nodes.
         window_end: the position in the agreed order that senders must not reach yet.
+        begun_seconds: when it began, on the monotonic clock.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class StepSum:
         checked: Iterable[int] = (),
     ) -> None:
         self.version = version
+        self.begun_seconds = now
         self.checks = StepChecks(checked)
         self.coverage = Coverage(Node(0, micro_batches), chunks, gated=bool(self.checks))
         self.assignments = [Assignment(self.coverage.root, None, now)]

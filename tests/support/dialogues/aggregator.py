@@ -54,8 +54,13 @@ class Dialogue:
         self.now = 100.0
         self.leases: dict[int, int] = {}
         self.saved: dict[str, Record] = {}
-        self.notes: list[str] = []
+        self.published: list[ev.Note] = []
         self.plans: dict[str, JobPlan | Refusal] = {each.job.id: each.plan for each in records}
+
+    @property
+    def notes(self) -> list[str]:
+        """The texts of all notes so far."""
+        return [note.text for note in self.published]
 
     @property
     def clock(self) -> Clock:
@@ -71,7 +76,7 @@ class Dialogue:
             if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Lease):
                 self.leases[effect.session] = effect.body.lease
             if isinstance(effect, ev.Note):
-                self.notes.append(effect.text)
+                self.published.append(effect)
             line = self.line(effect)
             if line:
                 lines.append(line)
