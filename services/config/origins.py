@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.printable import printable_path
 
 COMMAND_LINE = "command line"
 """Origin of a setting that an override changed."""
@@ -26,7 +25,7 @@ class Origins:
             value: value as read.
             path: path of the file.
         """
-        self._notes.append((tuple(str(key).split(".")), value, printable_path(path)))
+        self._notes.append((tuple(str(key).split(".")), value, str(path)))
 
     def note_override(self, key: tuple[str, ...], value: Any) -> None:
         """Note that the command line gave a setting, by its keys from the section down."""

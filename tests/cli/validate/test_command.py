@@ -44,6 +44,17 @@ def test_settings_may_follow_the_file_as_on_tt_trains_command_line(
     assert '"other.yaml": no setting, expected key=value' in capsys.readouterr().err
 
 
+def test_the_file_of_a_setting_is_named_in_full_for_programs(
+    job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = job_file.parent / ("long" * 50) / job_file.name
+    moved.parent.mkdir()
+    job_file.rename(moved)
+    assert main(["validate", str(moved), "--json"]) == 0
+    origins = {each["origin"] for each in last_json(capsys.readouterr().out)["settings"]}
+    assert str(moved) in origins
+
+
 def test_validate_shows_what_the_job_would_take(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(job_file), "--set", "max_steps=20", "--workers", "3", "--json"]) == 0
     result = last_json(capsys.readouterr().out)
