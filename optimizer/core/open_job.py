@@ -68,9 +68,15 @@ class OpenJob:
         self.updated_chunks, self.deciding = self.chunks, False
         self.staged.clear()
 
-    def is_newer_than(self, void: Iterable[pb.Void]) -> bool:
-        """Return whether this generation began after all that was declared void, so that it contains none of it."""
-        return all(each.generation < self.generation for each in void)
+    def goes_on(self, order: pb.Open) -> bool:
+        """Return whether the aggregator that opens this job can go on with what is in memory.
+
+        It can't if what was declared void may be in it. It can't either if the job has reached a later generation at
+        another optimizer, which runs on a copy of the state dir.
+        """
+        return order.generation <= self.generation and all(
+            each.generation < self.generation for each in order.void
+        )
 
     def owns(self, job: str, generation: int) -> bool:
         """Return whether a checkpoint was taken since this job was opened, in this or an earlier generation."""

@@ -182,7 +182,7 @@ class OptimizerCore:
 
     def _open(self, order: pb.Open) -> None:
         job, self._void = self.open_job, tuple(order.void)
-        if job is not None and job.job == order.job and job.is_newer_than(order.void):
+        if job is not None and job.job == order.job and job.goes_on(order):
             self._send_status()
             return
         if job is not None and job.job != order.job:

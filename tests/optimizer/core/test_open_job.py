@@ -26,10 +26,15 @@ def test_a_job_owns_the_checkpoints_taken_since_it_was_opened(job: str, generati
     assert job_of_generation(3, 5).owns(job, generation) is owned
 
 
-def test_a_job_is_newer_than_voids_of_earlier_generations_only() -> None:
-    void = [pb.Void(generation=2, step=7), pb.Void(generation=4, step=1)]
-    assert not job_of_generation(3, 4).is_newer_than(void)
-    assert job_of_generation(3, 5).is_newer_than(void)
+def test_a_job_goes_on_if_its_generation_began_after_all_that_was_declared_void() -> None:
+    order = pb.Open(job="a", void=[pb.Void(generation=2, step=7), pb.Void(generation=4, step=1)])
+    assert not job_of_generation(3, 4).goes_on(order)
+    assert job_of_generation(3, 5).goes_on(order)
+
+
+def test_a_job_does_not_go_on_if_another_optimizer_has_had_it_since() -> None:
+    assert job_of_generation(3, 4).goes_on(pb.Open(job="a", generation=4))
+    assert not job_of_generation(3, 4).goes_on(pb.Open(job="a", generation=5))
 
 
 @pytest.mark.parametrize(
