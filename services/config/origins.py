@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 COMMAND_LINE = "command line"
 """Origin of a setting that an override changed."""
 

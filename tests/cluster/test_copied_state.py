@@ -1,4 +1,4 @@
-"""Copies of a state dir, as a careless clone of a host makes them: nobody trains wrong bits, and nobody waits for ever."""
+"""Copies of a state dir, as a careless clone of a host makes them: no wrong bits, and no endless wait."""
 
 from __future__ import annotations
 

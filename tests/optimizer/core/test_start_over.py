@@ -102,7 +102,10 @@ def test_a_job_that_another_optimizer_has_had_since_is_loaded_again() -> None:
     """As on a copy of the state dir, behind the same address."""
     dialogue = training(step=2)
     assert dialogue.order(pb.Open(job="a", generation=4)) == ["drop job", "load a"]
-    assert dialogue.loaded(generation=1, step=0)[:2] == ["save generation 5", "send training 5.0, missing #0 #1"]
+    assert dialogue.loaded(generation=1, step=0)[:2] == [
+        "save generation 5",
+        "send training 5.0, missing #0 #1",
+    ]
 
 
 def test_void_checkpoints_are_part_of_the_load() -> None:
