@@ -13,7 +13,8 @@ from services.config.overrides import Override, parse_overrides
 from services.config.paths import find_include
 from services.config.refusals import format_value, unknown_key_error
 from services.config.resolve.job import resolve_job
-from services.config.sections import MODEL_SECTIONS, NESTED_SECTIONS, RENAMED_SECTIONS, SECTIONS
+from services.config.section_names import rename_sections
+from services.config.sections import MODEL_SECTIONS, NESTED_SECTIONS, OPTIMIZERS, SECTIONS
 from services.config.yaml_files import read_document
 from services.errors import Refused
 from services.printable import printable_path
@@ -67,10 +68,11 @@ def load_job_document(
         origins: receives the origins of included and overridden settings; None if nobody asks for them.
     """
     origins = origins or Origins()
+    document = rename_sections(document, origins)
     changes = parse_overrides(overrides, document)
     refuse_foreign_keys(document)
     for key, value in document.items():
-        if key not in SECTIONS and key not in RENAMED_SECTIONS:
+        if key not in SECTIONS:
             refuse_misplaced_key("", key, value)
             raise unknown_key_error("", key, value, SECTIONS)
     if document.get("training_config") is None:
@@ -96,12 +98,10 @@ def _apply(
 
 def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> None:
     """Replace paths of included files by their sections, and move sections that old files nest to the top level."""
-    for key, section in RENAMED_SECTIONS.items():
-        _move(sections, sections, key, section, origins)
     training = sections["training_config"]
     if isinstance(training, dict):
         for section in NESTED_SECTIONS:
-            _move(sections, training, section, section, origins)
+            _move_up(sections, training, section, origins)
         _include_optimizer(training, folder, origins)
         model_path = training.get("model_config")
         if isinstance(model_path, str) and model_path:
@@ -111,17 +111,9 @@ def _read_includes(sections: dict[Any, Any], folder: Path, origins: Origins) -> 
             sections[section] = _section_of_file(sections[section], section, folder, origins)
 
 
-def _move(sections: dict[Any, Any], given: dict[Any, Any], key: str, section: str, origins: Origins) -> None:
-    """Move a section, or the path of its file, from where older files have it.
-
-    Args:
-        sections: sections by name.
-        given: mapping that has it: `sections` itself, or `training_config`.
-        key: its key there.
-        section: name of the section.
-        origins: receives its origin.
-    """
-    value, field = given.pop(key, None), key if given is sections else f"training_config.{key}"
+def _move_up(sections: dict[Any, Any], training: dict[Any, Any], section: str, origins: Origins) -> None:
+    """Move a section, or the path of its file, out of `training_config`, where older files have it."""
+    value, field = training.pop(section, None), f"training_config.{section}"
     if value is None or value == "":
         return
     if sections.get(section) is not None:
@@ -144,6 +136,11 @@ def _include_optimizer(training: dict[Any, Any], folder: Path, origins: Origins)
         raise Refused(
             f"{field}: {format_value(text)} given together with training_config.optimizer, expected one of them; "
             "remove one"
+        )
+    if text in OPTIMIZERS:
+        raise Refused(
+            f"{field}: {format_value(text)} given, expected a mapping or the path of one; write "
+            f"optimizer: {{type: {text}}}"
         )
     path = find_include(text, field=field, folder=folder, kind="optimizer_configs")
     included = read_document(path, field)

@@ -30,11 +30,11 @@ class Origins:
         """Note that the command line gave a setting, by its keys from the section down."""
         self._notes.append((key, value, COMMAND_LINE))
 
-    def note_moved(self, old_key: str, section: str, value: Any) -> None:
-        """Note that a section was given under another key, where older files nest it."""
+    def note_moved(self, old_key: str, key: str, value: Any) -> None:
+        """Note that a section or a setting was given under another key than the one that it has here."""
         origin = self.find(old_key)
         if origin is not None:
-            self._notes.append(((section,), value, origin))
+            self._notes.append((tuple(key.split(".")), value, origin))
 
     def find(self, key: str) -> str | None:
         """Return the origin of a setting, by its dotted key; None if it was not given."""

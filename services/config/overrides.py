@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.config.foreign_keys import foreign_key_path
-from services.config.refusals import format_value, yaml_keys
+from services.config.refusals import format_value
+from services.config.section_names import rename_key
 from services.config.sections import (
+    FLAT_OPTIMIZER_KEYS,
     NESTED_SECTIONS,
-    OPTIMIZER_SECTIONS,
     SECTIONS,
     key_parents,
+    optimizer_keys,
     section_keys,
 )
 from services.config.spelling import nearest_names
@@ -84,18 +86,22 @@ def parse_overrides(texts: Iterable[str], document: Mapping[Any, Any]) -> list[O
 
 def _full_path(key: str, value: str, document: Mapping[Any, Any]) -> tuple[str, ...]:
     shown = format_value(f"{key}={value}")
-    parts = tuple(key.split("."))
+    parts = rename_key(tuple(key.split(".")))
     if len(parts) > 2 and parts[0] == "training_config" and parts[1] in NESTED_SECTIONS:
         parts = parts[1:]  # as these sections are moved up
     if parts[0] in SECTIONS:
         if parts == ("training_config",) or not all(parts):
             raise Refused(f"{shown}: expected a key of the section, as in {parts[0]}.key=value")
-        return parts
+        if len(parts) == 1 and _gives(document, ("training_config", *parts)):
+            return ("training_config", *parts)  # the path that older files nest there
+        return _spell_like_file(parts, document)
     parents = key_parents(parts[0])
+    if parts[0] in FLAT_OPTIMIZER_KEYS:
+        parents = [("training_config",)]  # in either spelling
     given = [parent for parent in parents if _gives(document, (*parent, parts[0]))]
     parents = given if len(given) == 1 else parents
     if len(parents) == 1 and all(parts):
-        return (*parents[0], *parts)
+        return _spell_like_file((*parents[0], *parts), document)
     if parents:
         choices = " or ".join(".".join((*parent, key)) for parent in parents)
         raise Refused(f"{shown}: several settings have this name; write {choices}")
@@ -111,6 +117,25 @@ def _full_path(key: str, value: str, document: Mapping[Any, Any]) -> tuple[str, 
     raise Refused(f"{shown}: no setting has this name; {hint}")
 
 
+def _spell_like_file(path: tuple[str, ...], document: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return an optimizer's setting in the spelling of the file: in the `optimizer` block or flat."""
+    training = document.get("training_config")
+    if len(path) < 2 or path[0] != "training_config" or not isinstance(training, Mapping):
+        return path
+    if any(training.get(key) is not None for key in ("optimizer", "optimizer_config")):
+        name = FLAT_OPTIMIZER_KEYS.get(path[1])
+        return ("training_config", "optimizer", name) if name and len(path) == 2 else path
+    flat = {new: old for old, new in FLAT_OPTIMIZER_KEYS.items()}
+    if (
+        path[1] == "optimizer"
+        and path[2:]
+        and path[2] in flat
+        and FLAT_OPTIMIZER_KEYS.keys() & training.keys()
+    ):
+        return ("training_config", flat[path[2]])
+    return path
+
+
 def _gives(document: Mapping[Any, Any], path: tuple[str, ...]) -> bool:
     """Return whether a document has a setting."""
     inner: Any = document
@@ -123,5 +148,4 @@ def _gives(document: Mapping[Any, Any], path: tuple[str, ...]) -> bool:
 
 def _all_keys() -> set[str]:
     """Return the keys of all sections, and of `training_config.optimizer`."""
-    keys = {key for section in SECTIONS for key in section_keys(section)}
-    return keys.union(*(yaml_keys(schema) for schema in OPTIMIZER_SECTIONS))
+    return optimizer_keys().union(*(section_keys(section) for section in SECTIONS))

@@ -116,6 +116,8 @@ class TrainingSection(Section):
     beta2: Probability | None = None
     eps: PositiveFloat | None = None
     momentum: Probability | None = None
+    dampening: Fraction | None = None
+    nesterov: bool | None = None
     weight_decay: NonNegativeFloat | None = None
     weight_decay_on: Literal["all", "matrices"] | None = None
     use_moreh_adamw: bool = False
@@ -133,9 +135,7 @@ class TrainingSection(Section):
 class AdamWSection(Section):
     """`training_config.optimizer` of the AdamW family. Weights and optimizer state are float32 for all of them."""
 
-    type: Literal["AdamW", "AdamWFullPrecision", "MorehAdamW", "AdamWComposite", "SGD", "SGDComposite"] = (
-        "AdamW"
-    )
+    type: Literal["AdamW", "AdamWFullPrecision", "MorehAdamW", "AdamWComposite"] = "AdamW"
     lr: NonNegativeFloat = 1e-3
     beta1: Probability = 0.9
     beta2: Probability = 0.999
@@ -306,11 +306,29 @@ MODEL_SECTIONS = ("transformer_config", "linear_regression_config", "mlp_config"
 NESTED_SECTIONS = tuple(section for section in SECTIONS if section != "training_config")
 """Sections that may stand inside `training_config`, as older files have the model and the hosts."""
 
-RENAMED_SECTIONS = {"mpi_config": "multihost_config"}
-"""Names of sections by those that they had at first."""
+OPTIMIZERS: dict[str, type[Section]] = {
+    "AdamW": AdamWSection,
+    "AdamWFullPrecision": AdamWSection,
+    "MorehAdamW": AdamWSection,
+    "AdamWComposite": AdamWSection,
+    "SGD": SGDSection,
+    "SGDComposite": SGDSection,
+    "NoOp": NoOpSection,
+}
+"""Sections with the keys of `training_config.optimizer`, by its type."""
 
-OPTIMIZER_SECTIONS: tuple[type[Section], ...] = (AdamWSection, SGDSection)
-"""Sections with the keys of `training_config.optimizer`."""
+FLAT_OPTIMIZER_KEYS = {
+    "learning_rate": "lr",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "eps": "epsilon",
+    "momentum": "momentum",
+    "dampening": "dampening",
+    "nesterov": "nesterov",
+    "weight_decay": "weight_decay",
+    "weight_decay_on": "weight_decay_on",
+}
+"""Keys of `training_config.optimizer` by their old spelling in `training_config` itself."""
 
 
 def section_keys(section: str) -> list[str]:
@@ -318,10 +336,15 @@ def section_keys(section: str) -> list[str]:
     return yaml_keys(SECTIONS[section])
 
 
+def optimizer_keys() -> set[str]:
+    """Return the keys of `training_config.optimizer`, of all types."""
+    return {key for schema in OPTIMIZERS.values() for key in yaml_keys(schema)}
+
+
 def key_parents(key: str) -> list[tuple[str, ...]]:
     """Return the paths of the mappings that have a key: of sections, and of `training_config.optimizer`."""
     parents: list[tuple[str, ...]] = [(section,) for section in SECTIONS if key in section_keys(section)]
-    if any(key in yaml_keys(schema) for schema in OPTIMIZER_SECTIONS):
+    if key in optimizer_keys():
         parents.append(("training_config", "optimizer"))
     return parents
 

@@ -5,36 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from services.config.job_parts import OptimizerConfig, ScheduleConfig, ScheduleType
-from services.config.refusals import dotted_name
+from services.config.refusals import format_value, yaml_keys
 from services.config.sections import (
-    AdamWSection,
-    NoOpSection,
+    FLAT_OPTIMIZER_KEYS,
+    OPTIMIZERS,
     SchedulerSection,
     SGDSection,
     TrainingSection,
+    optimizer_keys,
     parse_section,
 )
+from services.config.spelling import nearest_name
 from services.errors import Refused
 
-_FLAT_KEYS = {
-    "learning_rate": "lr",
-    "beta1": "beta1",
-    "beta2": "beta2",
-    "eps": "epsilon",
-    "momentum": "momentum",
-    "weight_decay": "weight_decay",
-    "weight_decay_on": "weight_decay_on",
-}
-"""Key in the `optimizer` block by its old spelling in `training_config`."""
-
+_FIELD = "training_config.optimizer"
 _FLAT_LEARNING_RATE = 3e-4
 """tt-train's default without an `optimizer` block; the block has a default of its own."""
 _NO_OP = OptimizerConfig(type="noop", lr=0.0, weight_decay=0.0)
+_VARIANTS = {"MorehAdamW": "AdamW", "AdamWComposite": "AdamW", "SGDComposite": "SGD"}
+"""Types that tt-train has for their rounding of bfloat16, and the type that they are here."""
+_ROUNDING = {"stochastic_rounding", "kahan_summation"}
+"""Settings of that rounding."""
+_FLAT_SGD = ("momentum", "dampening", "nesterov")
+_FLAT_ADAMW = ("beta1", "beta2", "eps", "use_moreh_adamw", "use_kahan_summation")
 
 _BETA1_KEYS = ("beta1_start", "beta1_end", "beta1_warmup_steps")
 _SPEEDRUN_KEYS = ("max_lr", "hold_steps", *_BETA1_KEYS)
 """Keys of `scheduler_config` that only speedrun reads."""
-_READ_KEYS: dict[ScheduleType, tuple[str, ...]] = {
+SCHEDULE_KEYS: dict[ScheduleType, tuple[str, ...]] = {
     "identity": (),
     "warmup_linear": ("warmup_steps",),
     "warmup_cosine": ("warmup_steps", "min_lr"),
@@ -59,50 +57,91 @@ def resolve_optimizer(
     Raises:
         Refused: the `optimizer` block is bad, or a setting is given in both spellings.
     """
-    optimizer, given = _optimizer(training)
-    if optimizer.type == "noop":
-        notices.extend(
-            f"training_config.{key}: {value} is without effect: NoOp changes no weights"
-            for key, value in given
-        )
-        return optimizer
+    if training.optimizer is None:
+        optimizer, given = _flat_optimizer(training, notices)
+    else:
+        optimizer, given = _optimizer_of_block(training, training.optimizer, notices)
     peak = scheduler.max_lr if schedule_type(training, scheduler) == "speedrun" else None
-    if peak is None or peak == optimizer.lr:
+    if optimizer.type == "noop" or peak is None or peak == optimizer.lr:
         return optimizer
     notices.extend(
         f"training_config.{key}: {value} is without effect: the peak is scheduler_config.max_lr, {peak}"
-        for key, value in given
+        for key, value in given.items()
         if key in ("learning_rate", "optimizer.lr")
     )
     return optimizer.model_copy(update={"lr": peak})
 
 
-def _optimizer(training: TrainingSection) -> tuple[OptimizerConfig, list[tuple[str, Any]]]:
-    """Return the update rule, and the settings that were given for it, by their names in `training_config`."""
-    flat = {old: getattr(training, old) for old in _FLAT_KEYS if getattr(training, old) is not None}
-    if training.optimizer is None:
-        if training.use_no_op:
-            return _NO_OP, list(flat.items())
-        renamed = {_FLAT_KEYS[old]: value for old, value in flat.items()}
-        defaults = {"type": "sgd", "weight_decay": 0.0} if "momentum" in flat else {}
-        return OptimizerConfig(**{"lr": _FLAT_LEARNING_RATE, **defaults, **renamed}), list(flat.items())
-    for old, value in flat.items():
-        raise Refused(
-            f"training_config.{old}: {value} given together with training_config.optimizer, expected one "
-            f"spelling; write it as training_config.optimizer.{_FLAT_KEYS[old]} alone"
+def _flat_optimizer(training: TrainingSection, notices: list[str]) -> tuple[OptimizerConfig, dict[str, Any]]:
+    """Return the update rule of settings in `training_config` itself, and those settings."""
+    flat = {key: value for key in FLAT_OPTIMIZER_KEYS if (value := getattr(training, key)) is not None}
+    if training.use_no_op:
+        notices.extend(
+            f"training_config.{key}: {format_value(value)} is without effect: NoOp changes no weights"
+            for key, value in flat.items()
         )
-    given = [(f"optimizer.{key}", value) for key, value in training.optimizer.items() if key != "type"]
-    where = dotted_name("training_config", "optimizer")
-    kind = str(training.optimizer.get("type", "AdamW"))
-    if kind == "NoOp" or training.use_no_op:
-        parse_section(training.optimizer, where, NoOpSection)
+        return _NO_OP, {}
+    settings: dict[str, Any] = {"lr": _FLAT_LEARNING_RATE}
+    sgd = next((key for key in _FLAT_SGD if key in flat), None)
+    if sgd is not None:
+        adamw = next((key for key in _FLAT_ADAMW if getattr(training, key)), None)
+        if adamw is not None:
+            raise Refused(
+                f"training_config.{sgd}: {format_value(flat[sgd])}, a setting of SGD, given together with {adamw}, one "
+                "of AdamW, expected settings of one optimizer; remove those of the other"
+            )
+        settings |= {"type": "sgd", "weight_decay": 0.0}
+    settings |= {FLAT_OPTIMIZER_KEYS[key]: value for key, value in flat.items()}
+    return OptimizerConfig(**settings), flat
+
+
+def _optimizer_of_block(
+    training: TrainingSection, block: dict[Any, Any], notices: list[str]
+) -> tuple[OptimizerConfig, dict[str, Any]]:
+    """Return the update rule of an `optimizer` block, and its settings by their names in `training_config`.
+
+    Settings of another type have no effect, as in tt-train, so that `optimizer.type=SGD` may change the type alone.
+    """
+    for old, new in FLAT_OPTIMIZER_KEYS.items():
+        if (value := getattr(training, old)) is not None:
+            raise Refused(
+                f"training_config.{old}: {format_value(value)} given together with {_FIELD}, expected one "
+                f"spelling; write it as {_FIELD}.{new} alone"
+            )
+        if old != new and old in block:
+            raise Refused(
+                f"{_FIELD}.{old}: {format_value(block[old])} given, expected the name {new} inside the block; rename it"
+            )
+    kind = block.get("type", "AdamW")
+    if not isinstance(kind, str) or kind not in OPTIMIZERS:
+        near = nearest_name(kind, OPTIMIZERS) if isinstance(kind, str) else None
+        raise Refused(
+            f"{_FIELD}.type: {format_value(kind)} given, expected one of: {', '.join(OPTIMIZERS)}; "
+            + (f"did you mean {near}?" if near else "write for example type: AdamW")
+        )
+    if training.use_no_op:
+        notices.append(
+            f"{_FIELD}: {format_value(block)} is without effect: training_config.use_no_op is true, and NoOp changes "
+            "no weights"
+        )
+        return _NO_OP, {}
+    if kind in _VARIANTS:
+        notices.append(
+            f'{_FIELD}.type: "{kind}" is {_VARIANTS[kind]} here, as weights and state are float32 for all types'
+        )
+    schema = OPTIMIZERS[kind]
+    others = optimizer_keys() - set(yaml_keys(schema))
+    notices.extend(
+        f"{_FIELD}.{key}: {format_value(value)} is without effect with type {kind}"
+        for key, value in block.items()
+        if key in others - _ROUNDING  # `unsupported` reports those of any type
+    )
+    section = parse_section({key: value for key, value in block.items() if key not in others}, _FIELD, schema)
+    given = {f"optimizer.{key}": value for key, value in block.items() if key not in others}
+    settings = section.model_dump(exclude={"type", *_ROUNDING})
+    if kind == "NoOp":
         return _NO_OP, given
-    if kind.startswith("SGD"):
-        sgd = parse_section(training.optimizer, where, SGDSection)
-        return OptimizerConfig(type="sgd", **sgd.model_dump(exclude={"type"})), given
-    adamw = parse_section(training.optimizer, where, AdamWSection)
-    variants = {"type", "stochastic_rounding", "kahan_summation"}
-    return OptimizerConfig(type="adamw", **adamw.model_dump(exclude=variants)), given
+    return OptimizerConfig(type="sgd" if isinstance(section, SGDSection) else "adamw", **settings), given
 
 
 def schedule_type(training: TrainingSection, scheduler: SchedulerSection) -> ScheduleType:
@@ -127,7 +166,7 @@ def resolve_schedule(
     total = training.total_steps or steps
     defaults = _SPEEDRUN_DEFAULTS if kind == "speedrun" else {"warmup_steps": int(0.1 * total)}
     settings: dict[str, Any] = {}
-    for key in _READ_KEYS[kind]:
+    for key in SCHEDULE_KEYS[kind]:
         value = getattr(scheduler, key)
         settings[key] = defaults.get(key) if value is None else value
     settings.pop("max_lr", None)  # the optimizer's lr is the peak
@@ -153,7 +192,7 @@ def schedule_notices(
         value = getattr(scheduler, key)
         if value is None:
             continue
-        if key not in _READ_KEYS[kind]:
+        if key not in SCHEDULE_KEYS[kind]:
             lines.append(
                 f"scheduler_config.{key}: {value} is without effect with training_config.scheduler_type {kind}"
             )

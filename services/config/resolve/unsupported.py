@@ -91,11 +91,6 @@ _WITHOUT_EFFECT = (
     ),
     _Rule("training_config.use_moreh_adamw", _is_true, _FLOAT32_STATE),
     _Rule("training_config.use_kahan_summation", _is_true, _FLOAT32_STATE),
-    _Rule(
-        "training_config.optimizer.type",
-        _is_one_of("MorehAdamW", "AdamWComposite", "SGDComposite"),
-        _FLOAT32_STATE,
-    ),
     _Rule("training_config.optimizer.stochastic_rounding", _is_true, _FLOAT32_STATE),
     _Rule("training_config.optimizer.kahan_summation", _is_true, _FLOAT32_STATE),
     _Rule(

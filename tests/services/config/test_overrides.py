@@ -111,7 +111,6 @@ def test_the_document_is_not_changed(folder: Path) -> None:
     [
         ("max_steps", '"max_steps": no setting, expected key=value'),
         ("=3", '"=3": no setting, expected key=value'),
-        ("weight_decay=0.1", "training_config.weight_decay or training_config.optimizer.weight_decay"),
         ("max_step=3", '"max_step=3": ... max_steps'),
         ("zzz=3", '"zzz=3": no setting has this name'),
         (

@@ -21,8 +21,8 @@ Refuse = Callable[..., str]
          "training_config.max_stepz: unknown key (value 3) ... max_steps"),
         ({"trainin_config": {}}, "trainin_config: unknown key (value {}) ... training_config"),
         ({"training_config": {"optimizer": {"learning_rat": 1}}}, "training_config.optimizer.learning_rat: unknown"),
-        ({"training_config": {"optimizer": {"type": "SGD", "beta1": 0.9}}},
-         "training_config.optimizer.beta1: unknown key (value 0.9), expected one of: dampening, lr, momentum"),
+        ({"training_config": {"optimizer": {"type": "SGD", "beta": 0.9}}},
+         "training_config.optimizer.beta: unknown key (value 0.9), expected one of: dampening, lr, momentum"),
         ({"transformer_config": {"experimental": {"use_composite_layernom": 1}}},
          "transformer_config.experimental.use_composite_layernom: unknown key (value 1) ... "
          "use_composite_layernorm"),
