@@ -17,7 +17,9 @@ _PORT = click.IntRange(1, 65535)
 
 @click.command()
 @click.argument("arguments", metavar="[FOLDER] [KEY=VALUE]...", nargs=-1)
-@click.option("--config", metavar="JOB.yaml", required=True, help="Training config, as tt-train's --config.")
+@click.option(
+    "--config", "-c", metavar="JOB.yaml", required=True, help="Training config, as tt-train's --config."
+)
 @option(
     "--set",
     "overrides",
@@ -31,10 +33,17 @@ _PORT = click.IntRange(1, 65535)
     help="Hosts and their slots.  [default: hosts.txt of FOLDER, else this machine]",
 )
 @path_option(
-    "--rank-bindings", help="Rank bindings, as tt-run has them.  [default: rank_bindings.yaml of FOLDER]"
+    "--rank-bindings",
+    "--rank-binding",
+    "rank_bindings",
+    help="Rank bindings, as tt-run has them.  [default: rank_bindings.yaml of FOLDER]",
 )
 @path_option(
-    "--mgd", help="Mesh graph descriptor.  [default: that of the rank bindings, else mgd.textproto of FOLDER]"
+    "--mgd",
+    "--mesh-graph-descriptor",
+    "-m",
+    "mgd",
+    help="Mesh graph descriptor.  [default: that of the rank bindings, else mgd.textproto of FOLDER]",
 )
 @path_option("--rankfile", help="OpenMPI's rankfile with the host of each rank, in place of --hosts.")
 @path_option(

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mesh.descriptors.choose import PATH_VARIABLE, describe_line
+from mesh.descriptors.cut import cut_mesh
 from mesh.descriptors.read import format_textproto, read_descriptor
+from mesh.descriptors.shape_check import MESH_ID_VARIABLE
 from services.sizing.flops import find_peak_flops
 from tests.support.contract.mocked_board import missing_requirement, run_on_board
+from tests.support.descriptors import describe_meshes
 
 pytestmark = pytest.mark.skipif(missing_requirement() is not None, reason=missing_requirement() or "")
 
 
-def _open(board: str, *meshes: str, folder: Path, descriptor: Path | None = None) -> list[dict[str, Any]]:
-    environment = {"XDG_CACHE_HOME": str(folder), **({PATH_VARIABLE: str(descriptor)} if descriptor else {})}
-    done = run_on_board(board, "-m", "tests.support.contract.open_on_board", *meshes, environment=environment)
+def _open(
+    board: str,
+    *meshes: str,
+    folder: Path,
+    descriptor: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    variables = {"XDG_CACHE_HOME": str(folder), **(environment or {})}
+    if descriptor is not None:
+        variables[PATH_VARIABLE] = str(descriptor)
+    done = run_on_board(board, "-m", "tests.support.contract.open_on_board", *meshes, environment=variables)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -66,6 +78,20 @@ def test_two_rows_open_by_the_descriptor_of_ttnn(tmp_path: Path) -> None:
     assert sorted(opened["devices"]) == list(range(8))
     assert opened["descriptor"] is None
     assert "one descriptor per process" in other["error"]
+
+
+@pytest.mark.long
+def test_a_descriptor_of_five_hosts_is_refused_and_one_mesh_of_it_opens(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "five.textproto", tmp_path / "cut.textproto"
+    whole.write_text(format_textproto(describe_meshes(5)))
+    cut.write_text(format_textproto(cut_mesh(read_descriptor(whole), 3, "five.textproto")))
+    for mesh_id in ("0", "3"):
+        ids = {MESH_ID_VARIABLE: mesh_id, "TT_MESH_HOST_RANK": "0"}
+        (refused,) = _open("loudbox", "1x8", folder=tmp_path, descriptor=whole, environment=ids)
+        assert "could not fit in the discovered physical topology" in refused["error"]
+    ids = {MESH_ID_VARIABLE: "0", "TT_MESH_HOST_RANK": "0"}
+    (opened,) = _open("loudbox", "1x8", folder=tmp_path, descriptor=cut, environment=ids)
+    assert sorted(opened["devices"]) == list(range(8))
 
 
 def test_too_few_devices(tmp_path: Path) -> None:

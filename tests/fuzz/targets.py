@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz.access import ACCESS_TARGETS
 from tests.fuzz.connections import CONNECTION_TARGETS
 from tests.fuzz.corpora import CORPORA_TARGETS
+from tests.fuzz.launch import LAUNCH_TARGETS
 from tests.fuzz.messages import MESSAGE_TARGETS
 from tests.fuzz.rpcs import RPC_TARGETS
 from tests.fuzz.target import Target
@@ -14,5 +15,6 @@ TARGETS: dict[str, Target] = {
     **ACCESS_TARGETS,
     **MESSAGE_TARGETS,
     **CORPORA_TARGETS,
+    **LAUNCH_TARGETS,
     **RPC_TARGETS,
 }

@@ -19,7 +19,8 @@ from mesh.descriptors.shape_check import find_local_shape
 from services.config.device import DeviceConfig
 from services.errors import Refused
 from services.names import is_name
-from tests.cli.launch.conftest import MakeFolder, describe_meshes
+from tests.cli.launch.conftest import MakeFolder
+from tests.support.descriptors import describe_meshes
 
 _LOCAL = Placement()
 _LOUDBOX = DeviceConfig(mesh_shape=(1, 8), enable_ddp=True)
