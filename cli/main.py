@@ -24,6 +24,7 @@ from cli.certs.token_commands import tokens
 from cli.cluster_commands import cluster
 from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, continue_, download, jobs, local, logs, prune, status, submit
+from cli.launch.agent.command import launch_agent
 from cli.launch.command import launch
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
@@ -78,6 +79,7 @@ for command in (
     tokens,
     cluster,
     queue,
+    launch_agent,
 ):
     tiermesh.add_command(command)
 

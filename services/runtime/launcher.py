@@ -146,15 +146,18 @@ class DaemonProcess:
         """Start the process, or start it again on the port that its peers know; return this object."""
         self._ready_file.unlink(missing_ok=True)
         self._close_stdin()
-        command = [
+        with self.log.open("ab") as log:
+            self._log_start_bytes = log.tell()
+            self._process = self._spawn(self.command(), log)
+        self._started_at = time.monotonic()
+        return self
+
+    def command(self) -> list[str]:
+        """Return program and arguments of the next start."""
+        return [
             sys.executable, *self._program, self.role, "--name", self.name, "--listen", self.address,
             "--ready-file", str(self._ready_file), "--exit-with-parent", *self._arguments,
         ]  # fmt: skip
-        with self.log.open("ab") as log:
-            self._log_start_bytes = log.tell()
-            self._process = self._spawn(command, log)
-        self._started_at = time.monotonic()
-        return self
 
     @property
     def address(self) -> str:
@@ -247,11 +250,11 @@ class DaemonProcess:
         """Let a frozen process continue."""
         self.send_signal(signal.SIGCONT)
 
-    async def stop(self) -> None:
-        """Send SIGTERM, and SIGKILL if the process needs longer than the `kill` timeout to end."""
+    async def stop(self, limit_seconds: float = STANDARD_TIMEOUTS.kill) -> None:
+        """Send SIGTERM, and SIGKILL if the process needs longer than the limit to end."""
         self.send_signal(signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.wait_ended(), STANDARD_TIMEOUTS.kill)
+            await asyncio.wait_for(self.wait_ended(), limit_seconds)
         self.send_signal(signal.SIGKILL)
         await self.wait_ended()
         self.close()

@@ -1,0 +1,178 @@
+"""An agent as a real process: what it does for a launcher, and what it leaves when the launcher is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.launch.agent.link import AgentLink
+from cli.launch.agent.protocol import (
+    Check,
+    Ended,
+    Probe,
+    Probed,
+    Ready,
+    Remove,
+    Start,
+    Stop,
+    Stopped,
+    WriteFile,
+)
+from services.errors import Failed, Refused
+
+ENDS_WITH_PARENT = """
+import os, pathlib, sys
+pathlib.Path("pid").write_text(str(os.getpid()))
+pathlib.Path(sys.argv[1]).write_text('{"port": 1, "tensor_port": 2, "metrics_port": 3}')
+while os.read(0, 100):
+    pass
+"""
+DIES = "import sys; print('ERROR the mesh is on fire'); sys.exit(3)"
+IGNORES_SIGTERM = (
+    f"import signal; signal.signal(15, signal.SIG_IGN){ENDS_WITH_PARENT}import time; time.sleep(600)"
+)
+
+
+def run(test: Callable[[], Any]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+@asynccontextmanager
+async def agent(folder: Path, *more: str) -> AsyncIterator[AgentLink]:
+    command = [sys.executable, "-m", "cli.main", "launch-agent", "--folder", str(folder), *more]
+    link = await AgentLink.open("here", command, lambda code, errors: Failed(f"{code}: {errors[-1]}"))
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def start(folder: Path, program: str = ENDS_WITH_PARENT, rank: int = 0) -> Start:
+    own = folder / f"rank{rank}"
+    ready = str(own / "ready.json")
+    return Start(
+        rank, "worker", f"rank{rank}", str(own), ready, (sys.executable, "-c", program, ready), {"A": "1"}
+    )
+
+
+async def wait_gone(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, gone.set)
+    await gone.wait()
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
+
+
+def test_a_daemon_is_started_watched_and_stopped(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with agent(tmp_path) as link:
+            assert (link.facts.folder, link.facts.running) == (str(tmp_path), False)
+            link.send(start(tmp_path))
+            assert await link.receive() == Ready(0)
+            pid = int((tmp_path / "rank0" / "pid").read_text())
+            link.send(start(tmp_path, DIES, rank=1))
+            ended = await link.receive()
+            assert isinstance(ended, Ended)
+            assert (ended.rank, ended.code) == (1, 3)
+            assert "ERROR the mesh is on fire" in ended.text
+            link.send(Stop((0, 1)))
+            assert isinstance(await link.receive(), Ended)
+            assert await link.receive() == Stopped()
+        await wait_gone(pid)
+
+    run(test)
+
+
+def test_ports_files_and_commands_are_handled_in_the_runs_folder_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as used:
+            port = used.getsockname()[1]
+            async with agent(tmp_path) as link:
+                probed = await link.ask(Probe((port,)), Probed)
+                assert probed.used_ports == (port,)
+                path = tmp_path / "rank0" / "daemon.key"
+                link.send(WriteFile(str(path), "secret"))
+                program = ("sh", "-c", "cat daemon.key; echo; echo $A; exit 4")
+                ended = await link.ask(Check(0, str(path.parent), program, {"A": "last"}, 30.0), Ended)
+                assert (ended.code, ended.text) == (4, "last")
+                assert path.stat().st_mode & 0o777 == 0o600
+                link.send(Remove((str(path),)))
+                await link.ask(Probe(()), Probed)
+                assert not path.exists()
+                link.send(WriteFile(str(tmp_path / ".." / "outside"), ""))
+                with pytest.raises(Refused, match="outside of the run's folder"):
+                    await link.receive()
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["closed", "agent killed"])
+def test_daemons_end_when_the_launcher_or_the_agent_does(tmp_path: Path, how: str) -> None:
+    async def test() -> None:
+        async with agent(tmp_path) as link:
+            link.send(start(tmp_path))
+            assert await link.receive() == Ready(0)
+            pid = int((tmp_path / "rank0" / "pid").read_text())
+            if how == "agent killed":
+                os.kill(link.pid, signal.SIGKILL)
+                await wait_gone(pid)
+        await wait_gone(pid)
+
+    run(test)
+
+
+@pytest.mark.long
+def test_a_stubborn_daemon_of_a_silent_launcher_ends_within_30_seconds(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with agent(tmp_path) as link:
+            link.send(start(tmp_path, IGNORES_SIGTERM))
+            assert await link.receive() == Ready(0)
+            pid = int((tmp_path / "rank0" / "pid").read_text())
+            link.fall_silent()
+            await asyncio.wait_for(wait_gone(pid), 30)
+
+    run(test)
+
+
+def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with agent(tmp_path) as link:
+            link.send(start(tmp_path))
+            link.send(start(tmp_path, DIES, rank=1))
+            await link.receive()
+            await link.receive()
+            await link.detach()
+        pid = int((tmp_path / "rank0" / "pid").read_text())
+        async with agent(tmp_path, "--attach") as link:
+            assert link.facts.running
+            states = [await link.receive(), await link.receive()]
+            assert sorted(type(state).__name__ for state in states) == ["Ended", "Ready"]
+            with pytest.raises(Refused, match="another launcher is attached"):
+                async with agent(tmp_path, "--attach"):
+                    pass
+        os.kill(pid, 0)  # this launcher went without stopping it
+        async with agent(tmp_path, "--attach") as link:
+            await link.receive()
+            await link.receive()
+            link.send(Stop((0, 1)))
+            assert isinstance(await link.receive(), Ended)
+            assert await link.receive() == Stopped()
+        await wait_gone(pid)
+        with pytest.raises(Failed, match="the run has ended"):
+            async with agent(tmp_path, "--attach"):
+                pass
+
+    run(test)
