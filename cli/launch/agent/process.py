@@ -40,7 +40,7 @@ from cli.launch.agent.protocol import (
     Stopped,
     WriteFile,
 )
-from cli.launch.agent.rank_process import RankProcess, rank_environment
+from cli.launch.agent.rank_process import RankProcess, process_environment
 from services.durable_files import new_file
 from services.errors import Failed, Refused, TiermeshError, describe_internal_error
 from services.printable import one_line, printable_path
@@ -171,7 +171,7 @@ class Agent:
             process = await asyncio.create_subprocess_exec(
                 *check.arguments,
                 cwd=folder,
-                env=rank_environment(check.environment, check.unset),
+                env=process_environment(check.environment, check.unset),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

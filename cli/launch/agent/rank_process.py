@@ -13,7 +13,7 @@ from services.tensors.kernels import compiler
 _KEPT_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE)
 
 
-def rank_environment(added: Mapping[str, str], unset: Collection[str]) -> dict[str, str]:
+def process_environment(added: Mapping[str, str], unset: Collection[str]) -> dict[str, str]:
     """Return the variables of a rank's process: those of the agent, without options of Tiermesh, and its own."""
     own = environment_without_options(_KEPT_VARIABLES)
     return {**{name: value for name, value in own.items() if name not in unset}, **added}
@@ -28,7 +28,7 @@ class RankProcess(DaemonProcess):
 
     def __init__(self, start: Start) -> None:
         folder = Path(start.folder)
-        environment = rank_environment(start.environment, start.unset)
+        environment = process_environment(start.environment, start.unset)
         spawn = functools.partial(spawn_subprocess, environment=environment, folder=folder)
         super().__init__(start.role, start.name, folder, spawn=spawn)
         self._ready_file = Path(start.ready_file)

@@ -60,7 +60,7 @@ def start(folder: Path, program: str = ENDS_WITH_PARENT, rank: int = 0) -> Start
     own = folder / f"rank{rank}"
     ready = str(own / "ready.json")
     return Start(
-        rank, "worker", f"rank{rank}", str(own), ready, (sys.executable, "-c", program, ready), {"A": "1"}
+        rank, "worker", f"rank{rank}", str(own), ready, (sys.executable, "-c", program, ready), {"A": "1"}, ()
     )
 
 
@@ -106,7 +106,7 @@ def test_ports_files_and_commands_are_handled_in_the_runs_folder_alone(tmp_path:
                 path = tmp_path / "rank0" / "daemon.key"
                 link.send(WriteFile(str(path), "secret"))
                 program = ("sh", "-c", "cat daemon.key; echo; echo $A; exit 4")
-                ended = await link.ask(Check(0, str(path.parent), program, {"A": "last"}, 30.0), Ended)
+                ended = await link.ask(Check(0, str(path.parent), program, {"A": "last"}, (), 30.0), Ended)
                 assert (ended.code, ended.text) == (4, "last")
                 assert path.stat().st_mode & 0o777 == 0o600
                 link.send(Remove((str(path),)))
