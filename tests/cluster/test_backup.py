@@ -68,12 +68,13 @@ def test_backups_amid_submits_have_every_job_acknowledged_before(tmp_path: Path,
         assert cluster.aggregator.process.poll() is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tiers", "lost_optimizer"),
     [
         pytest.param(2, False, id="2 tiers"),
-        pytest.param(3, False, id="3 tiers", marks=pytest.mark.long),
-        pytest.param(3, True, id="3 tiers, optimizer restarted", marks=pytest.mark.long),
+        pytest.param(3, False, id="3 tiers"),
+        pytest.param(3, True, id="3 tiers, optimizer restarted"),
     ],
 )
 def test_a_job_goes_on_from_its_newest_checkpoint_after_a_restore(

@@ -65,15 +65,16 @@ def test_two_halves_give_the_bits_of_the_whole(
         assert read_checkpoint(cluster.checkpoints(second["job"]) / f"step-{HALF:08d}").job == second["job"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tiers", "failpoint"),
     [
         (3, "checkpoint.before-rename"),
-        pytest.param(3, "checkpoint.before", marks=pytest.mark.long),
-        pytest.param(3, "checkpoint.mid-file", marks=pytest.mark.long),
-        pytest.param(3, "checkpoint.after-rename", marks=pytest.mark.long),
-        pytest.param(2, "checkpoint.before-rename", marks=pytest.mark.long),
-        pytest.param(2, "checkpoint.after-rename", marks=pytest.mark.long),
+        (3, "checkpoint.before"),
+        (3, "checkpoint.mid-file"),
+        (3, "checkpoint.after-rename"),
+        (2, "checkpoint.before-rename"),
+        (2, "checkpoint.after-rename"),
     ],
 )
 def test_a_kill_amid_the_start_changes_no_bits(
@@ -98,6 +99,7 @@ def test_a_kill_amid_the_start_changes_no_bits(
         assert not list(cluster.checkpoints(second).glob(".*")), "nothing half made is left"
 
 
+@pytest.mark.long
 def test_a_new_job_starts_from_weights_and_state_or_weights_alone(tmp_path: Path) -> None:
     momentum = {"type": "SGD", "lr": 0.01, "momentum": 0.9}
     with Cluster(tmp_path / "cluster", tiers=3, workers=1) as cluster:

@@ -155,6 +155,7 @@ def test_sigterm_mid_step_closes_the_mesh(tmp_path: Path, long_spec: str) -> Non
         assert opened < stopping < log.index("the mesh of [1, 1] is closed"), log
 
 
+@pytest.mark.long
 def test_a_stopped_cluster_resumes(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
@@ -181,7 +182,8 @@ def second_aggregator(cluster: Cluster, name: str = "second") -> Daemon:
     return second
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_a_second_aggregator_on_the_state_dir_waits_for_the_end_of_the_first(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:

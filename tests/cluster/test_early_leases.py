@@ -42,6 +42,7 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path, tiers=3, options=("--no-shared-memory",))
 
 
+@pytest.mark.long
 def test_a_worker_killed_while_its_lease_waits(cluster: Cluster, gpt_spec: str, undisturbed: Bits) -> None:
     with cluster:
         job, _, other = waiting_for_weights(cluster, gpt_spec)

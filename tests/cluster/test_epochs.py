@@ -41,6 +41,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, spec: str) -> Bits:
         return bits(ended)
 
 
+@pytest.mark.long
 def test_token_ids_in_epochs_with_a_worker_killed(tmp_path: Path, spec: str, alone: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=2) as cluster:
         job = cluster.submit(spec)

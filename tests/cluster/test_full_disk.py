@@ -34,7 +34,8 @@ def small_disks(folder: Path, tiers: int, size: str) -> Iterator[list[SmallDisk]
         yield [stack.enter_context(small_disk(folder / name, size)) for name in names]
 
 
-@pytest.mark.parametrize("tiers", [3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [3, 2])
 def test_a_job_goes_on_while_the_disk_is_full(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int
 ) -> None:

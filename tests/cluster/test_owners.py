@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import gpt_config, write_config
@@ -53,6 +55,7 @@ def test_only_owners_and_admins_cancel_and_all_is_on_record(tmp_path: Path, corp
         assert f"job {jobs[1]}: cancelled by admin root (certificate " in log
 
 
+@pytest.mark.long
 def test_only_owners_and_admins_prune_and_all_is_on_record(tmp_path: Path, corpus: Path) -> None:
     files = make_certificates(tmp_path)
     for name, kind in (

@@ -57,6 +57,7 @@ def assert_gone(cluster: Cluster, job: str) -> None:
         )
 
 
+@pytest.mark.long
 @TIERS
 def test_what_is_needed_stays_and_the_rest_goes(
     tmp_path: Path, corpus: Path, gpt_spec: str, tiers: int
@@ -112,6 +113,7 @@ def test_what_is_needed_stays_and_the_rest_goes(
         assert f"job {job}: jobs pruned by" in cluster.aggregator.log_text()
 
 
+@pytest.mark.long
 @TIERS
 def test_what_is_downloaded_stays_until_it_has_arrived(tmp_path: Path, corpus: Path, tiers: int) -> None:
     config = gpt_config(

@@ -15,7 +15,8 @@ from tests.support.cluster.bits import STEPS
 from tests.support.cluster.harness import Cluster
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, tiers: int, gpt_spec: str) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=2, recorded=True) as cluster:
         job = cluster.submit(gpt_spec)

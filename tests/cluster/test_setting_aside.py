@@ -61,6 +61,7 @@ def test_a_crash_that_does_not_repeat_changes_no_bits(tmp_path: Path) -> None:
         assert unlucky.generation == plain.generation + 1, "one crash, one restart from the checkpoint"
 
 
+@pytest.mark.long
 def test_a_job_that_breaks_the_sums_of_a_shard_is_set_aside(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:

@@ -29,12 +29,13 @@ def optimizer_spec(folder: Path, corpus: Path, settings: dict[str, Any]) -> str:
     return spec_of(folder, config | {"scheduler_config": settings.get("scheduler_config")})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "state"),
     [
         (SPEEDRUN, {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "applied"}),
-        pytest.param(STEP, {"momentum_buffer", "applied"}, marks=pytest.mark.long),
-        pytest.param(NO_OP, {"applied"}, marks=pytest.mark.long),
+        (STEP, {"momentum_buffer", "applied"}),
+        (NO_OP, {"applied"}),
     ],
     ids=["speedrun", "step", "no-op"],
 )

@@ -92,7 +92,8 @@ def test_one_faulty_worker_of_three_is_excluded(
         assert any("worker steady takes no part in the job: faulty" in line for line in job_log(cluster, job))
 
 
-@pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_unverified_wrong_results_are_rolled_back(tmp_path: Path, tiers: int) -> None:
     with Cluster(tmp_path / "cluster", tiers=tiers, workers=2, worker_module=MODULE) as cluster:
         cluster.start_worker(name="steady")
