@@ -24,7 +24,7 @@ from cli.progress import PLAIN_SECONDS
 from protos.files_pb2 import FileRef
 from services.config.job_inputs import JobInput
 from services.config.pretrained import file_sha256
-from services.corpora.conversion import converted
+from services.corpora.conversion import converted, remove_conversion
 from services.corpora.token_file import describe_token_file
 from services.errors import Refused
 from services.input_files import open_input_file
@@ -96,6 +96,7 @@ class InputFiles:
         if self._sent in self._paths:
             path, field = self._paths[self._sent]
             if file_sha256(path) != self._sent:
+                remove_conversion(path)  # so that the next submit makes it again
                 raise _changed(path, field)
 
 

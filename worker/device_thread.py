@@ -18,6 +18,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.config.job_inputs import relocate_inputs
+from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed, describe_internal_error
 from services.instrumentation import timeline
 from services.protocol.versions import Version
@@ -26,7 +27,7 @@ from services.tensors.chunk_messages import TensorChunk
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder, JobOnMesh
-from worker.lease_runner import LeaseRunner, describe_failure
+from worker.lease_runner import LeaseRunner, describe_failure, report_damaged
 from worker.sum_memory import LeaseSum
 from worker.weight_loader import WeightInbox
 
@@ -180,6 +181,9 @@ class DeviceThread:
                 on_new_version=self._leases.memory.reuse_retired,
                 on_non_finite=self._leases.note_non_finite,
             )
+        except TokenFileDamaged as error:
+            report_damaged(job_id, error, self._feed)
+            return
         except BaseException as error:  # a model's SystemExit too
             self._feed(ev.BuildFailed(job_id, describe_failure(error)))
             return

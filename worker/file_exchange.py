@@ -116,6 +116,8 @@ class FileExchange:
 
         places: dict[str, Path] = {}
         try:
+            if effect.damaged is not None:
+                await self._inputs.remove(effect.damaged)
             spec = await self._fetch_spec(effect.spec, channel)
             missing = await self._inputs.find_missing(spec)
             if missing:

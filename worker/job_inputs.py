@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
@@ -22,13 +22,14 @@ import grpc
 from protos.files_pb2 import FileRef
 from services.config.job import JobConfig
 from services.config.job_inputs import JobInput, inputs_of_job
-from services.corpora.conversion import TEXT_SUFFIXES
+from services.corpora.conversion import TEXT_SUFFIXES, remove_conversion
 from services.corpora.sidecar import sidecar_of_copy, store_sidecar
 from services.errors import Failed, Refused, TiermeshError
 from services.files.errors import FileMissing
 from services.files.fetch import fetch
 from services.files.store import FileStore
 from services.printable import printable_path
+from worker.core.events import DamagedInput
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -112,16 +113,17 @@ class JobInputs:
         for number, wanted in enumerate(missing):
             progress.field = wanted.field
             try:
-                if wanted.identity is None:  # else it is verified as it is read
-                    await asyncio.to_thread(self._remove_damaged, wanted, self._store)
-                for sha256 in wanted.files.values():
-                    self._held.enter_context(
-                        await fetch(channel, self._store, sha256, aggregator, progress.tell)
-                    )
                 body = None
                 if wanted.identity is not None:
                     body = await self._fetch_identity(
                         wanted.identity, self._store, channel, aggregator, progress
+                    )
+                if body is None:  # else each block is verified as it is read
+                    hashes = tuple(wanted.files.values())
+                    await asyncio.to_thread(self._remove_damaged, wanted.field, hashes, self._store)
+                for sha256 in wanted.files.values():
+                    self._held.enter_context(
+                        await fetch(channel, self._store, sha256, aggregator, progress.tell)
                     )
                 places[wanted.path] = await asyncio.to_thread(self._link, number, wanted, self._store, body)
             except FileMissing:
@@ -139,22 +141,39 @@ class JobInputs:
                 ) from None
         return places
 
-    def _remove_damaged(self, wanted: JobInput, store: FileStore) -> None:
+    async def remove(self, damaged: DamagedInput) -> None:
+        """Remove the copy of a file of token ids that was found damaged, so that it is read, or converted, again.
+
+        A file that a person has put on this host stays.
+
+        Raises:
+            Refused: the cache's folder can't be created.
+        """
+        await asyncio.to_thread(self._remove, damaged)
+
+    def _remove(self, damaged: DamagedInput) -> None:
+        path = Path(damaged.path)
+        if self._store is not None and self._links in path.parents and path.is_symlink():
+            self._store.remove_damaged(path.readlink().name, damaged.inode)
+        elif not remove_conversion(path):
+            return
+        log.warning("the cache's file %s was damaged, and is made again", printable_path(path))
+
+    def _remove_damaged(self, field: str, sha256s: Iterable[str], store: FileStore) -> None:
         """Remove what the disk has damaged since it was read from an aggregator, so that it is read again."""
-        for sha256 in wanted.files.values():
+        for sha256 in sha256s:
             held = store.hold(sha256)
             if held is not None:
                 with held:
                     damaged = store.remove_if_damaged(sha256)
                 if damaged:
-                    log.warning(
-                        "%s: the cache's file %s was damaged, and is read again", wanted.field, sha256[:12]
-                    )
+                    log.warning("%s: the cache's file %s was damaged, and is read again", field, sha256[:12])
 
     async def _fetch_identity(
         self, identity: str, store: FileStore, channel: grpc.aio.Channel, aggregator: str, progress: _Progress
     ) -> bytes | None:
         """Return what the identity of a file of token ids stands for; None if that must be made from the file."""
+        await asyncio.to_thread(self._remove_damaged, progress.field, [identity], store)
         try:
             with await fetch(channel, store, identity, aggregator, progress.tell) as file:
                 return await asyncio.to_thread(file.read)

@@ -14,6 +14,7 @@ import numpy as np
 from mesh.ttnn_errors import explain_known_error
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
+from services.corpora.token_file import TokenFileDamaged
 from services.errors import TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
@@ -128,6 +129,8 @@ class LeaseRunner:
                     self._make_initial_weights(run)
         except LeaseDropped:
             return  # the core dropped it
+        except TokenFileDamaged as error:
+            report_damaged(job.job, error, self._feed)
         except (
             BaseException
         ) as error:  # SystemExit of a model too, which would end this thread without a word
@@ -281,6 +284,12 @@ def _compute_with_checksum(
 
     loss = step.micro_batch(number, index, out, ready)
     return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
+
+
+def report_damaged(job: str, error: TokenFileDamaged, feed: Callable[[ev.Input], None]) -> None:
+    """Tell the core that a file of the job is damaged on this host."""
+    log.error("job %s: %s", job, error)
+    feed(ev.InputDamaged(job, ev.DamagedInput(str(error.path), error.inode), str(error)))
 
 
 def describe_failure(error: BaseException) -> str:

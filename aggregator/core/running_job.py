@@ -282,7 +282,9 @@ class RunningJob:
         self._end_if_hopeless(now)
 
     def unfit(self, member: Member, reason: str, now: float) -> None:
-        """Record that a worker can't open its mesh."""
+        """Record that a worker can't open its mesh, or lacks an input of the job; release its leases if it had both."""
+        if member.ready:
+            self.lease_book.abandon(member, now)
         self.job_members.mark_unfit(member, Refusal(reason))
         self._end_if_hopeless(now)
 

@@ -25,6 +25,7 @@ ID_TEXT_BYTES = 16 << 30
 CACHED_BYTES = 64 << 30
 """Largest size of all conversions. Those unused for the longest time make room for a new one."""
 _BLOCK_BYTES = 1 << 20
+_FOLDER = "tokens"
 
 
 def converted(path: Path, field: str) -> Path:
@@ -43,7 +44,7 @@ def converted(path: Path, field: str) -> Path:
         return path
     place = f"{field}: {printable_path(path)}"
     with open_input_file(field, path, ID_TEXT_BYTES) as file:
-        binary = make_cache_folder("tokens") / f"{_hash(file, place)}.u32.bin"
+        binary = make_cache_folder(_FOLDER) / f"{_hash(file, place)}.u32.bin"
         if not _is_complete(binary):
             file.seek(0)
             _convert(file, suffix != ".csv", binary, place)
@@ -51,6 +52,19 @@ def converted(path: Path, field: str) -> Path:
     with suppress(OSError):  # another process may have made room just now, which opening says
         os.utime(sidecar_path(binary))  # the time of the last use
     return binary
+
+
+def remove_conversion(binary: Path) -> bool:
+    """Remove a converted file that is damaged, so that it is made again; return whether the path is that of one.
+
+    Raises:
+        Refused: the cache's folder can't be created.
+    """
+    if binary.parent != make_cache_folder(_FOLDER):
+        return False
+    sidecar_path(binary).unlink(missing_ok=True)
+    binary.unlink(missing_ok=True)
+    return True
 
 
 def _is_complete(binary: Path) -> bool:

@@ -34,6 +34,8 @@ _CACHE = "sidecars"
 _IDENTITY_FIELDS = {"dtype", "offset_bytes", "count", "largest_id", "block_bytes", "block_sha256"}
 _FIELDS_BYTES = 4096
 _HASH_CHARACTERS = 64
+_LARGEST_BYTES = _FIELDS_BYTES + _HASH_CHARACTERS * (TOKEN_FILE_BYTES // BLOCK_BYTES)
+"""Largest sidecar, whatever the file's size is now: a file that was cut short is to be told so."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -130,15 +132,15 @@ def sidecar_of_copy(identity_body: bytes, sha256: str, path: Path) -> TokenSidec
     Args:
         identity_body: `TokenSidecar.identity_body` of the file. The position of the largest id is not in it, and is 0.
         sha256: SHA-256 of the file.
-        path: the copy.
+        path: the copy, of the size that the description gives, or cut short, which opening it says.
 
     Raises:
         Refused: it is no such body.
     """
-    status = path.stat()
     try:
         body = json.loads(identity_body)
-        known = {"sha256": sha256, "file_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+        size_bytes = body["offset_bytes"] + body["count"] * ITEM_BYTES[body["dtype"]]
+        known = {"sha256": sha256, "file_bytes": size_bytes, "modified_ns": path.stat().st_mtime_ns}
         fields = {**{name: body[name] for name in _IDENTITY_FIELDS}, **known, "largest_id_position": 0}
     except (ValueError, TypeError, KeyError, RecursionError):
         fields = {}
@@ -154,14 +156,13 @@ def load_sidecar(path: Path) -> TokenSidecar | None:
     Raises:
         Refused: the sidecar can't be read, or is none.
     """
-    limit_bytes = _FIELDS_BYTES + _HASH_CHARACTERS * -(-path.stat().st_size // BLOCK_BYTES)
     try:
-        content = read_input_file("", sidecar_path(path), limit_bytes)
+        content = read_input_file("", sidecar_path(path), _LARGEST_BYTES)
         place = sidecar_path(path)
     except NoSuchFile:
         try:
             place = cache_folder(_CACHE) / _cached_name(path)
-            content = read_input_file("", place, limit_bytes)
+            content = read_input_file("", place, _LARGEST_BYTES)
         except Refused:
             return None
     return parse_sidecar(content, printable_path(place))

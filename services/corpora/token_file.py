@@ -59,6 +59,21 @@ def describe_token_file(path: Path, field: str) -> TokenSidecar:
     return sidecar
 
 
+class TokenFileDamaged(Refused):
+    """A file of token ids whose bytes are not those that its sidecar describes, or can't be read.
+
+    Args:
+        text: the line for people.
+        path: the file.
+        inode: number of the file on its disk: a file that has replaced it has another one.
+    """
+
+    def __init__(self, text: str, path: Path, inode: int) -> None:
+        super().__init__(text)
+        self.path = path
+        self.inode = inode
+
+
 class TokenFile:
     """Token ids of one file.
 
@@ -96,6 +111,7 @@ class TokenFile:
 
         Raises:
             Refused: the file is missing or unusable, or has another identity.
+            TokenFileDamaged: it has another size than its sidecar says.
             NotYet: the disk is full, if a sidecar or a converted file has to be written.
         """
         path = converted(path, field)
@@ -111,7 +127,11 @@ class TokenFile:
                     f"{place}: its ids have identity {sidecar.identity[:16]}..., the job expects {identity[:16]}...; "
                     "copy the file that the job was submitted with, and its sidecar"
                 )
-            _check_size(sidecar, os.fstat(file.fileno()).st_size, place)
+            status = os.fstat(file.fileno())
+            try:
+                _check_size(sidecar, status.st_size, place)
+            except Refused as error:
+                raise TokenFileDamaged(str(error), path, status.st_ino) from None
         except BaseException:
             file.close()
             raise
@@ -121,7 +141,7 @@ class TokenFile:
         """Return `count` ids from position `start` on, uint32; safe to call from several threads.
 
         Raises:
-            Refused: the file has changed, or a block of it differs from the sidecar.
+            TokenFileDamaged: a block of the file differs from the sidecar, or can't be read.
             ValueError: the file has no such positions.
         """
         if start < 0 or count < 0 or start + count > self.count:
@@ -146,7 +166,7 @@ class TokenFile:
         start = block * BLOCK_BYTES
         content = self._read(start, min(BLOCK_BYTES, self.sidecar.file_bytes - start))
         if hashlib.sha256(content).hexdigest() != self.sidecar.block_hash(block):
-            raise _changed(self._place, block, self.sidecar)
+            raise self._damaged(str(_changed(self._place, block, self.sidecar)))
         ids = np.frombuffer(content, self._dtype, offset=0 if block else self.sidecar.offset_bytes)
         if ids.size and not 0 <= ids.min() <= ids.max() <= self.largest_id:
             odd = int(np.argmax((ids < 0) | (ids > self.largest_id)))
@@ -157,20 +177,24 @@ class TokenFile:
             )
 
     def _read(self, start: int, size_bytes: int) -> bytes:
-        """Return bytes of the file (Refused)."""
+        """Return bytes of the file (TokenFileDamaged)."""
         content = b""
         while len(content) < size_bytes:
             try:
                 piece = os.pread(self._file.fileno(), size_bytes - len(content), start + len(content))
             except OSError as error:
-                raise Refused(f"{self._place}: can't be read ({error.strerror}); repair its disk") from None
+                reason = f"can't be read ({error.strerror}); repair its disk"
+                raise self._damaged(f"{self._place}: {reason}") from None
             if not piece:
-                raise Refused(
+                raise self._damaged(
                     f"{self._place}: ends at byte {start + len(content)}, expected {self.sidecar.file_bytes} bytes; "
                     "it got shorter while it was used, copy it again"
                 )
             content = content + piece if content else piece
         return content
+
+    def _damaged(self, text: str) -> TokenFileDamaged:
+        return TokenFileDamaged(text, self.path, os.fstat(self._file.fileno()).st_ino)
 
 
 def refuse_ids_beyond(sidecar: TokenSidecar, vocab_size: int, field: str, path: str, owner: str) -> None:

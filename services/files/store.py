@@ -256,6 +256,18 @@ class FileStore:
         path.unlink(missing_ok=True)
         return True
 
+    def remove_damaged(self, sha256: str, inode: int) -> None:
+        """Remove a file whose reader found it damaged, unless another one has replaced it.
+
+        Args:
+            sha256: SHA-256 of the file.
+            inode: number of the file that was read.
+        """
+        self._check(FileRef(sha256=sha256))
+        with suppress(FileNotFoundError):
+            if self._path(sha256).stat().st_ino == inode:
+                self._path(sha256).unlink()
+
     def path_of(self, sha256: str) -> Path:
         """Return the path of a file that is here, for its holder."""
         return self._path(sha256)

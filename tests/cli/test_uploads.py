@@ -19,6 +19,8 @@ from cli.uploads import InputFiles, upload_inputs
 from protos.files_pb2 import FileRef
 from services.caps import Cap, CapReached
 from services.config.job_inputs import JobInput
+from services.corpora.conversion import converted
+from services.corpora.token_file import describe_token_file
 from services.errors import Failed, Refused
 from services.files.store import FileStore
 from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, make_ref
@@ -172,6 +174,23 @@ def test_a_file_that_changes_while_it_is_submitted_is_refused(fake: FakeAggregat
     ):
         upload_files(fake, files)
     assert not list((stored(fake).path_of("x").parent).iterdir()), "what arrived is not kept"
+
+
+def test_a_damaged_conversion_is_made_again_by_the_next_submit(
+    fake: FakeAggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERMESH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "ids.csv").write_text("3\n4\n5\n")
+    sidecar = describe_token_file(tmp_path / "ids.csv", "data_path")
+    wanted = JobInput("data_path", str(tmp_path / "ids.csv"), {"": sidecar.sha256}, sidecar.identity)
+    binary = converted(tmp_path / "ids.csv", "data_path")
+    time_ns = binary.stat().st_mtime_ns
+    binary.write_bytes(bytes(12))
+    os.utime(binary, ns=(time_ns, time_ns))
+    with pytest.raises(Refused, match="has changed while it was submitted; submit it again"):
+        upload(fake, wanted)
+    upload(fake, wanted)
+    assert stored(fake).has([make_ref(b"\3\0\0\0\4\0\0\0\5\0\0\0")])
 
 
 def test_what_can_not_be_uploaded_is_refused_before(tmp_path: Path, large: JobInput) -> None:

@@ -188,6 +188,35 @@ def test_files_of_token_ids_arrive_with_what_their_identity_stands_for(
         assert len([*(tmp_path / "cache-a" / "jobs" / "worker-a").glob("*/*.sidecar.json")]) == 2
 
 
+@pytest.mark.long
+def test_a_cached_file_that_the_disk_damages_is_read_again_amid_a_job(tmp_path: Path) -> None:
+    client = tmp_path / "client"
+    client.mkdir()
+    np.random.default_rng(1).integers(0, 60, 5000).astype("<u4").tofile(client / "ids.u32.bin")
+    config = gpt_config(Path(), data_path=str(client / "ids.u32.bin"), max_steps=8)
+    del config["training_config"]["tokenizer_type"]
+    config["transformer_config"]["vocab_size"] = 60
+    write_config(client, config)
+    spec = spec_of(client, config)
+    with Cluster(tmp_path) as cluster:
+        first = submit_and_remove(cluster, client)
+        start_worker_with_empty_disk(cluster, "a")
+        expected = bits(cluster.finish(first))
+        (cached,) = (
+            each
+            for each in (tmp_path / "cache-a").glob("*")
+            if each.is_file() and each.stat().st_size == 20_000
+        )
+        content = cached.read_bytes()
+        cached.write_bytes(content[:-1] + b"?")
+        second = cluster.submit(spec)
+        assert bits(cluster.finish(second)) == expected
+        assert cached.read_bytes() == content
+        logs = tiermesh("logs", second, "--aggregator", cluster.to_aggregator.address)
+        assert "worker a is unfit and tries again: training_config.data_path" in logs.stdout
+        assert "differ from its sidecar" in logs.stdout
+
+
 MESSAGES = [
     *(
         (("Read", "down", 1, kind))

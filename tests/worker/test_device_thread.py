@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
+from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
@@ -101,6 +103,29 @@ def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
     device.thread.build("b", JOB.encode())
     assert isinstance(device.next_input(), ev.Built), "a process has one mesh at a time: the first was closed"
     assert [_is_closed(mesh) for mesh in device.meshes] == [True, False]
+
+
+class DamagedCorpus(TrainingStep):
+    """A training step whose corpus is damaged."""
+
+    def micro_batch(self, *arguments: Any) -> float:
+        raise TokenFileDamaged("ids.bin: differs", Path("ids.bin"), 7)
+
+
+def test_a_damaged_file_is_no_failed_lease(make_device: Callable[..., Device]) -> None:
+    expected = ev.InputDamaged("a", ev.DamagedInput("ids.bin", 7), "ids.bin: differs")
+
+    def refuse(*arguments: Any, **settings: Any) -> TrainingStep:
+        raise TokenFileDamaged("ids.bin: differs", Path("ids.bin"), 7)
+
+    device = make_device(refuse)
+    device.thread.build("a", JOB.encode())
+    assert device.next_input() == expected
+    device = make_device(DamagedCorpus)
+    device.thread.build("a", JOB.encode())
+    device.next_input()
+    device.carry_out(_make_lease(1))
+    assert device.next_input() == expected
 
 
 class FullMesh(TrainingStep):

@@ -15,7 +15,8 @@ import pytest
 from services.config.job import JobConfig
 from services.config.job_inputs import JobInput, input_hashes, inputs_of_job, relocate_inputs
 from services.config.load import load_job
-from services.corpora.token_file import TokenFile, describe_token_file
+from services.corpora.conversion import converted
+from services.corpora.token_file import TokenFile, TokenFileDamaged, describe_token_file
 from services.corpora.writer import new_token_file
 from services.errors import Failed, Refused
 from services.files.service import FilesServicer
@@ -25,6 +26,7 @@ from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import start_server
 from tests.support.cluster.bits import gpt_config, write_config, write_corpus
+from worker.core.events import DamagedInput
 from worker.job_inputs import JobInputs
 
 LIMIT_SECONDS = 60
@@ -152,6 +154,58 @@ def test_a_file_that_the_disk_has_damaged_is_read_again(
 
     with_aggregator(tmp_path, scenario)
     assert "was damaged, and is read again" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["a block", "cut short", "its description"])
+def test_a_file_of_token_ids_that_is_found_damaged_is_read_again(
+    client: Path, tmp_path: Path, damage: str
+) -> None:
+    binary = client / "ids.u32.bin"
+    with new_token_file(binary, "uint32", tokenizer_vocab_size=None) as writer:
+        writer.write(np.array(IDS, np.uint32))
+    sidecar = describe_token_file(binary, "data_path")
+    wanted = JobInput("data_path", "/away/ids.u32.bin", {"": sidecar.sha256}, sidecar.identity)
+    inputs = JobInputs("w", None, tmp_path / "cache")
+
+    async def scenario(aggregator: FileStore, channel: grpc.aio.Channel) -> None:
+        async def open_again() -> TokenFile:
+            (place,) = (await inputs.fetch([wanted], channel, "a", Reports())).values()
+            return TokenFile.open(place, "data_path", sidecar.identity)
+
+        aggregator.put(binary.read_bytes())
+        aggregator.put(sidecar.identity_body())
+        (await open_again()).close()
+        copy = tmp_path / "cache" / (sidecar.identity if damage == "its description" else sidecar.sha256)
+        content = copy.read_bytes()
+        copy.write_bytes(content[:-4] if damage == "cut short" else content[:-1] + b"?")
+        if damage != "its description":
+            with pytest.raises(TokenFileDamaged) as caught:
+                (await open_again()).read(0, len(IDS))
+            inputs.close()
+            await inputs.remove(DamagedInput(str(caught.value.path), caught.value.inode + 1))
+            assert copy.exists(), "another file has replaced it"
+            await inputs.remove(DamagedInput(str(caught.value.path), caught.value.inode))
+            assert not copy.exists()
+        tokens = await open_again()
+        assert tokens.read(0, len(IDS)).tolist() == IDS
+        tokens.close()
+        assert copy.read_bytes() == content
+
+    with_aggregator(tmp_path, scenario)
+
+
+def test_a_damaged_file_of_a_person_stays_and_a_damaged_conversion_goes(
+    client: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERMESH_CACHE", str(tmp_path / "converted"))
+    (client / "ids.csv").write_text("3\n4\n5\n")
+    inputs = JobInputs("w", None, tmp_path / "cache")
+    binary = converted(client / "ids.csv", "data_path")
+    binary.write_bytes(bytes(12))
+    for path in (client / "ids.csv", binary):
+        asyncio.run(inputs.remove(DamagedInput(str(path), path.stat().st_ino)))
+    assert (client / "ids.csv").exists()
+    assert converted(client / "ids.csv", "data_path").read_bytes()[::4] == b"\3\4\5"
 
 
 def test_a_file_that_nobody_has_is_told_with_what_to_do(job: JobConfig, client: Path, tmp_path: Path) -> None:

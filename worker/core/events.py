@@ -14,6 +14,20 @@ from services.protocol.envelope import WorkerBody, WorkerOrder
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 
+
+@dataclass(frozen=True)
+class DamagedInput:
+    """A damaged file on this host.
+
+    Attributes:
+        path: its path.
+        inode: its number on the disk; a file that has replaced it has another one.
+    """
+
+    path: str
+    inode: int
+
+
 # ---- inputs ----
 
 
@@ -128,6 +142,21 @@ class LoadFailed:
 
 
 @dataclass(frozen=True)
+class InputDamaged:
+    """A file of the job is damaged on this host, which a lease or the building of the job has found.
+
+    Attributes:
+        job: id of the job.
+        input: the file.
+        reason: one line for people.
+    """
+
+    job: str
+    input: DamagedInput
+    reason: str
+
+
+@dataclass(frozen=True)
 class InitialWeightsMade:
     """An INITIALISE lease has made the initial weights, and the aggregator has the files that describe them.
 
@@ -203,6 +232,7 @@ Input = (
     | BuildDue
     | Loaded
     | LoadFailed
+    | InputDamaged
     | InitialWeightsMade
     | NodeReady
     | LeaseComputed
@@ -222,10 +252,19 @@ class ToAggregator:
 
 @dataclass(frozen=True)
 class Build:
-    """Fetch a job's spec from the aggregator and build it on the mesh. The answer is Built or BuildFailed."""
+    """Fetch a job's spec and inputs from the aggregator and build it on the mesh.
+
+    The answer is Built, BuildFailed or InputDamaged.
+
+    Attributes:
+        job: id of the job.
+        spec: config of the job.
+        damaged: file to remove first, if it is the worker's own copy, so that it is fetched again; None for none.
+    """
 
     job: str
     spec: FileRef
+    damaged: DamagedInput | None = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +291,7 @@ class Load:
 class Perform:
     """Compute a lease as its weights arrive; the first of them has arrived.
 
-    The answers are InitialWeightsMade, NodeReady, LeaseComputed, LeaseEvaluated or LeaseFailed.
+    The answers are InitialWeightsMade, NodeReady, LeaseComputed, LeaseEvaluated, LeaseFailed or InputDamaged.
     """
 
     lease: Lease

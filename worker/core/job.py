@@ -14,6 +14,10 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
 """Pause before a mesh that can't be opened is tried again. It doubles with each failure, up to the second number."""
 
 
+MOST_REPAIRS = 3
+"""Number of times that a worker fetches a damaged file of one job again. After that its disk is at fault."""
+
+
 @dataclass(frozen=True)
 class Duty:
     """Unfinished work of a worker for a job.
@@ -40,6 +44,7 @@ class JoinedJob:
         loaded: version whose complete weights are on the mesh; None while newer ones arrive.
         unfit_reason: why the mesh could not be opened; empty if it was opened or not tried yet.
         attempt: number of the BuildLater that the worker waits for; 0 for none.
+        repairs: number of times that a damaged file was fetched again.
     """
 
     job: str
@@ -50,6 +55,7 @@ class JoinedJob:
     loaded: Version | None = None
     unfit_reason: str = ""
     attempt: int = 0
+    repairs: int = 0
     _pause_seconds: float = FIRST_RETRY_SECONDS
 
     @property

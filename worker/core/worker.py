@@ -27,6 +27,7 @@ from worker.core.events import (
     Fetching,
     InitialWeightsMade,
     Input,
+    InputDamaged,
     LeaseComputed,
     LeaseEvaluated,
     LeaseFailed,
@@ -39,7 +40,7 @@ from worker.core.events import (
     ToAggregator,
     WeightsArrived,
 )
-from worker.core.job import Duty, JoinedJob, read_version
+from worker.core.job import MOST_REPAIRS, Duty, JoinedJob, read_version
 from worker.core.leases import MOST_LEASES, HeldLease, SendWindows
 
 
@@ -136,6 +137,8 @@ class WorkerCore:
                 if self.job is not None and self.job.job == event.job:
                     self._send(pb.Failure(job=event.job, reason=event.reason))
                     self._drop_job()
+            case InputDamaged():
+                self._note_damaged(event)
             case Fetching():
                 if self.job is not None and self.job.job == event.job and self.job.is_building:
                     self._report_fetching(event)
@@ -220,6 +223,18 @@ class WorkerCore:
         pause_seconds = job.note_unfit(event.reason, self._attempts)
         self._report_unfit(job)
         self._effects.append(BuildLater(job.attempt, pause_seconds))
+
+    def _note_damaged(self, event: InputDamaged) -> None:
+        """Build the job again without the damaged file, unless that has happened too often."""
+        job = self.job
+        if job is None or job.job != event.job:
+            return
+        self._drop_job()
+        retries = job.repairs < MOST_REPAIRS
+        self._send(pb.Failure(job=job.job, reason=event.reason, retries=retries))
+        if retries:
+            self.job = JoinedJob(job.job, job.spec, unfit_reason=event.reason, repairs=job.repairs + 1)
+            self._effects.append(Build(job.job, job.spec, event.input))
 
     def _report_fetching(self, event: Fetching) -> None:
         self._send(

@@ -119,8 +119,9 @@ class JobMembers:
         return None
 
     def mark_unfit(self, member: Member, reason: Refusal) -> None:
-        """Record that a worker can't open its mesh; it reports Ready when it can."""
+        """Record that a worker can't open its mesh, or lacks an input; it reports Ready when it has built the job."""
         known, member.unfit = member.unfit, reason
+        member.lose_build()
         member.building_since_seconds = member.fetch = None
         self._admission.withdraw(member.name)
         if known != reason:

@@ -151,10 +151,14 @@ class Member:
 
     def leave_job(self) -> None:
         """Forget everything that concerns the running job."""
-        self.ready, self.layout_hash, self.refusal, self.unfit = False, "", None, None
+        self.lose_build()
+        self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.code_wait = None, None, None
-        self.loaded_version, self.sent_version, self.sent_chunks = None, None, 0
         self.stalled, self.failures, self.peak_flops = False, 0, None
+
+    def lose_build(self) -> None:
+        """Note that the job is not on its mesh, and neither are the weights."""
+        self.ready, self.loaded_version, self.sent_version, self.sent_chunks = False, None, None, 0
 
     def record_lease(self, micro_batches: int, seconds: float) -> None:
         """Include a finished lease in the measured speed, if its duration is plausible."""

@@ -33,7 +33,7 @@ def describe_effect(effect: ev.Effect) -> str:
         case ev.DropLease():
             return f"drop lease {effect.lease}"
         case ev.Build():
-            return f"build {effect.job}"
+            return f"build {effect.job}" + (f" without {effect.damaged.path}" if effect.damaged else "")
         case ev.BuildLater():
             return f"build after {effect.seconds:g} s ({effect.attempt})"
     return "drop job"

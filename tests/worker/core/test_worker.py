@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT
 from tests.support.dialogues.worker import Dialogue, start_with_weights
 from worker.core import events as ev
+from worker.core.job import MOST_REPAIRS
 
 # ---- the aggregator ----
 
@@ -84,6 +87,24 @@ def test_a_job_whose_weights_do_not_fit_is_reported_and_left() -> None:
     found = talk.give(ev.LoadFailed("a", "memory is full"))
     assert found == ["send Failure: memory is full", "drop lease 1", "drop job"]
     assert talk.join() == ["build a"], "it can be tried again"
+
+
+def test_a_job_with_a_damaged_file_is_built_again_a_few_times_and_then_left() -> None:
+    talk = start_with_weights()
+    damaged = ev.InputDamaged("a", ev.DamagedInput("ids.bin", 7), "ids.bin: differs")
+    assert talk.give(replace(damaged, job="b")) == [], "a job that was left"
+    talk.lease(9, 1, 0)
+    found = talk.give(damaged)
+    assert found == [
+        "drop lease 9", "drop job", "send Failure, retries: ids.bin: differs", "build a without ids.bin",
+    ]  # fmt: skip
+    assert talk.core.duty is not None, "it builds the job"
+    for _ in range(MOST_REPAIRS - 1):
+        talk.built()
+        assert talk.give(damaged)[-1] == "build a without ids.bin"
+    talk.built()
+    assert talk.give(damaged) == ["drop job", "send Failure: ids.bin: differs"]
+    assert talk.join() == ["build a"], "the next order to join is obeyed"
 
 
 def test_pauses_between_tries_to_open_a_mesh_grow() -> None:
