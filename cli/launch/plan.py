@@ -15,7 +15,7 @@ from cli.launch.rank_bindings import RankBinding
 from mesh.backend import may_drive_chips
 from mesh.descriptors.cut import cut_mesh
 from mesh.descriptors.read import format_textproto
-from mesh.descriptors.shape_check import check_shape
+from mesh.descriptors.shape_check import find_local_shape
 from services.config.device import DeviceConfig
 from services.errors import Refused
 from services.names import NAME_CHARACTERS
@@ -168,8 +168,13 @@ def _cut(binding: RankBinding, descriptor: DescriptorFile, device: DeviceConfig)
             "of one host; describe each host's part as a mesh of its own"
         )
     cut = cut_mesh(descriptor.content, binding.mesh_id, source)
-    if may_drive_chips(device.backend):
-        check_shape(cut, descriptor.path, device.mesh_shape, {})
+    if may_drive_chips(device.backend) and device.mesh_shape != (1, 1):  # a single chip uses no links
+        described = find_local_shape(cut, descriptor.path, {})
+        if described != list(device.mesh_shape):
+            raise Refused(
+                f"device_config.mesh_shape: {list(device.mesh_shape)}, but mesh {binding.mesh_id} of {source} has "
+                f"device_topology {described}; add device_config.mesh_shape={described}, or give another --mgd"
+            )
     return format_textproto(cut)
 
 

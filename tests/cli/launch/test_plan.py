@@ -150,7 +150,7 @@ def test_each_worker_has_a_descriptor_of_its_one_mesh() -> None:
             ["rank 0 has mesh_host_rank 1"],
         ),
         (_ranks(3), {"mesh_hosts": (1, 2)}, ["mesh 0 has host_topology [1, 2]", "a mesh of its own"]),
-        (_ranks(3), {"shape": (2, 4)}, ["mesh_shape: [1, 8]", "device_topology [2, 4]"]),
+        (_ranks(3), {"shape": (2, 4)}, ["mesh_shape: [1, 8]", "device_topology [2, 4]", "--mgd"]),
     ],
 )
 def test_meshes_that_no_worker_can_drive(ranks: list[dict[str, Any]], others: Any, facts: list[str]) -> None:
