@@ -14,10 +14,13 @@ import google_crc32c
 from services.durable_files import replace_file
 from services.errors import Failed, Refused
 from services.input_files import NoSuchFile, open_input_file, read_input_file
+from services.printable import printable, printable_path
 
 _BLOCK_BYTES = 4096
 _BLOCKS = 2
 _MOST_BYTES = 1 << 16
+_MOST_DIGITS = 20
+_SHOWN_CHARACTERS = 40
 
 
 class NumberFile:
@@ -30,7 +33,7 @@ class NumberFile:
     """
 
     def __init__(self, path: Path, most: int, meaning: str) -> None:
-        self._path = path
+        self._path, self._shown = path, printable_path(path)
         self._most = most
         self._meaning = meaning
 
@@ -38,15 +41,19 @@ class NumberFile:
         """Return the number; 0 if the file does not exist.
 
         Raises:
-            Refused: the file is damaged.
+            Refused: the file is damaged, or can't be read.
         """
         try:
             with open_input_file("", self._path) as file:
                 return max(self._numbers(file.read(_BLOCKS * _BLOCK_BYTES)))
         except NoSuchFile:
             return 0
-        except (OSError, ValueError) as error:
-            raise Refused(f"{self._path}: {error}; expected one number, {self._meaning}") from None
+        except OSError as error:
+            raise Refused(f"{self._shown}: can't be read ({error.strerror}); make it readable") from None
+        except ValueError as error:
+            raise Refused(
+                f"{self._shown}: damaged, {error}; put back a copy, or write one number into it: {self._meaning}"
+            ) from None
 
     def write(self, number: int) -> None:
         """Store a number durably: it survives power loss once this returns.
@@ -65,24 +72,30 @@ class NumberFile:
                 file.write(_block(number))
                 os.fsync(file.fileno())
         except OSError as error:
-            raise Failed(f"{self._path}: not written: {error.strerror or error}") from error
+            raise Failed(f"{self._shown}: not written: {error.strerror or error}") from error
 
     def _numbers(self, content: bytes) -> list[int]:
         """Return the numbers in a file's blocks; the file of an older version has one, as text (ValueError)."""
         if len(content) < _BLOCKS * _BLOCK_BYTES:
-            number = int(content)
-            if not 0 <= number <= self._most:
-                raise ValueError(f"number {number}, expected 0 to {self._most}")
-            return [number]
+            digits = content.strip()
+            if not digits.isdigit() or len(digits) > _MOST_DIGITS or int(digits) > self._most:
+                found = printable(repr(content), _SHOWN_CHARACTERS)
+                raise ValueError(f"{found} found, expected a number from 0 to {self._most}")
+            return [int(digits)]
         numbers = [number for block in _split(content) if (number := self._number_in(block)) >= 0]
         if not numbers:
-            raise ValueError("both of its blocks are damaged")
+            raise ValueError("both of its blocks are")
         return numbers
 
     def _number_in(self, block: bytes) -> int:
         """Return the number in a block; -1 if it is damaged or was not written to its end."""
         words = block.split()
-        if len(words) != 2 or not words[0].isdigit() or len(words[0]) > 20 or block != _block(int(words[0])):
+        if (
+            len(words) != 2
+            or not words[0].isdigit()
+            or len(words[0]) > _MOST_DIGITS
+            or block != _block(int(words[0]))
+        ):
             return -1
         number = int(words[0])
         return number if number <= self._most else -1

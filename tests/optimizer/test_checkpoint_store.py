@@ -34,7 +34,7 @@ def test_any_generation_file(tmp_path_factory: pytest.TempPathFactory, content: 
         assert 0 <= CheckpointStore(root).read_generation("a") <= LAST_GENERATION
     except Refused as error:
         assert is_one_line(error)
-        assert str(root / "a" / "generation") in str(error)
+        assert "/a/generation: damaged, " in str(error)
 
 
 @settings(max_examples=50, deadline=None)
@@ -47,7 +47,7 @@ def test_any_epoch_file(tmp_path_factory: pytest.TempPathFactory, content: bytes
         assert 0 <= epoch_file(path).read() <= LAST_EPOCH
     except Refused as error:
         assert is_one_line(error)
-        assert str(path) in str(error)
+        assert "/epoch: damaged, " in str(error)
 
 
 def test_an_epoch_file_returns_what_was_written(tmp_path: Path) -> None:

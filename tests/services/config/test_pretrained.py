@@ -135,7 +135,7 @@ def test_sizes_that_differ_are_refused_with_both_values(
 ) -> None:
     line = refused(transformer_config={"model_path": "stored", key: value})
     assert line.startswith(f"transformer_config.{key}: ")
-    assert has_facts(line, f"expected {has} ... {llama}")
+    assert has_facts(line, f"expected {has} ... /stored; ")
 
 
 def test_another_model_is_refused(llama: Path, refused: Refuse) -> None:
@@ -191,7 +191,7 @@ def test_an_unsupported_architecture_is_refused(
 ) -> None:
     (llama / "config.json").write_text(json.dumps(config))
     found = refused(transformer_config={"model_path": "stored"})
-    assert f"{llama / 'config.json'}: " in found
+    assert "config.json: " in found
     assert has_facts(found, facts)
 
 

@@ -23,7 +23,7 @@ from services.corpora.new_file import new_file
 from services.corpora.sidecar import load_sidecar, parse_sidecar, sidecar_path
 from services.corpora.token_file import TokenFile, describe_token_file, is_token_file, refuse_ids_beyond
 from services.errors import Refused
-from services.printable import LINE_CHARACTERS
+from services.printable import LINE_CHARACTERS, printable_path
 
 FIELD = "training_config.data_path"
 LONG = np.arange(3 * BLOCK_BYTES // 2 + 5) * 7 % 50_000
@@ -244,7 +244,7 @@ def test_foreign_files(tmp_path: Path, name: str, content: bytes, expected: str)
     path = tmp_path / name
     path.write_bytes(content)
     text = refusal(lambda: describe_token_file(path, FIELD))
-    assert text.startswith(f"{FIELD}: {path}") and expected in text
+    assert text.startswith(f"{FIELD}: {printable_path(path)}") and expected in text
     assert not sidecar_path(path).exists()
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.errors import Failed, Refused, is_out_of_space
+from services.printable import printable_path
 from services.runtime.number_file import NumberFile
 from tests.support.small_disk import small_disk
 
@@ -67,5 +68,19 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     file = number_file(tmp_path / "number")
     file.write(7)
     (tmp_path / "number").write_bytes(b"\0" * 8192)
-    with pytest.raises(Refused, match="both of its blocks are damaged; expected one number, a number"):
+    with pytest.raises(Refused, match="damaged, both of its blocks are; put back a copy, or write"):
         file.read()
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 5000, b"-1", b"1_0", b"9" * 5000, b"\x1b[31m"])
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / ("long" * 50) / "number"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(Refused) as refused:
+        number_file(path).read()
+    text = str(refused.value)
+    assert text.startswith(f"{printable_path(path)}: damaged, b") and text.isprintable()
+    assert text.endswith(
+        " found, expected a number from 0 to 1000000; put back a copy, or write one number into it: a number"
+    )
