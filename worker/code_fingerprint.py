@@ -28,6 +28,10 @@ COMPUTING = (
     "training",
     "mesh",
     "services/checkpoints/hugging_face.py",
+    "services/config/corpus.py",
+    "services/config/tokenizer_file.py",
+    "services/config/windows.py",
+    "services/corpora/token_file.py",
     "services/tensors/layout.py",
     "services/tensors/reduction_tree.py",
     "services/tensors/kernels/arithmetic.py",
@@ -35,7 +39,8 @@ COMPUTING = (
     "worker/node_sum.py",
 )
 """Files and folders of the code that computes, relative to the tree. Of kernels, the numpy path stands for all: tests
-prove that the compiled ones give its bits (tests/services/tensors/kernels)."""
+prove that the compiled ones give its bits (tests/services/tensors/kernels). Of corpora, the rest describes a file of
+token ids, and a job's identity of the file fixes what it says."""
 
 NOT_COMPUTING = (
     "mesh/descriptors",

@@ -90,6 +90,8 @@ def test_the_lists_name_what_is_there_and_all_that_trains_is_in() -> None:
         "mesh/emulator/softmax.py",
         "mesh/transfer.py",
         "worker/node_sum.py",
+        "services/config/windows.py",
+        "services/corpora/token_file.py",
         "services/tensors/kernels/arithmetic.py",
     ):
         assert needed in names, needed
@@ -113,6 +115,38 @@ def test_what_computes_imports_of_what_is_left_out_only_what_changes_no_bits() -
         ("mesh.device", "mesh.ttnn_errors"),
         ("training.step", "mesh.fingerprint"),
     }
+
+
+def test_of_what_gives_a_micro_batch_its_tokens_only_what_a_job_pins_is_left_out() -> None:
+    """A job's config is in its spec; the description of a file of ids is in the file's identity."""
+    names = {str(file.relative_to(ROOT)) for file in shipped_files()}
+    used, seen = {each for each in names if each.startswith("training/data/")}, set[str]()
+    while used - seen:
+        seen |= used
+        used = {each for name in used & names for each in imported_services(ROOT / name)}
+    assert seen - names == {
+        "services/config/job_parts.py",
+        "services/config/models.py",
+        "services/corpora/binary_format.py",
+        "services/corpora/block_digest.py",
+        "services/corpora/conversion.py",
+        "services/corpora/description.py",
+        "services/corpora/sidecar.py",
+        "services/errors.py",
+        "services/input_files.py",
+        "services/printable.py",
+    }
+
+
+def imported_services(file: Path) -> set[str]:
+    """Return the files of `services` that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("services."):
+            folder = node.module.replace(".", "/")
+            places = [f"{folder}/{each.name}.py" for each in node.names]
+            found |= {each if (ROOT / each).exists() else f"{folder}.py" for each in places}
+    return found
 
 
 def module_of(file: Path) -> str:
