@@ -65,6 +65,47 @@ def test_two_halves_give_the_bits_of_the_whole(
         assert read_checkpoint(cluster.checkpoints(second["job"]) / f"step-{HALF:08d}").job == second["job"]
 
 
+HARD = {
+    "speedrun": (
+        {"scheduler_type": "speedrun", "optimizer": {"type": "AdamW", "amsgrad": True}},
+        {
+            "max_lr": 0.01,
+            "warmup_steps": 4,
+            "hold_steps": 4,
+            "beta1_start": 0.8,
+            "beta1_end": 0.95,
+            "beta1_warmup_steps": 9,
+        },
+    ),
+    "cosine": (
+        {"scheduler_type": "warmup_cosine", "optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}},
+        {"warmup_steps": 8},
+    ),
+}
+"""Sections of training and schedule that change rate and moments before and after the cut."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("name", HARD)
+def test_a_hard_schedule_goes_on_with_the_same_bits(
+    tmp_path: Path, corpus: Path, tiers: int, name: str
+) -> None:
+    training, schedule = HARD[name]
+    config = gpt_config(corpus, total_steps=STEPS)
+    config["training_config"] |= training
+    config["scheduler_config"] = schedule
+    whole = spec_of(tmp_path, config)
+    config["training_config"]["max_steps"] = HALF
+    half = spec_of(tmp_path, config)
+    with Cluster(tmp_path / "cluster", tiers=tiers, workers=1) as cluster:
+        expected = bits(cluster.finish(cluster.submit(whole)))
+        first = cluster.finish(cluster.submit(half)).id
+        code, second, errors = run(cluster, "continue", first, "--steps", STEPS, "--follow")
+        assert code == 0, errors
+        assert bits(cluster.job(second["job"])) == expected
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("tiers", "failpoint"),

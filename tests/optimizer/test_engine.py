@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from optimizer.core import events as ev
-from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT
 from services.checkpoints import (
     write as writing,
 )
@@ -26,93 +24,17 @@ from services.checkpoints.read import (
     read_checkpoint,
 )
 from services.config.load import load_job
-from services.files.store import FileStore
-from services.protocol.envelope import OptimizerBody
-from services.protocol.versions import PROTOCOL_VERSION
-from services.runtime.metrics import OptimizerMetrics
-from services.tensors.layout import Layout
 from tests.support.cluster.bits import regression_config, write_config
+from tests.support.dialogues.engine import EngineDialogue
 
-LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
 LIMIT_SECONDS = 30
-
-
-class EngineDialogue:
-    """An engine with a job of one chunk, and the messages that it sends.
-
-    Args:
-        folder: folder of config and state.
-        training: settings of `training_config`.
-    """
-
-    def __init__(self, folder: Path, **training: Any) -> None:
-        settings = {"max_steps": 6, "model_save_interval": 1, **training}
-        path = write_config(folder, regression_config(**settings))
-        self._spec_json = load_job(path, [])[0].to_json()
-        self.root = folder / "checkpoints" / "j"
-        self.metrics = OptimizerMetrics()
-        self.files = FileStore(folder / "files")
-        self.engine = OptimizerEngine(
-            name="opt",
-            incarnation="i",
-            state_dir=folder,
-            files=self.files,
-            metrics=self.metrics,
-            record=None,
-        )
-        self._sent: asyncio.Queue[OptimizerBody] = asyncio.Queue()
-        hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=1)
-        self.engine.connect(hello, EngineCallbacks(self._sent.put_nowait, lambda reason: None, lambda: None))
-
-    async def next_message(self, kind: type[Any]) -> Any:
-        """Return the next message of this type; skip others."""
-        while not isinstance(message := await self._sent.get(), kind):
-            pass
-        return message
-
-    async def begin(self) -> None:
-        """Start a job, up to its first checkpoint."""
-        self.order(pb.Open(job="j", spec=self.files.put(self._spec_json.encode())))
-        await self.next_message(pb.OptimizerStatus)
-        layout, config = self.files.put(LAYOUT.dumps().encode()), self.files.put(b"{}")
-        self.order(pb.Initialise(job="j", layout=layout, files={"config.json": config}))
-        await self.next_message(pb.OptimizerStatus)
-        self._chunk(INITIAL_WEIGHTS, 0, 0)
-        await self.next_message(pb.CheckpointWritten)
-
-    def order(self, body: Any) -> None:
-        """Give an order to the engine."""
-        self.engine.feed(ev.Ordered(1, body))
-
-    async def step(self, step: int) -> None:
-        """Run a whole step, up to the last updated chunk."""
-        self._chunk(GRADIENT, 1, step)
-        await self.next_message(pb.Commit)
-        job = self.engine.core.open_job
-        assert job is not None
-        while job.updated_chunks < job.chunks:
-            await asyncio.sleep(0)
-
-    def _chunk(self, kind: Any, generation: int, step: int) -> None:
-        header = ChunkHeader(
-            job="j", epoch=1, generation=generation, step=step, kind=kind, elements=LAYOUT.elements
-        )
-        self.engine.chunk_arrived(header, np.full(LAYOUT.elements, step + 1, np.float32))
-
-    @property
-    def failures(self) -> float:
-        """Number of checkpoints that could not be written, from the metric."""
-        labels = {"job": "j", "role": "optimizer"}
-        return self.metrics.registry.get_sample_value("tiermesh_checkpoint_failures_total", labels) or 0.0
-
-    def steps(self) -> list[int]:
-        """Return the steps of the checkpoints on disk."""
-        return [int(path.name[5:]) for path in list_checkpoints(self.root)]
 
 
 def run(folder: Path, scenario: Callable[[EngineDialogue], Awaitable[None]], **training: Any) -> None:
     async def within() -> None:
-        dialogue = EngineDialogue(folder, **training)
+        settings = {"max_steps": 6, "model_save_interval": 1, **training}
+        config, _ = load_job(write_config(folder, regression_config(**settings)), [])
+        dialogue = EngineDialogue(folder, config)
         try:
             await scenario(dialogue)
         finally:
@@ -180,7 +102,7 @@ def test_a_callback_that_arrives_after_close_logs_no_error(
 ) -> None:
     async def scenario(dialogue: EngineDialogue) -> None:
         await dialogue.begin()
-        dialogue._chunk(GRADIENT, 1, 0)
+        dialogue.chunk(GRADIENT, 1, 0)
         await dialogue.next_message(pb.Commit)
         # The update is done, but its callback has not run yet.
         dialogue.engine._tensor_store._kernel.submit(lambda: None).result()
@@ -352,14 +274,14 @@ def test_an_error_of_the_core_fails_the_job_and_the_next_one_runs(
         await dialogue.begin()
         with monkeypatch.context() as patch:
             patch.setattr("optimizer.core.optimizer.OptimizerCore._commit", commit)
-            dialogue._chunk(GRADIENT, 1, 0)
+            dialogue.chunk(GRADIENT, 1, 0)
             failure = await dialogue.next_message(pb.Failure)
         assert failure.job == "j" and not failure.lease
         assert failure.reason.startswith(
             "the optimizer failed while it ran this job: internal error, IndexError"
         )
         assert dialogue.engine.core.epoch == 1, "an older aggregator is still refused"
-        dialogue.order(pb.Open(job="j", spec=dialogue.files.put(dialogue._spec_json.encode())))
+        dialogue.open()
         status = await dialogue.next_message(pb.OptimizerStatus)
         assert (status.state, status.generation, status.step) == (pb.OptimizerStatus.TRAINING, 2, 0)
 
