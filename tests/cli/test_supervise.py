@@ -104,7 +104,8 @@ def test_a_daemon_is_restarted_on_its_port_unless_its_state_is_refused(tmp_path:
     assert f"--state-dir {state}" in log.splitlines()[-1]
 
 
-@pytest.mark.parametrize("answered", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("answered", [False, True])
 def test_a_job_is_queued_once_although_the_aggregator_dies_during_submit(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:

@@ -13,9 +13,10 @@ from services.checkpoints.read import (
 from tests.support.cluster.harness import Cluster
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tiers", "shards"),
-    [(2, 0), pytest.param(2, 2, marks=pytest.mark.long), pytest.param(3, 0, marks=pytest.mark.long)],
+    [(2, 0), (2, 2), (3, 0)],
 )
 def test_a_job_continues_while_its_folder_is_not_writable(
     tmp_path: Path, tiers: int, shards: int, long_spec: str

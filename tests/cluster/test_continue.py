@@ -194,6 +194,7 @@ def test_a_repeated_request_makes_one_job_and_a_damaged_one_none(tmp_path: Path)
         assert caught.value.details().startswith("ContinueRequest is damaged: crc32c")
 
 
+@pytest.mark.long
 def test_a_start_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", tiers=2, workers=1) as cluster:
         first = cluster.finish(cluster.submit(spec_of(tmp_path, regression_config()))).id

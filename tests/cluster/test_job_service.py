@@ -71,6 +71,7 @@ def test_a_job_over_the_command_line(
     assert f"job {job} has no checkpoint of step 5; there are: 0, 3, 6, 9, 12" in refused.stderr
 
 
+@pytest.mark.long
 def test_a_job_over_generated_stubs(cluster: Cluster, gpt_spec: str, undisturbed: Bits) -> None:
     stub = cluster.stub
     job = stub.Submit(jobs.SubmitRequest(name="by stub", spec_json=gpt_spec), timeout=LIMIT_SECONDS)

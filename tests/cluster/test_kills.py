@@ -103,7 +103,8 @@ def test_the_optimizer_killed_goes_back_to_its_checkpoint(
         cluster.aggregator.wait_log("the optimizer went back to step")
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_cut_connections_are_reconnected(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -162,6 +163,7 @@ def test_workers_reconnect_to_a_frozen_aggregator(tmp_path: Path, gpt_spec: str,
         assert (bits(ended), ended.generation) == (undisturbed, 1)
 
 
+@pytest.mark.long
 def test_a_frozen_optimizer_is_named(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1, heartbeat_seconds=0.5) as cluster:
         job = cluster.submit(gpt_spec)

@@ -36,7 +36,7 @@ def job_log(cluster: Cluster, job: str) -> list[str]:
         pytest.param(2, 2, 0, (), "bfloat16", marks=pytest.mark.long),
         pytest.param(2, 2, 2, (), "float32", marks=pytest.mark.long),
         pytest.param(3, 2, 0, ("--no-shared-memory",), "float32", marks=pytest.mark.long),
-        (3, 1, 0, ("--no-shared-memory",), "float16"),
+        pytest.param(3, 1, 0, ("--no-shared-memory",), "float16", marks=pytest.mark.long),
     ],
 )
 def test_the_step_is_skipped_and_the_micro_batch_named(

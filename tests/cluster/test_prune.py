@@ -138,17 +138,18 @@ def test_what_is_downloaded_stays_until_it_has_arrived(tmp_path: Path, corpus: P
         assert_gone(cluster, job)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "tiers", "role", "failpoint"),
     [
         ("jobs", 2, "aggregator", "aggregator.prune.begun"),
-        pytest.param("jobs", 3, "aggregator", "aggregator.prune.begun", marks=pytest.mark.long),
-        pytest.param("jobs", 3, "aggregator", "aggregator.prune.deleted", marks=pytest.mark.long),
-        pytest.param("jobs", 2, "aggregator", "optimizer.prune.marked", marks=pytest.mark.long),
+        ("jobs", 3, "aggregator", "aggregator.prune.begun"),
+        ("jobs", 3, "aggregator", "aggregator.prune.deleted"),
+        ("jobs", 2, "aggregator", "optimizer.prune.marked"),
         ("jobs", 3, "optimizer", "optimizer.prune.marked"),
         # Checkpoints alone are removed without a note in the queue.
-        pytest.param("checkpoints", 2, "aggregator", "optimizer.prune.marked", marks=pytest.mark.long),
-        pytest.param("checkpoints", 3, "optimizer", "optimizer.prune.marked", marks=pytest.mark.long),
+        ("checkpoints", 2, "aggregator", "optimizer.prune.marked"),
+        ("checkpoints", 3, "optimizer", "optimizer.prune.marked"),
     ],
 )
 def test_a_kill_leaves_nothing_half_removed(

@@ -83,6 +83,7 @@ def test_switched_off_it_gives_the_same_bits(
         assert "over gRPC: shared memory is switched off" in cluster.workers[0].log_text()
 
 
+@pytest.mark.long
 def test_killed_daemons_leave_no_shared_memory(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=2) as cluster:
         job = cluster.submit(gpt_spec)

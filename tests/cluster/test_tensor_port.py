@@ -25,7 +25,8 @@ class MainPortOnly:
     tensor_port: int = 0
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_tensors_use_the_tensor_port(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=2, options=OVER_THE_NETWORK) as cluster:
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed

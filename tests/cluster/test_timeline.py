@@ -36,7 +36,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [{**each, "row": rows[each["tid"]]} for each in events if each["ph"] != "M"]
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
 def test_every_activity_of_a_step_is_recorded(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_stolen_certificate_takes_no_other_workers_name_and_streams(tmp_path: 
         asyncio.run(attack(cluster.aggregator))
 
 
+@pytest.mark.long
 def test_a_person_with_a_token_submits_by_the_port_for_people(
     tmp_path: Path, corpus: Path, undisturbed: Bits
 ) -> None:

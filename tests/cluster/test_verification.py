@@ -109,6 +109,7 @@ def test_unverified_wrong_results_are_rolled_back(tmp_path: Path, tiers: int) ->
         assert int(back.split()[6].rstrip(",")) <= exclusion.trusted_step and back.endswith("generation 2")
 
 
+@pytest.mark.long
 def test_an_inconsistent_worker_of_two_is_excluded(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", workers=1, worker_module=MODULE) as cluster:
         cluster.start_worker(name="fickle")

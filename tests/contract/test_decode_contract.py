@@ -14,6 +14,7 @@ from tests.support.contract.mocked_board import missing_requirement, run_on_boar
 REASON = missing_requirement()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
 def test_on_the_loudbox() -> None:
     arguments = ("-q", "-p", "no:cacheprovider", "--timeout=500", "tests/contract/decode_on_loudbox.py")

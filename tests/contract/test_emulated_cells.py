@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mesh.emulator as emulator
-from tests.support.contract.cells import CELLS, run_cell
+from tests.support.contract.cells import CELLS, Cell, run_cell
 from tests.support.contract.golden import GOLDEN, assert_matches_golden
 from tests.support.contract.lock_step import LockStep
 
@@ -23,13 +24,13 @@ FAST_MESHES = ((1, 1), (1, 8), (2, 4))
 """Meshes that together allow every strategy. Other meshes take long and rarely find more."""
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        pytest.param(name, marks=() if cell.mesh in FAST_MESHES else pytest.mark.slow)
-        for name, cell in CELLS.items()
-    ],
-)
+def marks_of(cell: Cell) -> Any:
+    if cell.mesh not in FAST_MESHES:
+        return pytest.mark.slow
+    return () if cell.in_make_test or cell.golden is not None else pytest.mark.long
+
+
+@pytest.mark.parametrize("cell", [pytest.param(name, marks=marks_of(cell)) for name, cell in CELLS.items()])
 def test_float32_makes_the_calls_of_bfloat16(cell: str, tmp_path: Path) -> None:
     lines = run_cell(CELLS[cell], RecordedEmulator(emulator), "bfloat16", tmp_path)
     name = CELLS[cell].golden

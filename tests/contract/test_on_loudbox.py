@@ -25,7 +25,7 @@ REASON = missing_requirement()
     ("file", "drawn_calls"),
     [
         ("ops_on_loudbox.py", EXAMPLES // 3),
-        ("float32_extensions_on_loudbox.py", EXAMPLES // 3),
+        pytest.param("float32_extensions_on_loudbox.py", EXAMPLES // 3, marks=pytest.mark.long),
         pytest.param("drawn_calls_on_loudbox.py", EXAMPLES, marks=pytest.mark.long),
         pytest.param("detects_changes_on_loudbox.py", EXAMPLES // 3, marks=pytest.mark.long),
     ],

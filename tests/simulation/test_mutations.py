@@ -26,12 +26,18 @@ from tests.simulation.simulated_cluster import SimulatedCluster
 
 MUTATION_SEEDS = 300
 """Number of seeds to try. The rarest of the other mutations fails one seed of a hundred."""
+RARE = {"drops_a_commit_while_evaluating"}
+"""Mutations that take many seeds, and so are left to `make test-all`."""
 
 
 @pytest.mark.parametrize(
     ("mutation", "fault_kinds"),
     [
-        *((mutation, ()) for mutation in MUTATIONS if mutation not in FAULTS_THAT_SHOW),
+        *(
+            pytest.param(mutation, (), marks=pytest.mark.long if mutation.__name__ in RARE else ())
+            for mutation in MUTATIONS
+            if mutation not in FAULTS_THAT_SHOW
+        ),
         *(pytest.param(*shown, marks=pytest.mark.long) for shown in FAULTS_THAT_SHOW.items()),
         *(pytest.param(mutation, (), marks=pytest.mark.slow) for mutation in FAULTS_THAT_SHOW),
     ],

@@ -135,6 +135,7 @@ def test_only_one_of_two_aggregators_acts() -> None:
         run_takeovers(seed)
 
 
+@pytest.mark.long
 def test_both_aggregators_act_without_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedOptimizer, "fenced", False)
     with pytest.raises(InvalidHistory, match="comes after"):
@@ -142,6 +143,7 @@ def test_both_aggregators_act_without_the_fence(monkeypatch: pytest.MonkeyPatch)
             run_takeovers(seed)
 
 
+@pytest.mark.long
 def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: dict[int, tuple[Any, ...]] = {}  # A reference keeps each object alive, so that its id stays unique.
     twice: set[str] = set()

@@ -31,6 +31,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return found
 
 
+@pytest.mark.long
 def test_the_time_left_survives_deaths_of_all_roles(reported: list[Job]) -> None:
     went_back = restarts = 0
     for seed in range(SEEDS):

@@ -102,6 +102,7 @@ def record_world(folder: Path, seed: int) -> list[Path]:
     return paths
 
 
+@pytest.mark.long
 def test_every_core_of_a_simulated_cluster_replays(tmp_path: Path) -> None:
     for seed in range(100):
         folder = tmp_path / str(seed)

@@ -98,6 +98,7 @@ def test_weights_are_shares_of_the_draws(replacement: bool) -> None:
         assert abs(counts[file] / 20_000 - share) < 0.02
 
 
+@pytest.mark.long
 def test_with_weights_each_file_has_epochs_of_its_own() -> None:
     windows = [1000, 500, 70]
     sampler = make_sampler(

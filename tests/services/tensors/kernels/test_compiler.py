@@ -47,6 +47,7 @@ def run_and_read_log(tmp_path: Path, before: str = "", **environment: str) -> st
     return done.stdout
 
 
+@pytest.mark.long
 @needs_numba
 def test_kernels_are_compiled_once_and_cached_under_xdg_cache_home(tmp_path: Path) -> None:
     cached = tmp_path / "tiermesh" / "kernels"
