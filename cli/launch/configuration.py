@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,17 +130,17 @@ class _DescriptorSearch:
         self._source = printable_path(bindings)
         self._beside = bindings.absolute().parent
         home = environment.get("TT_METAL_HOME")
-        first = [Path(home).expanduser()] if home else []
+        first = [_expand_user(home)] if home else []
         self._folders = [*first, launch_folder, self._beside, *self._beside.parents]
 
     def find(self, text: str) -> Path:
         """Return the file at a path; raise Refused with the places that were searched if it is nowhere."""
-        path = Path(text).expanduser()
+        path = _expand_user(text)
         places = [folder / path for folder in self._folders]  # an absolute path gives itself
         if not path.is_absolute():
             places.append(self._beside / path.name)
         for place in places:
-            if place.is_file():
+            if _is_file(place):
                 return place
         raise Refused(
             f"{self._source}: mesh_graph_desc_path: no file {format_value(text)} in TT_METAL_HOME, the working folder, "
@@ -166,7 +167,7 @@ def _read_placement(files: LaunchFiles) -> Placement:
         return Placement(
             rank_hosts=read_rankfile(files.rankfile), source=f"--rankfile {printable_path(files.rankfile)}"
         )
-    if files.hosts is not None and not ("/" in files.hosts or Path(files.hosts).is_file()):
+    if files.hosts is not None and not ("/" in files.hosts or _is_file(Path(files.hosts))):
         return Placement(parse_host_list(files.hosts), source="--hosts")
     path = Path(files.hosts) if files.hosts is not None else _find_in(files.folder, HOSTS_FILE)
     return Placement() if path is None else Placement(read_hosts(path), source=printable_path(path))
@@ -174,8 +175,8 @@ def _read_placement(files: LaunchFiles) -> Placement:
 
 def _check_folder(folder: Path) -> None:
     place = printable_path(folder)
-    if not folder.is_dir():
-        found = "is a file" if folder.exists() else "no such folder"
+    if not _has_kind(folder, stat.S_ISDIR):
+        found = "is a file" if _is_file(folder) else "no such folder"
         raise Refused(
             f"{place}: {found}, expected a configuration folder with {HOSTS_FILE}, {BINDINGS_FILE} or "
             f"{DESCRIPTOR_FILES[0]}; correct the path"
@@ -192,4 +193,23 @@ def _find_in(folder: Path | None, *names: str) -> Path | None:
     """Return the first of the names that the folder has; None if it has none."""
     if folder is None:
         return None
-    return next((folder / name for name in names if (folder / name).exists()), None)
+    return next((folder / name for name in names if _has_kind(folder / name, lambda mode: True)), None)
+
+
+def _is_file(path: Path) -> bool:
+    return _has_kind(path, stat.S_ISREG)
+
+
+def _has_kind(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether something of a kind is there; a path that is too long or can't be reached has nothing."""
+    try:
+        return is_kind(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _expand_user(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # no such user: the error then shows the path as written
+        return Path(text)

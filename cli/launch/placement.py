@@ -45,7 +45,7 @@ class Placement:
         slots = [host.name for host in self.hosts for _ in range(host.slots)]
         if len(slots) < ranks:
             raise Refused(
-                f"{self.source}: {len(self.hosts)} hosts with {len(slots)} slots, but there are {ranks} ranks; add "
-                "hosts or raise slots"
+                f"{self.source}: {len(slots)} slots on {len(self.hosts)} hosts, expected one for each of {ranks} "
+                "ranks; add hosts or raise slots"
             )
         return tuple(slots[:ranks])

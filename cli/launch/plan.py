@@ -126,7 +126,7 @@ def plan_launch(
                 name=_name(binding, role, host),
                 mesh_id=binding.mesh_id,
                 environment=rank_environment(binding, bindings, parent, opens_mesh=is_worker),
-                descriptor_text=_cut(binding, descriptor, device) if is_worker else "",
+                descriptor_text=_cut(binding, descriptor, device, bindings.source) if is_worker else "",
             )
         )
     workers = ranks[:num_workers]
@@ -149,7 +149,8 @@ def _roles(count: int, num_workers: int, source: str) -> list[Role]:
         fitting = max(count - 2, 1)
         fix = f"add multihost_config.enabled=true multihost_config.num_workers={fitting}"
     raise Refused(
-        f"{source}: {count} ranks, but the job's num_workers of {num_workers} needs {needed}; {fix}"
+        f"{source}: {count} rank{'' if count == 1 else 's'}, but the job's num_workers of {num_workers} needs "
+        f"{needed}; {fix}"
     )
 
 
@@ -159,21 +160,22 @@ def _name(binding: RankBinding, role: Role, host: str | None) -> str:
     return f"rank{binding.rank}-{what}{place}"[:NAME_CHARACTERS]
 
 
-def _cut(binding: RankBinding, descriptor: DescriptorFile, device: DeviceConfig) -> str:
+def _cut(binding: RankBinding, descriptor: DescriptorFile, device: DeviceConfig, bindings_source: str) -> str:
     """Return the text of the descriptor of a worker's one mesh, which must fit the job."""
     source = printable_path(descriptor.path)
     if binding.mesh_host_rank:
         raise Refused(
-            f"{source}: rank {binding.rank} has mesh_host_rank {binding.mesh_host_rank}, but a worker drives the chips "
-            "of one host; describe each host's part as a mesh of its own"
+            f"{bindings_source}: rank {binding.rank} has mesh_host_rank {binding.mesh_host_rank}, but a worker drives "
+            "chips of one host; describe each host's part as a mesh of its own"
         )
     cut = cut_mesh(descriptor.content, binding.mesh_id, source)
     if may_drive_chips(device.backend) and device.mesh_shape != (1, 1):  # a single chip uses no links
-        described = find_local_shape(cut, descriptor.path, {})
-        if described != list(device.mesh_shape):
+        rows, columns = find_local_shape(cut, descriptor.path, {})
+        if (rows, columns) != device.mesh_shape:
             raise Refused(
                 f"device_config.mesh_shape: {list(device.mesh_shape)}, but mesh {binding.mesh_id} of {source} has "
-                f"device_topology {described}; add device_config.mesh_shape={described}, or give another --mgd"
+                f"device_topology {[rows, columns]}; add device_config.mesh_shape=[{rows},{columns}], or give another "
+                "--mgd"
             )
     return format_textproto(cut)
 

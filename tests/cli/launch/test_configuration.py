@@ -124,6 +124,20 @@ def test_folders_without_files_and_no_folders(make_folder: MakeFolder, tmp_path:
             _read(folder)
 
 
+def test_many_hosts_and_odd_paths(make_folder: MakeFolder) -> None:
+    folder = make_folder(meshes=2)
+    names = [f"a-rather-long-name-of-a-host-{number}.example" for number in range(200)]
+    assert _read(folder, hosts=",".join(names)).placement.place(200) == tuple(names)
+    for text in ("~nobody-of-that-name/none.textproto", "x" * 4000, "a/" * 2000, ".."):
+        (folder / "rank_bindings.yaml").write_text(
+            f"rank_bindings: [{{rank: 0, mesh_id: 0}}]\nmesh_graph_desc_path: '{text}'"
+        )
+        with pytest.raises(Refused, match="mesh_graph_desc_path: no file"):
+            _read(folder, environment={"TT_METAL_HOME": "~nobody-of-that-name"})
+    with pytest.raises(Refused, match="no such folder"):
+        _read(Path("x" * 4000))
+
+
 def test_hosts_and_rankfile_contradict_each_other(make_folder: MakeFolder, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="--hosts and --rankfile"):
         _read(make_folder(meshes=2), hosts="a", rankfile=tmp_path / "rankfile")

@@ -91,7 +91,7 @@ def test_one_rank_less_is_two_tiers() -> None:
         (5, 5, ["5 ranks", "num_workers of 5", "6 (2 tiers) or 7 (3 tiers)", "num_workers=3"]),
         (5, 2, ["5 ranks", "num_workers of 2", "multihost_config.enabled=true"]),
         (2, 3, ["2 ranks", "num_workers=1"]),
-        (1, 1, ["1 ranks", "2 (2 tiers)", "add ranks"]),
+        (1, 1, ["1 rank, ", "2 (2 tiers)", "add ranks"]),
     ],
 )
 def test_another_number_of_ranks_is_refused_with_both_numbers(
@@ -120,7 +120,7 @@ def test_slots_put_several_ranks_on_a_host() -> None:
 
 
 def test_more_ranks_than_slots_and_another_number_in_a_rankfile() -> None:
-    with pytest.raises(Refused, match=r"hosts.txt: 2 hosts with 2 slots, but there are 3 ranks"):
+    with pytest.raises(Refused, match=r"hosts.txt: 2 slots on 2 hosts, expected one for each of 3 ranks"):
         _plan(_configuration(_ranks(3), _hosts("a", "b")), 1)
     with pytest.raises(Refused, match="hosts of 2 ranks, expected those of 3"):
         _plan(_configuration(_ranks(3), Placement(rank_hosts=("a", "b"), source="rankfile")), 1)
@@ -147,10 +147,14 @@ def test_each_worker_has_a_descriptor_of_its_one_mesh() -> None:
         (
             [{"rank": 0, "mesh_id": 0, "mesh_host_rank": 1}, *_ranks(3)[1:]],
             {},
-            ["rank 0 has mesh_host_rank 1"],
+            ["rank_bindings.yaml: rank 0 has mesh_host_rank 1"],
         ),
         (_ranks(3), {"mesh_hosts": (1, 2)}, ["mesh 0 has host_topology [1, 2]", "a mesh of its own"]),
-        (_ranks(3), {"shape": (2, 4)}, ["mesh_shape: [1, 8]", "device_topology [2, 4]", "--mgd"]),
+        (
+            _ranks(3),
+            {"shape": (2, 4)},
+            ["mesh_shape: [1, 8]", "device_topology [2, 4]", "device_config.mesh_shape=[2,4]"],
+        ),
     ],
 )
 def test_meshes_that_no_worker_can_drive(ranks: list[dict[str, Any]], others: Any, facts: list[str]) -> None:
