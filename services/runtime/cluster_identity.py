@@ -7,10 +7,11 @@ aggregator that it obeys, and refuses those of other clusters from then on.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from pathlib import Path
 
-from services.durable_files import replace_file
+from services.durable_files import new_file
 from services.errors import NotYet, Refused
 from services.input_files import NoSuchFile, read_input_file
 from services.printable import printable
@@ -112,9 +113,10 @@ def read_cluster(path: Path) -> str:
 
 
 def write_cluster(path: Path, cluster: str) -> None:
-    """Store an identity durably.
+    """Store an identity durably. Workers of one host share a state dir, so several may write it at the same time.
 
     Raises:
         OSError: the file can't be written.
     """
-    replace_file(path, f"{cluster}\n".encode())
+    with new_file(path, path.with_name(f".{path.name}.{os.getpid()}")) as file:
+        file.write(f"{cluster}\n".encode())
