@@ -89,7 +89,12 @@ def _setting_lines(settings: Sequence[dict[str, Any]]) -> Iterator[str]:
         found = [each for each in settings if each["origin"] == origin]
         if found:
             yield f"settings: {origin}"
-            yield from _table([[each["key"], json.dumps(each["value"])] for each in found])
+            yield from _table(
+                [
+                    [each["key"], json.dumps(each["value"]), each["written"] and f"({each['written']})"]
+                    for each in found
+                ]
+            )
 
 
 def _device_lines(memory: dict[str, Any] | None) -> Iterator[str]:

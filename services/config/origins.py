@@ -38,16 +38,17 @@ class Origins:
 
     def find(self, key: str) -> str | None:
         """Return the origin of a setting, by its dotted key; None if it was not given."""
+        found = self.find_written(key)
+        return found[0] if found else None
+
+    def find_written(self, key: str) -> tuple[str, Any] | None:
+        """Return the origin of a setting and its value as it was written; None if it was not given."""
         parts = tuple(key.split("."))
         for place, value, origin in reversed(self._notes):
             if parts[: len(place)] == place:
-                return origin if _has(value, parts[len(place) :]) else None
+                for inner in parts[len(place) :]:
+                    if not isinstance(value, Mapping) or inner not in value:
+                        return None
+                    value = value[inner]
+                return origin, value
         return None
-
-
-def _has(value: Any, keys: tuple[str, ...]) -> bool:
-    for key in keys:
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.config.job import JobConfig
-from services.config.models import CustomConfig, RegressionConfig
+from services.config.models import CustomConfig, LlamaConfig, RegressionConfig
 from services.config.origins import Origins
+from services.config.refusals import format_value, yaml_keys
+from services.config.resolve.optimizer import SCHEDULE_KEYS
+from services.config.sections import AdamWSection, NoOpSection, Section, SGDSection
 
 TT_TRAIN_DEFAULT = "tt-train's default"
 DEFAULT = "Tiermesh's default"
 """Origin of a setting that only Tiermesh has and that was not given."""
+DATA = "the job's data"
+"""Origin of a vocabulary that follows from the corpus and its tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,13 @@ class Setting:
         key: dotted key, as users write it.
         value: resolved value, as JSON has it.
         origin: file that has it, `command line`, or the kind of default.
+        written: what the origin says, for people, if that is another key or value; empty otherwise.
     """
 
     key: str
     value: Any
     origin: str
+    written: str = ""
 
 
 _KEYS = {
@@ -38,14 +45,13 @@ _KEYS = {
     "evaluate_every": ("training_config.eval_every",),
     "checkpoint_every": ("training_config.model_save_interval",),
     "num_workers": ("multihost_config.num_workers", "multihost_config.enabled"),
-    "clip_grad_norm": ("training_config.clip_grad_norm_max_norm", "training_config.use_clip_grad_norm"),
+    "clip_grad_norm": ("training_config.clip_grad_norm_max_norm",),
     "pretrained": ("transformer_config.model_path",),
     "wire_dtype": ("training_config.wire_dtype",),
     "optimizer.type": ("training_config.optimizer.type", "training_config.use_no_op"),
     "optimizer.lr": (
         "training_config.optimizer.lr",
         "training_config.learning_rate",
-        "scheduler_config.max_lr",
     ),
     "optimizer.epsilon": ("training_config.optimizer.epsilon", "training_config.eps"),
     "schedule.type": ("training_config.scheduler_type",),
@@ -57,6 +63,12 @@ _KEYS = {
     "data.files": ("training_config.data_path",),
 }
 """Keys that decide a field of the job, where they differ from the field's name. The first one names the setting."""
+
+_SPEEDRUN_KEYS = {
+    "training_config.optimizer.lr": ("scheduler_config.max_lr",),
+    "training_config.scheduler_type": ("training_config.scheduler_type", "scheduler_config"),
+}
+"""Keys that decide a setting before others do, if the schedule is speedrun."""
 
 _SECTIONS = {
     "checkpoint": "training_config.checkpoint",
@@ -74,6 +86,7 @@ _FLAT_PARTS = ("optimizer",)
 
 _OWN = (
     "training_config.start_from",
+    "training_config.vocabulary",
     "training_config.validation_batches",
     "training_config.checkpoint",
     "training_config.wire_dtype",
@@ -84,6 +97,10 @@ _OWN = (
     "training_config.on_faulty",
     "training_config.optimizer.weight_decay_on",
     "linear_regression_config",
+    "transformer_config.bias",
+    "transformer_config.activation",
+    "scheduler_config.step_size",
+    "scheduler_config.gamma",
     "mlp_config.activation",
     "mlp_config.bias",
     "mlp_config.training_samples",
@@ -99,34 +116,80 @@ _NO_SETTINGS = ("replacement", "data.tokenizer_sha256", "data.vocab_size", "devi
 """Fields that follow from the content of files, or from other settings."""
 
 
+_OPTIMIZERS: dict[str, tuple[str, type[Section]]] = {
+    "adamw": ("AdamW", AdamWSection),
+    "sgd": ("SGD", SGDSection),
+    "noop": ("NoOp", NoOpSection),
+}
+"""tt-train's name of each update rule, and the section with the keys that it reads."""
+
+
+def optimizer_name(config: JobConfig) -> str:
+    """Return tt-train's name of a job's update rule."""
+    return _OPTIMIZERS[config.optimizer.type][0]
+
+
 def list_settings(config: JobConfig, origins: Origins) -> list[Setting]:
-    """Return all settings of a job in the order of its fields.
+    """Return the settings that a job reads, in the order of its fields.
 
     Args:
         config: the resolved job.
         origins: origins of the settings that were given.
     """
     return [
-        Setting(keys[0], value, _find_origin(keys, origins))
+        _describe(keys, value, config, origins)
         for field, value in _fields(config)
         if (keys := _keys_of(field, config))
     ]
 
 
 def _fields(config: JobConfig) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each field, with those of parts as `part.field`."""
+    """Yield name and value of each field that is read, with those of parts as `part.field`."""
     for name, value in config.model_dump(mode="json").items():
-        if name == "pretrained" or (name == "data" and value is None):
+        if name in ("pretrained", "clip_grad_norm") or (name == "data" and value is None):
             continue
         if isinstance(value, dict) and name not in _KEYS:
-            yield from ((f"{name}.{inner}", part) for inner, part in value.items() if inner != "files")
+            for inner, part in value.items():
+                if _is_read(name, inner, config):
+                    yield f"{name}.{inner}", _effective(name, inner, part, config)
         else:
             yield name, value
+    yield "use_clip_grad_norm", config.clip_grad_norm is not None
+    if config.clip_grad_norm is not None:
+        yield "clip_grad_norm", config.clip_grad_norm
     if config.data is not None:
         paths = [file.path for file in config.data.files]
         yield "data.files", paths[0] if len(paths) == 1 else paths
     if config.pretrained is not None:
         yield "pretrained", config.pretrained.path
+
+
+def _is_read(part: str, name: str, config: JobConfig) -> bool:
+    """Return whether a job reads a field of a part: update rules and schedules have fields of their own."""
+    match part:
+        case "optimizer":
+            return name in yaml_keys(_OPTIMIZERS[config.optimizer.type][1])
+        case "schedule" if name == "total_steps":
+            return config.schedule.type not in ("identity", "step")
+        case "schedule" if name.startswith("beta1"):
+            return config.schedule.beta1_warmup_steps > 0
+        case "schedule":
+            return name == "type" or name in SCHEDULE_KEYS[config.schedule.type]
+    return (part, name) != ("data", "files")
+
+
+def _effective(part: str, name: str, value: Any, config: JobConfig) -> Any:
+    """Return a field's value as users know it: by tt-train's name, or what stands for None."""
+    match part, name:
+        case "optimizer", "type":
+            return optimizer_name(config)
+        case "sampling", "top_k":
+            return value or -1  # tt-train's way to say all tokens
+        case "model", "vocab_size":
+            return config.vocabulary
+        case "model", "intermediate_dim" if isinstance(config.model, LlamaConfig):
+            return config.model.feed_forward_width
+    return value
 
 
 def _keys_of(field: str, config: JobConfig) -> tuple[str, ...]:
@@ -150,11 +213,26 @@ def _keys_of(field: str, config: JobConfig) -> tuple[str, ...]:
     return (f"{section}.{name}", *flat)
 
 
-def _find_origin(keys: tuple[str, ...], origins: Origins) -> str:
+def _describe(keys: tuple[str, ...], value: Any, config: JobConfig, origins: Origins) -> Setting:
+    """Return a setting with its origin: what was written, else what the value follows from."""
+    name = keys[0]
+    if config.schedule.type == "speedrun":
+        keys = (*_SPEEDRUN_KEYS.get(name, ()), *keys)
     for key in keys:
-        origin = origins.find(key)
-        if origin is not None:
-            return origin
-    return (
-        DEFAULT if any(keys[0] == own or keys[0].startswith(f"{own}.") for own in _OWN) else TT_TRAIN_DEFAULT
-    )
+        found = origins.find_written(key)
+        if found is not None:
+            origin, written = found
+            text = (
+                f"from {key}: {format_value(written)}" if key != name else f"written: {format_value(written)}"
+            )
+            return Setting(name, value, origin, "" if (key, written) == (name, value) else text)
+    return Setting(name, value, _default_origin(name, config))
+
+
+def _default_origin(key: str, config: JobConfig) -> str:
+    section, _, name = key.partition(".")
+    if section == "transformer_config" and config.pretrained is not None:
+        return config.pretrained.path
+    if name == "vocab_size":
+        return DATA
+    return DEFAULT if any(key == own or key.startswith(f"{own}.") for own in _OWN) else TT_TRAIN_DEFAULT

@@ -12,7 +12,7 @@ from services.config.load import load_job_with_origins
 from services.config.origins import COMMAND_LINE
 from services.config.refusals import yaml_keys
 from services.config.sections import SECTIONS
-from services.config.settings import DEFAULT, TT_TRAIN_DEFAULT, Setting, list_settings
+from services.config.settings import DATA, DEFAULT, TT_TRAIN_DEFAULT, Setting, list_settings
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"transformer_config": {}},
@@ -67,8 +67,69 @@ def test_origins_are_the_file_the_command_line_and_two_kinds_of_default(
     assert shown["training_config.start_from.job"] == ("job-7", file)
     assert shown["training_config.optimizer.lr"] == (0.5, file), "in the older spelling"
     assert shown["training_config.eval_every"] == (7, COMMAND_LINE)
-    assert shown["training_config.total_steps"] == (11, file), "follows from max_steps"
     assert shown["training_config.batch_size"] == (4, TT_TRAIN_DEFAULT)
     assert shown["training_config.exact"] == (True, DEFAULT)
     assert shown["device_config.trace"] == (False, file)
     assert shown["training_config.data_path"] == (str(folder / "corpus.txt"), file)
+
+
+def test_what_was_written_is_shown_where_the_job_has_something_else(
+    settings_of: Callable[..., dict[str, Setting]], folder: Path
+) -> None:
+    found = settings_of(
+        training_config={
+            "learning_rate": 0.5, "validation_batch_size": 3, "use_clip_grad_norm": False,
+            "clip_grad_norm_max_norm": 1.0, "num_epochs": 1,
+        },
+        transformer_config={"vocab_size": 96, "weight_tying": "enabled"},
+        device_config={"mesh_shape": [1, 4], "enable_ddp": True},
+    )  # fmt: skip
+    shown = {key: (each.value, each.written) for key, each in found.items()}
+    assert shown["training_config.optimizer.lr"] == (0.5, "from training_config.learning_rate: 0.5")
+    assert shown["training_config.validation_batch_size"] == (4, "written: 3")
+    assert shown["training_config.max_steps"] == (868, "")
+    assert shown["transformer_config.vocab_size"] == (7, "written: 96")
+    assert shown["transformer_config.weight_tying"] == (True, 'written: "enabled"')
+    assert shown["training_config.use_clip_grad_norm"] == (False, "")
+    assert "training_config.clip_grad_norm_max_norm" not in shown
+    assert shown["device_config.mesh_shape"] == ([1, 4], "")
+
+
+def test_only_settings_that_the_job_reads_are_shown(settings_of: Callable[..., dict[str, Setting]]) -> None:
+    def names(**training: Any) -> set[str]:
+        found = settings_of(training_config=training)
+        parts = [key.split(".") for key in found]
+        return {
+            each[-1]
+            for each in parts
+            if each[:2] == ["training_config", "optimizer"] or each[0] == "scheduler_config"
+        }
+
+    adamw = {"type", "lr", "beta1", "beta2", "epsilon", "weight_decay", "weight_decay_on", "amsgrad"}
+    assert names() == adamw
+    assert names(momentum=0.9, scheduler_type="step") == {
+        "type", "lr", "momentum", "dampening", "nesterov", "weight_decay", "weight_decay_on", "step_size", "gamma",
+    }  # fmt: skip
+    assert names(use_no_op=True) == {"type"}
+    assert names(scheduler_type="warmup_cosine") == adamw | {"warmup_steps", "min_lr"}
+
+
+def test_a_speedrun_names_what_chose_it_and_its_peak(
+    settings_of: Callable[..., dict[str, Setting]], folder: Path
+) -> None:
+    found = settings_of(training_config={"learning_rate": 0.5}, scheduler_config={"max_lr": 0.25})
+    rate, kind = found["training_config.optimizer.lr"], found["training_config.scheduler_type"]
+    assert (rate.value, rate.written) == (0.25, "from scheduler_config.max_lr: 0.25")
+    assert (kind.value, kind.origin) == ("speedrun", str(folder / "job.yaml"))
+    assert kind.written == "from scheduler_config: {'max_lr': 0.25}"
+
+
+def test_the_vocabulary_follows_from_the_data_if_nothing_gives_it(
+    settings_of: Callable[..., dict[str, Setting]],
+) -> None:
+    found = settings_of()["transformer_config.vocab_size"]
+    assert (found.value, found.origin) == (7, DATA)
+
+
+def test_a_llama_shows_the_width_that_follows(settings_of: Callable[..., dict[str, Setting]]) -> None:
+    assert settings_of(**MODELS["llama"])["transformer_config.intermediate_dim"].value == 512
