@@ -11,8 +11,8 @@ from mesh.backend import choose_dtype, may_drive_chips
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
 from services.config.origins import Origins
-from services.config.parameters import model_parts
-from services.config.settings import list_settings
+from services.config.parameters import count_largest, model_parts
+from services.config.settings import list_settings, optimizer_name
 from services.sizing.chips import CHIPS, DEFAULT_CHIP
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.disk import estimate_checkpoints
@@ -38,7 +38,7 @@ def make_report(config: JobConfig, origins: Origins, cluster: Cluster) -> tuple[
         "model": config.model.model_type,
         "starts_from": config.pretrained.path if config.pretrained else None,
         "data": ", ".join(file.path for file in config.data.files) if config.data else None,
-        "optimizer": config.optimizer.type,
+        "optimizer": optimizer_name(config),
         "schedule": config.schedule.type,
         "mesh_shape": list(device.mesh_shape),
         "data_parallel": device.data_parallel_size,
@@ -66,7 +66,9 @@ def make_report(config: JobConfig, origins: Origins, cluster: Cluster) -> tuple[
     sizes["device_memory"], shortage = _size_device(config, cluster)
     roles = {key: report[key] for key in ("workers", "tiers", "shards")}
     elements = parameters["total"]
-    sizes["host_memory"] = [asdict(each) for each in estimate_host_memory(config, elements, **roles)]
+    largest = count_largest(config.model, config.vocabulary or 0)
+    host_memory = estimate_host_memory(config, elements, largest_elements=largest, **roles)
+    sizes["host_memory"] = [asdict(each) for each in host_memory]
     sizes["links"] = [asdict(each) for each in estimate_links(config, elements, **roles)]
     checkpoints = estimate_checkpoints(config, elements)
     sizes["checkpoints"] = asdict(checkpoints) | {"most_bytes": checkpoints.most_bytes}

@@ -71,6 +71,16 @@ def count_parameters(model: TransformerConfig | RegressionConfig, vocabulary: in
     return sum(part.elements for part in model_parts(model, vocabulary))
 
 
+def count_largest(model: TransformerConfig | RegressionConfig, vocabulary: int) -> int:
+    """Return the number of elements of a model's largest parameter; see `count_parameters` for the arguments.
+
+    For a user's own model it is 0, as only a worker can build it.
+    """
+    if isinstance(model, CustomConfig):
+        return 0
+    return max(prod(each.shape) for part in model_parts(model, vocabulary) for each in part.shapes.values())
+
+
 def model_parts(model: GPT2Config | LlamaConfig | RegressionConfig, vocabulary: int) -> tuple[ModelPart, ...]:
     """Return the parts of a model in the order of the forward pass; see `count_parameters` for the arguments."""
     match model:

@@ -1,6 +1,7 @@
-"""Memory of the roles on their hosts: a constant number of model copies each, and windows of chunks.
+"""Memory of the roles on their hosts at its peak: a constant number of model copies each, and windows of chunks.
 
-Libraries (some 100 to 250 MB a process) and a worker's corpus come on top.
+Processes keep the memory of their peak. Libraries (some 70 to 250 MB a process), a worker's corpus and emulated chips
+come on top. `tests/cluster/test_host_memory.py` compares the figures with real processes.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.config.job import JobConfig
+from services.config.settings import optimizer_name
 from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.tensors.chunk_messages import bytes_per_element
 from services.tensors.layout import CHUNK_ELEMENTS
 
 FLOAT32_BYTES = 4
-_WINDOWS_BYTES = (TOTAL_WINDOW_CHUNKS + WINDOW_CHUNKS) * CHUNK_ELEMENTS * FLOAT32_BYTES
-"""Chunks that wait in an aggregator: those of all leases together, and sums that wait for the optimizer."""
+_WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_ELEMENTS * FLOAT32_BYTES
+"""Chunks of float32 under way on one stream."""
 _MOST_SUMS = 2
 """Sums that a worker keeps until a step's COMMIT: it has at most two nodes of a step."""
+_TENSOR_COPIES = 2
+"""Copies of a gradient on its way from the mesh to a sum."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class RoleMemory:
 
     Attributes:
         role: worker, aggregator, optimizer or shard.
-        memory_bytes: memory during a step.
-        checkpoint_bytes: additional memory while a checkpoint is written.
+        memory_bytes: most memory during a step.
+        checkpoint_bytes: additional memory since the first checkpoint, which is written from a copy.
         contents: what it consists of, for people.
     """
 
@@ -49,32 +53,39 @@ def count_state_arrays(config: JobConfig) -> int:
 
 
 def estimate_host_memory(
-    config: JobConfig, elements: int, *, workers: int, tiers: int, shards: int
+    config: JobConfig, elements: int, *, largest_elements: int, workers: int, tiers: int, shards: int
 ) -> list[RoleMemory]:
     """Return the memory of one process of each role.
 
     Args:
         config: config of the job.
         elements: number of the model's parameters.
+        largest_elements: number of elements of its largest parameter.
         workers: number of worker daemons.
         tiers: 3 for an optimizer of its own, 2 for one inside the aggregator.
         shards: number of shards; 0 for none.
     """
     copy = FLOAT32_BYTES * elements
-    worker = _worker_memory(config, copy, workers)
-    windows = min(_WINDOWS_BYTES, (workers + 1) * copy)
-    newest = bytes_per_element(config.plan().wire.weights) * elements
+    wire = config.plan().wire
+    gradient_streams = min(workers * WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS)
+    windows = min(
+        gradient_streams * CHUNK_ELEMENTS * bytes_per_element(wire.gradients) + _WINDOW_BYTES,
+        (workers + 1) * copy,
+    )
+    window = min(_WINDOW_BYTES, copy)
+    newest = bytes_per_element(wire.weights) * elements
     state = count_state_arrays(config)
     tensors = (2 + state) * copy
     snapshot = (1 + state) * copy
-    holds = f"weights, gradient and {state} arrays of {config.optimizer.type}"
+    holds = "weights, gradient" + (f", {state} arrays of {optimizer_name(config)}" if state else "")
     broadcast = f"weights in {config.wire_dtype.weights} for workers"
+    worker = _worker_memory(config, copy, window + _TENSOR_COPIES * FLOAT32_BYTES * largest_elements, workers)
     if shards:
         share = (tensors + newest) // shards + windows
         return [
             worker,
             RoleMemory("shard", share, snapshot // shards, f"1/{shards} of: {holds}; {broadcast}"),
-            RoleMemory("aggregator", 0, snapshot, "a checkpoint, while it is written"),
+            RoleMemory("aggregator", window, snapshot, "a checkpoint, while it is written"),
         ]
     if tiers == 2:
         text = f"{holds}; {broadcast}"
@@ -82,15 +93,14 @@ def estimate_host_memory(
     return [
         worker,
         RoleMemory("aggregator", newest + windows, 0, broadcast),
-        RoleMemory(
-            "optimizer", tensors + newest, snapshot, f"{holds}; weights in {config.wire_dtype.weights}"
-        ),
+        RoleMemory("optimizer", tensors + window, snapshot, holds),
     ]
 
 
-def _worker_memory(config: JobConfig, copy: int, workers: int) -> RoleMemory:
+def _worker_memory(config: JobConfig, copy: int, under_way: int, workers: int) -> RoleMemory:
     leaves = -(-config.micro_batches // workers)
     levels = (leaves - 1).bit_length()  # sums of subtrees that wait for their sibling
-    copies = 1 + _MOST_SUMS + levels
-    text = f"weights, {_MOST_SUMS} sums of gradients" + (f", {levels} of subtrees" if levels else "")
-    return RoleMemory("worker", copies * copy, 0, text)
+    sums = _MOST_SUMS if workers > 1 else 1  # a single worker has the whole tree
+    text = "weights, " + (f"{sums} sums of gradients" if sums > 1 else "a sum of gradients")
+    text += f", {levels} of subtrees" if levels else ""
+    return RoleMemory("worker", (1 + sums + levels) * copy + under_way, 0, text)

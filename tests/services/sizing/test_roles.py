@@ -62,7 +62,9 @@ def test_more_workers_than_micro_batches_send_nothing() -> None:
 
 def test_only_workers_grow_with_the_micro_batches() -> None:
     def memory(**settings: Any) -> dict[str, int]:
-        roles = estimate_host_memory(job(**settings), 10**9, workers=1, tiers=3, shards=0)
+        roles = estimate_host_memory(
+            job(**settings), 10**9, largest_elements=10**7, workers=1, tiers=3, shards=0
+        )
         return {each.role: each.memory_bytes for each in roles}
 
     few, many = memory(), memory(gradient_accumulation_steps=1024)
@@ -74,7 +76,9 @@ def test_shards_divide_the_optimizer_s_tensors() -> None:
     whole, shard = (
         next(
             each
-            for each in estimate_host_memory(job(), 10**9, workers=2, tiers=2, shards=shards)
+            for each in estimate_host_memory(
+                job(), 10**9, largest_elements=10**7, workers=2, tiers=2, shards=shards
+            )
             if each.role == role
         )
         for shards, role in ((0, "aggregator"), (4, "shard"))
