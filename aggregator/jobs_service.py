@@ -7,11 +7,13 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
 import grpc
 
+from aggregator.cluster_check import ClusterCheck
 from aggregator.core.retention import Limits, Part
 from aggregator.downloads import Downloads
 from aggregator.job_register import JobRegister
@@ -24,7 +26,7 @@ from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.caps import Cap, CapReached
 from services.config.job import JobConfig, SpecTooLarge
-from services.errors import Failed, Refused
+from services.errors import Failed, NotYet, Refused
 from services.files.service import IDLE_SECONDS
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.checksums import ChecksumMismatch, verify_checksum
@@ -65,6 +67,10 @@ class JobsBackend(Protocol):
     @property
     def starts(self) -> JobStarts:
         """Finds the checkpoints that new jobs start from."""
+
+    @property
+    def check(self) -> ClusterCheck:
+        """Checks all meshes and links."""
 
     def status(self) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
@@ -233,6 +239,18 @@ class JobsServicer:
     async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
         return self._backend.status()
+
+    async def Check(self, request: jobs.CheckRequest, context: Context) -> AsyncIterator[jobs.CheckResult]:
+        """Check all meshes and links; stream each result as soon as it is known."""
+        log.info("check of the cluster: asked for by %s at %s", current_caller(), caller_address(context))
+        try:
+            async with aclosing(self._backend.check.run(request)) as results:
+                async for each in results:
+                    yield each
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except NotYet as not_yet:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(not_yet))
 
     async def Prune(self, request: jobs.PruneRequest, context: Context) -> AsyncIterator[jobs.PrunedJob]:
         """Remove ended jobs or a part of them; tell each one that goes, or that should and was kept."""

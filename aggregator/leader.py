@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,7 @@ from services.transport.http2.server import Handler
 
 log = logging.getLogger("tiermesh.aggregator")
 
-EXCHANGE = "/tiermesh.Cluster/Exchange"
+TENSOR_METHODS = ("/tiermesh.Cluster/Exchange", "/tiermesh.Cluster/MeasureLink")
 LEADER_LOCK = "leader.lock"
 """File of a state folder that the process that leads has locked."""
 
@@ -56,13 +57,13 @@ class LeaderHandlers:
 
     def tensor_methods(self) -> dict[str, Handler]:
         """Return the handlers of the tensor port, by method."""
-        return {EXCHANGE: self._exchange}
+        return {method: partial(self._serve, method) for method in TENSOR_METHODS}
 
-    async def _exchange(self, stream: Any) -> None:
+    async def _serve(self, method: str, stream: Any) -> None:
         if self.leading is None:
             await stream.abort(grpc.StatusCode.UNAVAILABLE, self._describe_refusal())
         else:
-            await self.leading.tensor_methods()[EXCHANGE](stream)
+            await self.leading.tensor_methods()[method](stream)
 
 
 class LeaderService:

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from aggregator.broken_jobs import JobCrashed, describe_crash, read_stored
+from aggregator.cluster_check import ClusterCheck
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
@@ -90,6 +91,7 @@ class AggregatorService:
         files: the files that messages refer to.
         pruner: removes what ended jobs have left.
         starts: finds the checkpoints that new jobs start from.
+        check: checks all meshes and links.
     """
 
     service_names = ("tiermesh.Cluster", "tiermesh.Jobs", "tiermesh.Files")
@@ -202,6 +204,16 @@ class AggregatorService:
             feed=self.feed,
             on_job_ended=self.pruner.wake,
         )
+        self.check = ClusterCheck(
+            name=name,
+            sessions=self._sessions,
+            shards=shards,
+            own_links=self._wiring.own_links,
+            security=security,
+            shared_memory=shared_memory,
+            running_job=lambda: self.core.run.job.id if self.core.run is not None else "",
+            feed=self.feed,
+        )
         self._worker_control = WorkerControl(
             self._sessions,
             self._plane,
@@ -215,6 +227,7 @@ class AggregatorService:
                 state_dir=printable_path(state_dir),
             ),
             on_newer_epoch=lambda peer, seen: self._fail(EpochBehind(peer, seen)),
+            take_report=self.check.take_report,
             hello_seconds=self._timeouts.hello,
         )
         metrics.set_epoch(epoch)
@@ -411,6 +424,7 @@ class AggregatorService:
                     self._attend, response_serializer=encode_with_checksum
                 ),
                 "Exchange": grpc.stream_stream_rpc_method_handler(self._serve_exchange),
+                "MeasureLink": grpc.stream_stream_rpc_method_handler(self._serve_measure_link),
             },
         )
         return [
@@ -421,10 +435,16 @@ class AggregatorService:
 
     def tensor_methods(self) -> dict[str, Handler]:
         """Return the handlers of the tensor port, by method."""
-        return {"/tiermesh.Cluster/Exchange": lambda stream: self._serve_exchange(None, stream)}
+        return {
+            "/tiermesh.Cluster/Exchange": lambda stream: self._serve_exchange(None, stream),
+            "/tiermesh.Cluster/MeasureLink": lambda stream: self._serve_measure_link(None, stream),
+        }
 
     async def _serve_exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._plane.serve(requests, context)
+
+    async def _serve_measure_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await self.check.serve(context)
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._worker_control.serve(context)

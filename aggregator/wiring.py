@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from aggregator.cluster_check import OwnLink
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.data_plane.plane import DataPlane, LocalDataPlane
@@ -63,6 +64,7 @@ class Wiring:
         plane: the data plane.
         engine: the optimizer's engine in 2-tier; None in 3-tier.
         shards: the links to the shards; None without shards.
+        own_links: links to other roles that this process opens, for `ClusterCheck`.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Wiring:
         self._on_failure = on_failure
         self.engine: OptimizerEngine | None = None
         self.shards: ShardGroup | None = None
+        self.own_links: Sequence[OwnLink] = ()
         self.link: OptimizerLink
         self.plane: DataPlane
         if shards:
@@ -135,6 +138,10 @@ class Wiring:
             weights=lambda header: self._feed(ev.WeightsArrived(header)),
         )
         self.link, self.shards = link, shards
+        self.own_links = [
+            OwnLink(each, str(each).removeprefix("shard "), "shard", "/tiermesh.Shard/MeasureLink")
+            for each in shards.links
+        ]
         self.plane = ShardedDataPlane(
             shards,
             core=self._core,
@@ -173,6 +180,7 @@ class Wiring:
             shared_memory=self._shared_memory,
             count=self._metrics.change_shared_memory_links,
         )
+        self.own_links = [OwnLink(link, optimizer, "optimizer", "/tiermesh.Optimizer/MeasureLink")]
         return link, NewestWeights()
 
     def _make_local_link(self) -> tuple[GradientLink, NewestWeights]:

@@ -17,7 +17,7 @@ from services.checkpoints.format import check_file_names
 from services.errors import TiermeshError
 from services.files.store import FileStore
 from services.printable import printable
-from services.protocol.envelope import unwrap
+from services.protocol.envelope import CheckReport, unwrap
 from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.hello import HelloExpectations, HelloRefusal, check_hello
 from services.transport.control.attend_server import serve_attend
@@ -36,6 +36,7 @@ class WorkerControl:
         expected: what the Hello of a worker must say.
         on_newer_epoch: called with a worker's name and the epoch that it has obeyed, if that is a newer one of the
             same cluster.
+        take_report: takes a report of a check of meshes and links.
         hello_seconds: time within which a worker that connects must send Hello.
     """
 
@@ -47,10 +48,12 @@ class WorkerControl:
         files: FileStore,
         expected: HelloExpectations,
         on_newer_epoch: Callable[[str, int], None],
+        take_report: Callable[[CheckReport], None],
         hello_seconds: float,
     ) -> None:
         self._expected = expected
         self._on_newer_epoch = on_newer_epoch
+        self._take_report = take_report
         self._hello_seconds = hello_seconds
         self._sessions = sessions
         self._plane = plane
@@ -94,7 +97,9 @@ class WorkerControl:
 
     def _take_message(self, session: WorkerSession, message: pb.WorkerMessage) -> None:
         body = unwrap(message)
-        if isinstance(body, pb.Description):
+        if isinstance(body, CheckReport):
+            self._take_report(body)
+        elif isinstance(body, pb.Description):
             task = asyncio.ensure_future(self._take_description(session, message.epoch, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

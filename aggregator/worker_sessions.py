@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from protos import cluster_pb2 as pb
-from services.protocol.envelope import WorkerOrder, wrap
+from services.protocol.envelope import CheckOrder, WorkerOrder, wrap
 from services.protocol.hello import PROTOCOL_RANGE, protocol_range
 from services.transport.mailbox import Mailbox
 
@@ -31,7 +31,7 @@ class WorkerSession:
         self.wake = asyncio.Event()
         self._epoch = epoch
 
-    def send_order(self, body: WorkerOrder) -> None:
+    def send_order(self, body: WorkerOrder | CheckOrder) -> None:
         """Send an order."""
         self.mailbox.put(wrap(pb.WorkerCommand, self._epoch, body))
 
@@ -56,6 +56,10 @@ class WorkerSessions:
         self._last = number or self._last + 1
         session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch)
         return session
+
+    def all(self) -> list[WorkerSession]:
+        """Return all sessions, by worker name."""
+        return sorted(self._open.values(), key=lambda session: session.name)
 
     def get(self, number: int) -> WorkerSession | None:
         """Return a session, or None if it is closed."""

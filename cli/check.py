@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from cli.output import Output
 from services.errors import Failed, Refused
 from services.runtime.process import limit_blas_to_one_thread
-
-if TYPE_CHECKING:
-    from mesh.link_check import AxisCheck
 
 MAX_SHOWN = 3
 """Number of wrong devices that are named per axis; the others are counted."""
@@ -62,7 +59,8 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
         checks = [check_axis(mesh, axis) for axis, size in enumerate(shape) if size > 1]
         for check in checks:
             output.say(
-                f"axis {check.axis} ({AXIS_NAMES[check.axis]}, {check.devices} devices): {_outcome(check)}"
+                f"axis {check.axis} ({AXIS_NAMES[check.axis]}, {check.devices} devices): "
+                f"{describe_outcome(check.seconds, check.wrong_sums, len(check.wrong_sums))}"
             )
         if not checks:
             output.say("mesh [1, 1]: no links to check, since there is only one device")
@@ -101,12 +99,17 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
         )
 
 
-def _outcome(check: AxisCheck) -> str:
-    if check.passed:
-        return f"all-reduce passed, {check.seconds * 1e3:.1f} ms"
-    more = len(check.wrong_sums) - MAX_SHOWN
+def describe_outcome(seconds: float, wrong_sums: Sequence[str], wrong_count: int) -> str:
+    """Return the outcome of an all-reduce along one axis, as text for people.
+
+    Args:
+        seconds: its duration.
+        wrong_sums: one text per device whose sum is wrong, of the first few or of all.
+        wrong_count: number of devices whose sum is wrong.
+    """
+    if not wrong_count:
+        return f"all-reduce passed, {seconds * 1e3:.1f} ms"
+    more = wrong_count - MAX_SHOWN
     return (
-        "all-reduce FAILED: "
-        + "; ".join(check.wrong_sums[:MAX_SHOWN])
-        + (f"; and {more} more" if more > 0 else "")
+        "all-reduce FAILED: " + "; ".join(wrong_sums[:MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
     )

@@ -245,6 +245,12 @@ class JobsClient:
         """Return the state of the cluster: workers, optimizer, waits."""
         return await self._ask("Status", jobs_pb2.StatusRequest(), jobs_pb2.ClusterStatus)
 
+    async def check(self, request: jobs_pb2.CheckRequest) -> AsyncGenerator[jobs_pb2.CheckResult, None]:
+        """Check all meshes and links of the cluster; yield each result as soon as it is known."""
+        limit = max(self._timeout_seconds, STANDARD_TIMEOUTS.stall)  # devices take long to open
+        async for result in self._stream("Check", request, jobs_pb2.CheckResult, limit_seconds=limit):
+            yield result
+
     async def watch(self, job: str) -> AsyncGenerator[jobs_pb2.JobEvent, None]:
         """Yield the job's state, then each change until it ends.
 

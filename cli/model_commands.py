@@ -1,13 +1,14 @@
-"""`tiermesh generate`, `validate`, `check` and `timeline`: the commands that need no cluster."""
+"""`tiermesh generate`, `validate`, `check` and `timeline`: the commands about models, meshes and links."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import click
 
 from cli.job_commands import job_config
-from cli.options import FiniteRange, option, output_options, path_option
+from cli.options import AggregatorTarget, FiniteRange, client_options, option, output_options, path_option
 from cli.output import Output
 from services.errors import Refused
 from services.sizing.chips import CHIPS
@@ -118,24 +119,47 @@ def validate(
     "--mesh",
     "of_mesh",
     is_flag=True,
-    help="Check the mesh of this host. Required, because nothing else can be checked yet.",
+    help="Check the mesh of this host.",
+)
+@option(
+    "--cluster",
+    "of_cluster",
+    is_flag=True,
+    help="Check the mesh of every worker and all links between roles, while no job runs.",
 )
 @option(
     "--mesh-shape",
     metavar="ROWSxCOLUMNS",
-    help="Shape of the mesh.  [default: all devices, as ttnn arranges them]",
+    help="Shape of each mesh.  [default: that of a worker's last job, else all devices, as ttnn arranges them]",
 )
 @option(
     "--backend", default="auto", help="Device module: auto, ttnn or emulator, as in device_config.backend."
 )
-@output_options
-def check(*, of_mesh: bool, mesh_shape: str | None, backend: str, output: Output) -> None:
-    """Check the mesh of this host.
+@client_options
+def check(
+    *,
+    of_mesh: bool,
+    of_cluster: bool,
+    mesh_shape: str | None,
+    backend: str,
+    target: AggregatorTarget,
+    output: Output,
+) -> None:
+    """Check the mesh of this host, or all meshes and links of a cluster.
 
-    Runs an all-reduce with a known sum along each axis, and prints which device is where.
+    --mesh runs an all-reduce with a known sum along each axis, and prints which device is where. --cluster does so on
+    every worker, sends known values both ways over each link, and prints latency and bandwidth.
     """
-    if not of_mesh:
-        raise Refused("check: no check selected; give --mesh to check the mesh of this host")
+    if of_mesh == of_cluster:
+        chosen = "two checks selected" if of_mesh else "no check selected"
+        raise Refused(
+            f"check: {chosen}; give --mesh to check the mesh of this host, or --cluster for all meshes and links"
+        )
+    if of_cluster:
+        from cli.cluster_check import run as run_cluster
+
+        asyncio.run(run_cluster(target, mesh_shape, backend, output))
+        return
     from cli.check import run
 
     run(mesh_shape, backend, output)

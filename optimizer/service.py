@@ -40,6 +40,7 @@ from services.transport.data.data_streams import write_message
 from services.transport.data.exchange_server import ExchangeServer, read_incarnation
 from services.transport.data.shared_memory_link import ServerTensorLink
 from services.transport.http2.server import Handler
+from services.transport.link_check.serve import serve_link_check
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
 
@@ -182,6 +183,7 @@ class OptimizerService:
                         self._attend, response_serializer=encode_with_checksum
                     ),
                     "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+                    "MeasureLink": grpc.stream_stream_rpc_method_handler(self._measure_link),
                     "ReadCheckpoint": grpc.unary_stream_rpc_method_handler(
                         self._read_checkpoint,
                         pb.ReadCheckpointRequest.FromString,
@@ -204,7 +206,10 @@ class OptimizerService:
 
     def tensor_methods(self) -> dict[str, Handler]:
         """Return the handlers of the tensor port by method path."""
-        return {"/tiermesh.Optimizer/Exchange": lambda stream: self._exchange(None, stream)}
+        return {
+            "/tiermesh.Optimizer/Exchange": lambda stream: self._exchange(None, stream),
+            "/tiermesh.Optimizer/MeasureLink": lambda stream: self._measure_link(None, stream),
+        }
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await serve_attend(
@@ -276,6 +281,19 @@ class OptimizerService:
             session.mailbox,
             take=self._take_chunks,
             send=partial(self._send, session, context),
+        )
+
+    async def _measure_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        session = await self._session_of(context)
+        if job := self.engine.core.current_job:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is open; check when it has ended"
+            )
+        await serve_link_check(
+            context,
+            f"aggregator {session.name}",
+            shared_memory=self._shared_memory,
+            until=session.mailbox.wait_closed(),
         )
 
     async def _session_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> AggregatorSession:

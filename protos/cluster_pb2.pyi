@@ -1,3 +1,4 @@
+from protos import checks_pb2 as _checks_pb2
 from protos import files_pb2 as _files_pb2
 from protos import tensors_pb2 as _tensors_pb2
 from google.protobuf.internal import containers as _containers
@@ -84,7 +85,7 @@ class Predecessor(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., signal: _Optional[int] = ..., job: _Optional[str] = ..., lease: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "fetching", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "fetching", "mesh_checked", "link_checked", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +96,8 @@ class WorkerMessage(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FETCHING_FIELD_NUMBER: _ClassVar[int]
+    MESH_CHECKED_FIELD_NUMBER: _ClassVar[int]
+    LINK_CHECKED_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
@@ -106,11 +109,13 @@ class WorkerMessage(_message.Message):
     evaluated: Evaluated
     failure: Failure
     fetching: Fetching
+    mesh_checked: MeshChecked
+    link_checked: LinkChecked
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., fetching: _Optional[_Union[Fetching, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., fetching: _Optional[_Union[Fetching, _Mapping]] = ..., mesh_checked: _Optional[_Union[MeshChecked, _Mapping]] = ..., link_checked: _Optional[_Union[LinkChecked, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "own_crc32c")
+    __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "check_mesh", "check_link", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +125,8 @@ class WorkerCommand(_message.Message):
     RESEND_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_MESH_FIELD_NUMBER: _ClassVar[int]
+    CHECK_LINK_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
@@ -130,8 +137,10 @@ class WorkerCommand(_message.Message):
     resend: Resend
     window: Window
     leave: Leave
+    check_mesh: CheckMesh
+    check_link: CheckLink
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., check_mesh: _Optional[_Union[CheckMesh, _Mapping]] = ..., check_link: _Optional[_Union[CheckLink, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -362,6 +371,42 @@ class Fetching(_message.Message):
     size: int
     problem: str
     def __init__(self, job: _Optional[str] = ..., input: _Optional[str] = ..., bytes: _Optional[int] = ..., size: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class CheckMesh(_message.Message):
+    __slots__ = ("number", "rows", "columns", "backend")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    rows: int
+    columns: int
+    backend: str
+    def __init__(self, number: _Optional[int] = ..., rows: _Optional[int] = ..., columns: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
+
+class MeshChecked(_message.Message):
+    __slots__ = ("number", "report")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    report: _checks_pb2.MeshReport
+    def __init__(self, number: _Optional[int] = ..., report: _Optional[_Union[_checks_pb2.MeshReport, _Mapping]] = ...) -> None: ...
+
+class CheckLink(_message.Message):
+    __slots__ = ("number", "shard")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    shard: int
+    def __init__(self, number: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+
+class LinkChecked(_message.Message):
+    __slots__ = ("number", "report")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    report: _checks_pb2.LinkReport
+    def __init__(self, number: _Optional[int] = ..., report: _Optional[_Union[_checks_pb2.LinkReport, _Mapping]] = ...) -> None: ...
 
 class OptimizerCommand(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "start_over", "own_crc32c")

@@ -46,6 +46,11 @@ class ClusterStub:
                 request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
                 response_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.MeasureLink = channel.stream_stream(
+                '/tiermesh.Cluster/MeasureLink',
+                request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
+                response_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer:
@@ -66,6 +71,13 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureLink(self, request_iterator, context):
+        """known values both ways, while no job runs
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_ClusterServicer_to_server(servicer, server):
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
+                    request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                    response_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
+            ),
+            'MeasureLink': grpc.stream_stream_rpc_method_handler(
+                    servicer.MeasureLink,
                     request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
                     response_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
             ),
@@ -145,6 +162,33 @@ class Cluster:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def MeasureLink(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tiermesh.Cluster/MeasureLink',
+            protos_dot_tensors__pb2.Chunk.SerializeToString,
+            protos_dot_tensors__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class OptimizerStub:
     """Served by the optimizer, called by the aggregator (3-tier).
@@ -163,6 +207,11 @@ class OptimizerStub:
                 _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/tiermesh.Optimizer/Exchange',
+                request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
+                response_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.MeasureLink = channel.stream_stream(
+                '/tiermesh.Optimizer/MeasureLink',
                 request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
                 response_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
                 _registered_method=True)
@@ -201,6 +250,13 @@ class OptimizerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureLink(self, request_iterator, context):
+        """known values both ways, while no job is open
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadCheckpoint(self, request, context):
         """files of a checkpoint
         """
@@ -232,6 +288,11 @@ def add_OptimizerServicer_to_server(servicer, server):
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
+                    request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                    response_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
+            ),
+            'MeasureLink': grpc.stream_stream_rpc_method_handler(
+                    servicer.MeasureLink,
                     request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
                     response_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
             ),
@@ -304,6 +365,33 @@ class Optimizer:
             request_iterator,
             target,
             '/tiermesh.Optimizer/Exchange',
+            protos_dot_tensors__pb2.Chunk.SerializeToString,
+            protos_dot_tensors__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureLink(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tiermesh.Optimizer/MeasureLink',
             protos_dot_tensors__pb2.Chunk.SerializeToString,
             protos_dot_tensors__pb2.Chunk.FromString,
             options,

@@ -1,3 +1,4 @@
+from protos import checks_pb2 as _checks_pb2
 from protos import cluster_pb2 as _cluster_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -366,3 +367,53 @@ class PrunedJob(_message.Message):
     checkpoints: int
     kept: str
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., kept: _Optional[str] = ...) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("rows", "columns", "backend")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    columns: int
+    backend: str
+    def __init__(self, rows: _Optional[int] = ..., columns: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
+
+class CheckResult(_message.Message):
+    __slots__ = ("plan", "mesh", "link")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    plan: CheckPlan
+    mesh: CheckedMesh
+    link: CheckedLink
+    def __init__(self, plan: _Optional[_Union[CheckPlan, _Mapping]] = ..., mesh: _Optional[_Union[CheckedMesh, _Mapping]] = ..., link: _Optional[_Union[CheckedLink, _Mapping]] = ...) -> None: ...
+
+class CheckPlan(_message.Message):
+    __slots__ = ("meshes", "links")
+    MESHES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    meshes: int
+    links: int
+    def __init__(self, meshes: _Optional[int] = ..., links: _Optional[int] = ...) -> None: ...
+
+class CheckedMesh(_message.Message):
+    __slots__ = ("name", "report")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    report: _checks_pb2.MeshReport
+    def __init__(self, name: _Optional[str] = ..., report: _Optional[_Union[_checks_pb2.MeshReport, _Mapping]] = ...) -> None: ...
+
+class CheckedLink(_message.Message):
+    __slots__ = ("name", "role", "peer", "peer_role", "report")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PEER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    peer: str
+    peer_role: str
+    report: _checks_pb2.LinkReport
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., peer: _Optional[str] = ..., peer_role: _Optional[str] = ..., report: _Optional[_Union[_checks_pb2.LinkReport, _Mapping]] = ...) -> None: ...

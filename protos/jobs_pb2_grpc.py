@@ -86,6 +86,11 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.PruneRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.PrunedJob.FromString,
                 _registered_method=True)
+        self.Check = channel.unary_stream(
+                '/tiermesh.Jobs/Check',
+                request_serializer=protos_dot_jobs__pb2.CheckRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.CheckResult.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -162,6 +167,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Check(self, request, context):
+        """checks all meshes and links; no job starts meanwhile
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -214,6 +226,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Prune,
                     request_deserializer=protos_dot_jobs__pb2.PruneRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.PrunedJob.SerializeToString,
+            ),
+            'Check': grpc.unary_stream_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=protos_dot_jobs__pb2.CheckRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.CheckResult.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -487,6 +504,33 @@ class Jobs:
             '/tiermesh.Jobs/Prune',
             protos_dot_jobs__pb2.PruneRequest.SerializeToString,
             protos_dot_jobs__pb2.PrunedJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tiermesh.Jobs/Check',
+            protos_dot_jobs__pb2.CheckRequest.SerializeToString,
+            protos_dot_jobs__pb2.CheckResult.FromString,
             options,
             channel_credentials,
             insecure,

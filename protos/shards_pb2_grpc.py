@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from protos import shards_pb2 as protos_dot_shards__pb2
+from protos import tensors_pb2 as protos_dot_tensors__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -50,6 +51,11 @@ class ShardStub:
                 request_serializer=protos_dot_shards__pb2.ArrayPiece.SerializeToString,
                 response_deserializer=protos_dot_shards__pb2.PartWritten.FromString,
                 _registered_method=True)
+        self.MeasureLink = channel.stream_stream(
+                '/tiermesh.Shard/MeasureLink',
+                request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
+                response_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                _registered_method=True)
 
 
 class ShardServicer:
@@ -77,6 +83,13 @@ class ShardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureLink(self, request_iterator, context):
+        """known values both ways, while no job is open
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.WritePart,
                     request_deserializer=protos_dot_shards__pb2.ArrayPiece.FromString,
                     response_serializer=protos_dot_shards__pb2.PartWritten.SerializeToString,
+            ),
+            'MeasureLink': grpc.stream_stream_rpc_method_handler(
+                    servicer.MeasureLink,
+                    request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                    response_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class Shard:
             '/tiermesh.Shard/WritePart',
             protos_dot_shards__pb2.ArrayPiece.SerializeToString,
             protos_dot_shards__pb2.PartWritten.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureLink(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tiermesh.Shard/MeasureLink',
+            protos_dot_tensors__pb2.Chunk.SerializeToString,
+            protos_dot_tensors__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

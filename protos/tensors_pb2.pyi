@@ -20,6 +20,7 @@ class ChunkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRADIENT: _ClassVar[ChunkKind]
     WEIGHTS: _ClassVar[ChunkKind]
     INITIAL_WEIGHTS: _ClassVar[ChunkKind]
+    KNOWN_VALUES: _ClassVar[ChunkKind]
 DTYPE_UNSPECIFIED: DType
 FLOAT32: DType
 BFLOAT16: DType
@@ -28,6 +29,7 @@ CHUNK_KIND_UNSPECIFIED: ChunkKind
 GRADIENT: ChunkKind
 WEIGHTS: ChunkKind
 INITIAL_WEIGHTS: ChunkKind
+KNOWN_VALUES: ChunkKind
 
 class NonFinite(_message.Message):
     __slots__ = ("micro_batch", "parameter", "worker")
@@ -87,12 +89,26 @@ class SharedPlaces(_message.Message):
     own_crc32c: int
     def __init__(self, identity: _Optional[int] = ..., descriptor: _Optional[int] = ..., sequence: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
+class LinkRound(_message.Message):
+    __slots__ = ("number", "up_elements", "down_elements", "add")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UP_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    DOWN_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    up_elements: int
+    down_elements: int
+    add: bool
+    def __init__(self, number: _Optional[int] = ..., up_elements: _Optional[int] = ..., down_elements: _Optional[int] = ..., add: _Optional[bool] = ...) -> None: ...
+
 class Chunk(_message.Message):
-    __slots__ = ("header", "shared", "payload")
+    __slots__ = ("header", "round", "shared", "payload")
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     header: ChunkHeader
+    round: LinkRound
     shared: SharedPlaces
     payload: bytes
-    def __init__(self, header: _Optional[_Union[ChunkHeader, _Mapping]] = ..., shared: _Optional[_Union[SharedPlaces, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ChunkHeader, _Mapping]] = ..., round: _Optional[_Union[LinkRound, _Mapping]] = ..., shared: _Optional[_Union[SharedPlaces, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from protos import cluster_pb2 as pb
+from protos.checks_pb2 import MeshReport
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.config.job_inputs import relocate_inputs
@@ -28,6 +29,7 @@ from worker.core import events as ev
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder, JobOnMesh
 from worker.lease_runner import LeaseRunner, describe_failure, report_damaged
+from worker.mesh_check import check_mesh
 from worker.sum_memory import LeaseSum
 from worker.weight_loader import WeightInbox
 
@@ -78,6 +80,7 @@ class DeviceThread:
         self._job: JobOnMesh | None = None
         self._unloadable: JobOnMesh | None = None  # a job whose weights could not be put on the mesh
         self._is_building = False
+        self._last_shape: tuple[int, int] | None = None  # of the last job's mesh
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # A daemon thread, so that a build that hangs does not keep the process alive.
         self._thread = threading.Thread(target=self._run_tasks, name="device", daemon=True)
@@ -116,6 +119,15 @@ class DeviceThread:
             places: where inputs are that were fetched, by the path that the job names.
         """
         self._submit(self._build, job, spec, places)
+
+    def check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
+        """Queue a check of the mesh, while there is no job.
+
+        Args:
+            order: the mesh to open.
+            report: called with the result, on the device thread.
+        """
+        self._submit(self._check_mesh, order, report)
 
     def set_sharing(self, sharing: bool) -> None:
         """Choose whether the sums of later leases lie in memory that an aggregator on this host sees."""
@@ -173,6 +185,7 @@ class DeviceThread:
                 self._feed(ev.BuildFailed(job_id, str(error), unfit=True))
                 return
             self._metrics.set_mesh_fit(True)
+            self._last_shape = mesh.shape
             job = self._builder.build(
                 job_id,
                 config,
@@ -189,6 +202,13 @@ class DeviceThread:
             return
         self._job = job
         self._feed(job.describe())
+
+    def _check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
+        self._is_building = True  # it may hang in a device, as a build may
+        try:
+            report(check_mesh(order, self._last_shape))
+        finally:
+            self._is_building = False
 
     def _drop_job(self) -> None:
         self._leases.clear()

@@ -19,7 +19,7 @@ import grpc
 from protos import cluster_pb2 as pb
 from services.errors import Refusal, Refused, TiermeshError
 from services.protocol.bounds import MessageTooLarge
-from services.protocol.envelope import WorkerBody, unwrap, wrap
+from services.protocol.envelope import CheckOrder, CheckReport, WorkerBody, unwrap, wrap
 from services.protocol.hello import check_welcome
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import WorkerMetrics
@@ -37,6 +37,7 @@ from services.transport.mailbox import Mailbox
 from services.transport.security import Security
 from services.transport.server import open_channel
 from training.step import TrainingStep
+from worker.cluster_check import ClusterCheck
 from worker.code_fingerprint import remember_shipped_code
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -133,6 +134,13 @@ class WorkerService:
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
         self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
         self._files = FileExchange(self._feed, self._device.build, self._inputs)
+        self._check = ClusterCheck(
+            device=self._device,
+            security=self._security,
+            shared_memory=self._shared_memory,
+            peer_of_shard=lambda shard: self._shard_streams.peer(shard) if self._shard_streams else None,
+            send=self._send,
+        )
 
     def _open_identity(self, state_dir: Path) -> None:
         """Read which cluster this worker belongs to, if there is a folder for it that can be written."""
@@ -224,6 +232,7 @@ class WorkerService:
                 heartbeats=Heartbeats(timeouts, self._beat),
             )
         finally:
+            self._check.cancel()
             self._shard_streams = None
 
     def ended(self, end: LinkEnd) -> bool:
@@ -236,7 +245,11 @@ class WorkerService:
         body = unwrap(command)
         if isinstance(body, pb.Leave):
             log.info("job %s: %s", body.job, body.reason)
-        if body is not None:
+        if isinstance(body, CheckOrder):
+            self._check.take(body, self._core.job.job if self._core.job else "")
+        elif body is not None:
+            if isinstance(body, pb.Join):
+                self._check.cancel()
             self._feed(ev.Ordered(command.epoch, body))
 
     def _beat(self) -> None:
@@ -265,7 +278,7 @@ class WorkerService:
         if self._shard_streams is not None and not isinstance(event, ev.WeightsArrived):
             self._shard_streams.wake()
 
-    def _send(self, body: WorkerBody) -> None:
+    def _send(self, body: WorkerBody | CheckReport) -> None:
         """Send a message; if it is too large, its lease or its job fails with that reason."""
         try:
             message = wrap(pb.WorkerMessage, self._core.epoch, body)

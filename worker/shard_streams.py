@@ -14,6 +14,7 @@ from services.tensors.chunk_messages import TensorChunk
 from services.tensors.stripes import Stripe
 from services.transport.data.data_streams import DataStreamConnector
 from services.transport.data.shared_memory_link import ClientTensorLink
+from services.transport.link_check.measure import LinkPeer
 from services.transport.links import INCARNATION_KEY, SESSION_KEY, LinkClosed, run_until_first_ends
 from worker.core.events import WeightsArrived
 from worker.core.worker import WorkerCore
@@ -72,6 +73,11 @@ class ShardStreams:
         self._on_open = on_open
         self._not_open = len(self._peers)  # streams that are not open yet
         self._open_streams: list[DataStream] = []
+
+    def peer(self, shard: int) -> LinkPeer | None:
+        """Return the other end of a stream, given the index of its shard or 0; None if there is none."""
+        peers = list(self._peers.values())
+        return LinkPeer(*peers[shard], self._metadata) if shard < len(peers) else None
 
     def wake(self) -> None:
         """Let all streams ask the core for chunks to send."""

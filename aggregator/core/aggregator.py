@@ -12,6 +12,8 @@ from aggregator.core.events import (
     CancelRequested,
     ChunkArrived,
     CloseWorker,
+    ClusterCheckBegan,
+    ClusterCheckEnded,
     DataStreamOpened,
     Effect,
     FromOptimizer,
@@ -74,6 +76,7 @@ class AggregatorCore:
         members: the connected workers, by session.
         run: the running job; None if there is none.
         optimizer: the optimizer's name; None while it is not connected.
+        check_under_way: whether a check of meshes and links is under way, which no job may disturb.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class AggregatorCore:
         self.members: dict[int, Member] = {}
         self.run: RunningJob | None = None
         self.optimizer: str | None = None
+        self.check_under_way = False
         self._optimizer_lost_reason = "not connected yet"
         self._optimizer_wait = OptimizerWait()
         self._last_lease = epoch << 32  # so that no two epochs have a lease id in common
@@ -192,6 +196,8 @@ class AggregatorCore:
     def describe_wait(self, now: float) -> str | None:
         """Return one line on what the running job, or the next one, waits for; None if there is none."""
         if self.run is None:
+            if self.check_under_way and self.jobs.records:
+                return "the next job waits for the end of `tiermesh check --cluster`"
             return self.jobs.describe_probation(self._own_clock.lived_seconds(now))
         if not self.optimizer:
             return f"waits for the optimizer: {self._optimizer_lost_reason}"
@@ -223,6 +229,10 @@ class AggregatorCore:
                 self._data_stream_opened(event.session, now)
             case WorkerLost():
                 self._worker_lost(event.session, event.reason, now)
+            case ClusterCheckBegan():
+                self.check_under_way = True
+            case ClusterCheckEnded():
+                self.check_under_way = False
             case OptimizerConnected():
                 self.optimizer = event.name
                 if self.run is not None:
@@ -383,7 +393,7 @@ class AggregatorCore:
 
     def _start_next_job(self, now: float, clock: Clock) -> None:
         """Start the next job, unless one is running or the next one must wait."""
-        if self.run is not None:
+        if self.run is not None or self.check_under_way:
             return
         found = self.jobs.take_next(self._own_clock.lived_seconds(clock.monotonic_seconds))
         if found is not None:

@@ -38,6 +38,16 @@ class CancelRequested:
 
 
 @dataclass(frozen=True)
+class ClusterCheckBegan:
+    """A check of meshes and links began; no job starts until it has ended."""
+
+
+@dataclass(frozen=True)
+class ClusterCheckEnded:
+    """The check of meshes and links has ended."""
+
+
+@dataclass(frozen=True)
 class OptimizerConnected:
     """The link to the optimizer is up."""
 
@@ -146,6 +156,8 @@ class Stopping:
 Input = (
     Submitted
     | CancelRequested
+    | ClusterCheckBegan
+    | ClusterCheckEnded
     | OptimizerConnected
     | OptimizerLost
     | FromOptimizer

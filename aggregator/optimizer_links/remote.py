@@ -37,6 +37,7 @@ from services.transport.control.heartbeats import Heartbeats
 from services.transport.data.data_streams import DataStreamConnector, write_message
 from services.transport.data.newest_weights import version_mark
 from services.transport.data.shared_memory_link import ClientTensorLink
+from services.transport.link_check.measure import LinkPeer
 from services.transport.links import (
     INCARNATION_KEY,
     LinkClosed,
@@ -118,6 +119,7 @@ class RemoteOptimizerLink:
         self._room = asyncio.Event()
         self._room.set()
         self._up = False
+        self._peer: LinkPeer | None = None  # set while the link is up
         self._control: grpc.aio.Channel | None = None
         self._backoff = make_backoff(max_seconds=self._timeouts.retry)
         self._hello = make_hello(
@@ -160,6 +162,7 @@ class RemoteOptimizerLink:
         self._outgoing.reset()
         self._room.set()
         self._up, self._control, self._link = True, link.channel, tensors
+        self._peer = LinkPeer(f"optimizer {hello.name}", self.address, hello.tensor_port, self._caller)
         self._backoff.reset()
         log.info("optimizer %s: connected at %s", hello.name, self.address)
         self._callbacks.connected(hello.name)
@@ -173,7 +176,7 @@ class RemoteOptimizerLink:
                 heartbeats=heartbeats,
             )
         finally:
-            self._control, self._link = None, None
+            self._control, self._link, self._peer = None, None, None
             tensors.close()
 
     def ended(self, end: LinkEnd) -> bool:
@@ -330,6 +333,16 @@ class RemoteOptimizerLink:
             response_deserializer=pb.RemoveCheckpointsReply.FromString,
         )(request, metadata=self._caller, timeout=self._timeouts.stall)
         return reply
+
+    def peer(self) -> LinkPeer:
+        """Return the optimizer as the other end of this link.
+
+        Raises:
+            Failed: the optimizer is not connected.
+        """
+        if self._peer is None:
+            raise Failed(f"optimizer {self.address} is not connected; start it, and look at its log")
+        return self._peer
 
     @property
     def _caller(self) -> tuple[tuple[str, str], ...]:

@@ -6,8 +6,9 @@ They are off unless the environment sets them:
     TIERMESH_FAILPOINTS_LOG=FILE
 
 Here the process kills itself with SIGKILL when it reaches the first failpoint for the first time. It raises OSError
-when it reaches the second for the third time. The log gets a line `NAME PROCESS HIT` whenever a failpoint is reached,
-followed by the action if one is due. The line is written before the action.
+when it reaches the second for the third time. With `flip` in place of `error`, a value there gets a wrong bit. The log
+gets a line `NAME PROCESS HIT` whenever a failpoint is reached, followed by the action if one is due. The line is
+written before the action.
 """
 
 from __future__ import annotations
@@ -64,13 +65,16 @@ FAILPOINTS: Mapping[str, str] = {
     "shard.update.mid": "a shard has updated one chunk of the weights, which is not ready to be sent",
     "shard.copied": "a shard has copied its chunks for a checkpoint, and nothing is read",
     "shard.read.mid": "a shard's copy is read in part",
+    "link-check.summed": "the sum of known values is made, and its receiver does not have it",
     "worker.gradient-ready": "the sum of a lease is complete, and the aggregator does not know it",
+    "worker.mesh-check": "the mesh is open for a check, and its sums are not made",
     "worker.check": "a micro-batch is computed again, and the aggregator does not have its checksum",
     "worker.send": "chunks of a sum are chosen to be sent, and none is",
 }
 """Failpoints by name, with the state of things when a process reaches each."""
 
-Action = Literal["kill", "error"]
+Action = Literal["kill", "error", "flip"]
+_ACTIONS: Mapping[str, Action] = {"kill": "kill", "error": "error", "flip": "flip"}
 
 
 class _Armed:
@@ -82,7 +86,7 @@ class _Armed:
         self._hits: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def hit(self, name: str) -> None:
+    def hit(self, name: str, values: memoryview | None) -> None:
         with self._lock:
             self._hits[name] += 1
             action, at = self._plan.get(name, ("", 0))
@@ -93,7 +97,9 @@ class _Armed:
                     file.write(line)
         if due and action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if due:
+        if due and action == "flip" and values is not None:
+            values.cast("B")[0] ^= 1
+        elif due:
             raise OSError(errno.EIO, f"failpoint {name}")
 
 
@@ -120,16 +126,16 @@ def parse(text: str) -> dict[str, tuple[Action, int]]:
     """
     plan: dict[str, tuple[Action, int]] = {}
     for each in filter(None, text.split(",")):
-        found = re.fullmatch(r"([^=]+)=(kill|error)@([1-9]\d{0,8})", each.strip())
+        found = re.fullmatch(r"([^=]+)=(kill|error|flip)@([1-9]\d{0,8})", each.strip())
         if found is None:
             raise Refused(
-                f"{VARIABLE}: {each.strip()!r}: expected NAME=kill@HIT or NAME=error@HIT, HIT counting from 1"
+                f"{VARIABLE}: {each.strip()!r}: expected NAME=kill@HIT, or error or flip for kill, HIT counting from 1"
             )
         name = found[1]
         if name not in FAILPOINTS:
             nearest = difflib.get_close_matches(name, FAILPOINTS, n=1, cutoff=0.0)[0]
             raise Refused(f"{VARIABLE}: no failpoint {name!r}; the nearest is {nearest}")
-        plan[name] = ("kill" if found[2] == "kill" else "error", int(found[3]))
+        plan[name] = (_ACTIONS[found[2]], int(found[3]))
     return plan
 
 
@@ -138,11 +144,15 @@ def is_armed() -> bool:
     return _armed is not None
 
 
-def hit_failpoint(name: str) -> None:
+def hit_failpoint(name: str, values: memoryview | None = None) -> None:
     """Reach a failpoint, one of `FAILPOINTS`: log it and do what is due.
 
+    Args:
+        name: the failpoint.
+        values: values there, in whose first byte `flip` changes a bit; None if there are none.
+
     Raises:
-        OSError: the environment asks for an error at this hit.
+        OSError: the environment asks for an error at this hit, or for a wrong bit where there are no values.
     """
     if _armed is not None:
-        _armed.hit(name)
+        _armed.hit(name, values)

@@ -82,7 +82,9 @@ BOUNDS: Mapping[str, Bound] = {
     # texts
     "address": Bound(bytes=300),
     "after": _ID,
+    "arch": _WORD,
     "array": _ID,
+    "backend": _WORD,
     "before": _ID,
     "checkpoint": _PATH,
     "Job.detail": _FAILURE,
@@ -106,6 +108,7 @@ BOUNDS: Mapping[str, Bound] = {
     "parameter": _text(500),
     "path": _PATH,
     "peer": _NAME,
+    "peer_role": _WORD,
     "phase": _WORD,
     "problem": _LINE,
     "reason": _FAILURE,
@@ -127,6 +130,7 @@ BOUNDS: Mapping[str, Bound] = {
     "FilePart.data": Bound(bytes=1 << 20),
     "FilePiece.data": Bound(bytes=MAX_PIECE_BYTES),
     # lists and maps
+    "AxisReport.wrong": Bound(bytes=_LINE.bytes, count=8),
     "ChunkHeader.losses": Bound(count=MAX_MICRO_BATCHES),
     "ClusterStatus.shards": Bound(count=MAX_SHARDS),
     "ClusterStatus.standbys": Bound(count=64),
@@ -138,6 +142,7 @@ BOUNDS: Mapping[str, Bound] = {
     "Job.trusted_steps": Bound(bytes=_NAME.bytes, count=MAX_WORKERS),
     "ListCheckpointsRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "ListReply.jobs": Bound(total=MAX_PAGE_BYTES),
+    "MeshReport.axes": Bound(count=2),
     "MissingReply.missing": Bound(count=128),
     "MissingRequest.files": Bound(count=128),
     "Open.void": Bound(count=1024),

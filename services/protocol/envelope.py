@@ -20,9 +20,13 @@ WorkerBody = (
     | pb.Failure
     | pb.Fetching
 )
-"""Messages from a worker to its aggregator."""
+"""Messages from a worker to its aggregator's core."""
+CheckReport = pb.MeshChecked | pb.LinkChecked
+"""Messages from a worker to its aggregator's service, as answers to a `CheckOrder`."""
 WorkerOrder = pb.Welcome | pb.Heartbeat | pb.Join | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave
-"""Messages from an aggregator to a worker."""
+"""Messages from an aggregator to a worker's core."""
+CheckOrder = pb.CheckMesh | pb.CheckLink
+"""Messages from an aggregator to a worker's service. No job depends on them, so no core sees them."""
 OptimizerBody = (
     pb.Hello
     | pb.Heartbeat
@@ -56,9 +60,9 @@ def wrap(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
 
 
 @overload
-def unwrap(message: pb.WorkerMessage) -> WorkerBody | None: ...
+def unwrap(message: pb.WorkerMessage) -> WorkerBody | CheckReport | None: ...
 @overload
-def unwrap(message: pb.WorkerCommand) -> WorkerOrder | None: ...
+def unwrap(message: pb.WorkerCommand) -> WorkerOrder | CheckOrder | None: ...
 @overload
 def unwrap(message: pb.OptimizerMessage) -> OptimizerBody | None: ...
 @overload

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Newest version of the protocol that this program speaks."""
+LINK_CHECK_PROTOCOL = 4
+"""Oldest version with the messages of `tiermesh check --cluster`."""
 PROTOCOL_MIN = 3
 """Oldest version of the protocol that this program speaks."""
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1

@@ -20,11 +20,13 @@ from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
 from protos import shards_pb2 as shards
-from protos.tensors_pb2 import Chunk
+from protos.tensors_pb2 import FLOAT32, KNOWN_VALUES, Chunk, ChunkHeader, LinkRound
 from services.checkpoints.hugging_face import CONFIG_FILE
 from services.protocol.file_refs import make_ref
 from services.protocol.hello import Role, make_hello
+from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.transport.data.shared_memory_link import SHARED_MEMORY_KEY
+from services.transport.link_check.rounds import client_values
 from tests.fuzz.calls import Call, Metadata, settle
 from tests.fuzz.draws import Draws, draw_stream, record
 from tests.fuzz.roles import (
@@ -78,7 +80,7 @@ def repair(message: Any) -> None:
             of = message
             text = f"{of.opening} {of.array} {of.dtype} {of.elements} {of.offset}".encode()
             message.crc32c = google_crc32c.extend(google_crc32c.value(text), message.data)
-        case Chunk():
+        case Chunk() if not message.HasField("round"):
             message.header.crc32c = google_crc32c.value(message.payload)
 
 
@@ -193,6 +195,7 @@ def _streams() -> dict[str, list[list[Message]]]:
                 ),
             ]
         ],
+        **{f"/tiermesh.{service}/MeasureLink": _rounds() for service in ("Cluster", "Optimizer", "Shard")},
         "/tiermesh.Shard/ReadPart": [[shards.ReadPartRequest(copy=1)]],
         "/tiermesh.Shard/WritePart": [
             [make_piece("weights", weights, 0, offset=0, elements=weights.size, opening=1)]
@@ -205,8 +208,24 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Jobs/List": [[jobs.ListRequest(page_token="1", limit=1, newest_first=True)]],
         "/tiermesh.Jobs/Logs": [[jobs.LogsRequest(job=job, follow=True)]],
         "/tiermesh.Jobs/Download": [[jobs.DownloadRequest(job=job, newest=True)]],
+        "/tiermesh.Jobs/Check": [[jobs.CheckRequest(rows=1, columns=2, backend="emulator")]],
         **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Cancel", "Watch")},
     }
+
+
+def _rounds() -> list[list[Message]]:
+    """Return what a client of MeasureLink may send: a sum, a tensor each way, and an empty round."""
+    values = pack_chunk(ChunkHeader(kind=KNOWN_VALUES, dtype=FLOAT32), 0, client_values(0, 4))
+    chunk = Chunk.FromString(serialize_chunk(values))
+    return [
+        [Chunk(round=LinkRound(number=1, up_elements=4, down_elements=4, add=True)), chunk],
+        [
+            Chunk(round=LinkRound(number=1)),
+            Chunk(round=LinkRound(number=2, up_elements=4)),
+            chunk,
+            Chunk(round=LinkRound(number=3, down_elements=4)),
+        ],
+    ]
 
 
 def _seed(role: int, state: int, *messages: Message) -> bytes:

@@ -33,6 +33,7 @@ from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
+from services.transport.link_check.measure import LinkPeer
 from services.transport.links import INCARNATION_KEY, raise_call_status
 from services.transport.mailbox import Mailbox
 from services.transport.security import Security
@@ -130,6 +131,16 @@ class ShardLink:
     def is_up(self) -> bool:
         """Whether orders reach the shard."""
         return self._checkpoint_channel is not None
+
+    def peer(self) -> LinkPeer:
+        """Return the shard as the other end of this link.
+
+        Raises:
+            Failed: the shard is not connected.
+        """
+        if not self.is_up:
+            raise Failed(f"{self}: {self.down_reason}; start it, and look at its log")
+        return LinkPeer(f"{self}", self.address, self.tensor_port, self._metadata)
 
     def send_order(self, body: Message) -> None:
         """Queue an order; drop it while the link is down, since the shard has no tensors then."""

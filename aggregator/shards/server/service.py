@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -24,6 +24,7 @@ from aggregator.shards.messages import (
     wrap_report,
 )
 from aggregator.shards.server.session import ShardSession
+from aggregator.worker_sessions import WorkerSession
 from optimizer import update_rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -41,6 +42,7 @@ from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
 from services.transport.data.exchange_server import read_incarnation
 from services.transport.http2.server import Handler
+from services.transport.link_check.serve import serve_link_check
 from services.transport.links import SESSION_KEY, LinkClosed
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -113,10 +115,12 @@ class ShardService:
             "WritePart": grpc.stream_unary_rpc_method_handler(
                 self._write_part, response_serializer=pb.PartWritten.SerializeToString
             ),
+            "MeasureLink": grpc.stream_stream_rpc_method_handler(self._measure_aggregators_link),
         }
         workers = {
             "Attend": grpc.stream_stream_rpc_method_handler(self._refuse_attend),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+            "MeasureLink": grpc.stream_stream_rpc_method_handler(self._measure_workers_link),
         }
         return [
             grpc.method_handlers_generic_handler("tiermesh.Shard", shard),
@@ -126,7 +130,11 @@ class ShardService:
 
     def tensor_methods(self) -> dict[str, Handler]:
         """Return the handlers of the tensor port by method path."""
-        return {"/tiermesh.Cluster/Exchange": lambda stream: self._exchange(None, stream)}
+        return {
+            "/tiermesh.Cluster/Exchange": lambda stream: self._exchange(None, stream),
+            "/tiermesh.Cluster/MeasureLink": lambda stream: self._measure_workers_link(None, stream),
+            "/tiermesh.Shard/MeasureLink": lambda stream: self._measure_aggregators_link(None, stream),
+        }
 
     # ---- the aggregator ----
 
@@ -209,6 +217,22 @@ class ShardService:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     async def _exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        session, worker = await self._find_worker(context)
+        reason = "its data stream ended"
+        try:
+            await session.data_streams.serve(requests, context)
+        finally:
+            worker.mailbox.close(reason)
+            try:
+                await worker.mailbox.wait_closed()  # raises the reason of the first close
+            except LinkClosed as closed:
+                reason = str(closed)
+            session.worker_gone(worker, reason)
+
+    async def _find_worker(
+        self, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> tuple[ShardSession, WorkerSession]:
+        """Return the session of the worker that makes a call; abort the call of any other."""
         incarnation = read_incarnation(context)
         number = str(dict(context.invocation_metadata() or ()).get(SESSION_KEY))
         session = self._session
@@ -220,18 +244,35 @@ class ShardService:
                 "shard's aggregator; attend the aggregator again"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-            return
+            raise AssertionError  # abort raises
         check_daemon("worker", worker.name)
-        reason = "its data stream ended"
-        try:
-            await session.data_streams.serve(requests, context)
-        finally:
-            worker.mailbox.close(reason)
-            try:
-                await worker.mailbox.wait_closed()  # raises the reason of the first close
-            except LinkClosed as closed:
-                reason = str(closed)
-            session.worker_gone(worker, reason)
+        return session, worker
+
+    # ---- link checks ----
+
+    async def _measure_workers_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        session, worker = await self._find_worker(context)
+        await self._measure_link(session, context, f"worker {worker.name}", worker.mailbox.wait_closed())
+
+    async def _measure_aggregators_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        session = await self._require_session(context)
+        await self._measure_link(
+            session, context, f"aggregator {session.name}", session.reports.wait_closed()
+        )
+
+    async def _measure_link(
+        self,
+        session: ShardSession,
+        context: grpc.aio.ServicerContext[Any, Any],
+        peer: str,
+        until: Coroutine[Any, Any, None],
+    ) -> None:
+        if job := session.job:
+            until.close()
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is open; check when it has ended"
+            )
+        await serve_link_check(context, peer, shared_memory=self._shared_memory, until=until)
 
     # ---- checkpoints ----
 

@@ -110,6 +110,11 @@ class ShardSession:
         self._opening = 0
         self._broken = False  # an unexpected error happened; set on either thread
 
+    @property
+    def job(self) -> str:
+        """Id of the job whose tensors are here; empty if there are none."""
+        return self._core.job
+
     def close(self, reason: str) -> None:
         """End the session and the workers' streams, and drop all payloads and tensors."""
         self.reports.close(reason)

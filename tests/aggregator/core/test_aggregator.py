@@ -78,3 +78,22 @@ def test_each_stage_names_its_wait() -> None:
     assert dialogue.core.describe_wait(dialogue.now) == "phase train, step 0; 0 of 1 workers have its weights"
     dialogue.give(ev.OptimizerLost("opt:1: refused"))
     assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer: opt:1: refused"
+
+
+# ---- a check of meshes and links ----
+
+
+def test_a_job_waits_for_the_end_of_a_check() -> None:
+    dialogue = Dialogue()
+    dialogue.optimizer()
+    dialogue.hello(1)
+    dialogue.give(ev.ClusterCheckBegan())
+    assert dialogue.core.describe_wait(dialogue.now) is None, "no job waits"
+    dialogue.submit()
+    assert dialogue.core.run is None
+    assert has_facts(dialogue.core.describe_wait(dialogue.now) or "", "waits for ... check --cluster")
+    dialogue.later(1.25, 1)
+    assert dialogue.core.run is None
+    lines = dialogue.give(ev.ClusterCheckEnded())
+    assert dialogue.core.run is not None
+    assert "1 <- join" in lines

@@ -71,9 +71,20 @@ def test_malformed_settings_are_refused(text: str, facts: str) -> None:
     assert not failpoints.is_armed()
 
 
+def test_a_wrong_bit() -> None:
+    values = bytearray(4)
+    failpoints.arm({failpoints.VARIABLE: "link-check.summed=flip@2,worker.send=flip@1"})
+    failpoints.hit_failpoint("link-check.summed", memoryview(values))
+    assert values == bytes(4)
+    failpoints.hit_failpoint("link-check.summed", memoryview(values))
+    assert values == b"\1\0\0\0"
+    with pytest.raises(OSError, match=r"failpoint worker\.send"):
+        failpoints.hit_failpoint("worker.send")
+
+
 def test_every_failpoint_is_in_the_code_once() -> None:
     found: list[str] = []
     for folder in ("services", "worker", "aggregator", "optimizer"):
         for path in (ROOT / folder).rglob("*.py"):
-            found += re.findall(r'point\("([\w.-]+)"\)', path.read_text())
+            found += re.findall(r'point\("([\w.-]+)"[,)]', path.read_text())
     assert sorted(found) == sorted(failpoints.FAILPOINTS)

@@ -1,0 +1,83 @@
+"""The worker's part of `tiermesh check --cluster`: its mesh on the device thread, its links on streams of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from protos import cluster_pb2 as pb
+from protos.checks_pb2 import LinkReport, MeshReport
+from services.protocol.envelope import CheckOrder, CheckReport
+from services.transport.data.data_streams import DataStreamConnector
+from services.transport.link_check.measure import LinkPeer, check_link
+from services.transport.security import Security
+from worker.device_thread import DeviceThread
+
+log = logging.getLogger("tiermesh.worker")
+
+
+class ClusterCheck:
+    """Carries out the orders of one connection to an aggregator.
+
+    Args:
+        device: the device thread.
+        security: the worker's certificate, and the authorities whose certificates it trusts.
+        shared_memory: whether payloads may go through memory shared with a peer.
+        peer_of_shard: returns the other end of a data stream, given the index of its shard; None if there is none.
+        send: sends a report; called on the event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: DeviceThread,
+        security: Security,
+        shared_memory: bool,
+        peer_of_shard: Callable[[int], LinkPeer | None],
+        send: Callable[[CheckReport], None],
+    ) -> None:
+        self._device = device
+        self._connector = DataStreamConnector("/tiermesh.Cluster/MeasureLink", security)
+        self._shared_memory = shared_memory
+        self._peer_of_shard = peer_of_shard
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, order: CheckOrder, job: str) -> None:
+        """Begin to carry out an order, and end the one before.
+
+        Args:
+            order: the order.
+            job: id of the job that this worker has; empty if it has none.
+        """
+        self.cancel()
+        problem = f"the worker has job {job}; check when it has ended" if job else ""
+        if isinstance(order, pb.CheckMesh):
+            self._check_mesh(order, problem)
+        else:
+            self._task = asyncio.ensure_future(self._check_link(order, problem))
+
+    def cancel(self) -> None:
+        """End the check of a link, since a job begins or the connection ends."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _check_mesh(self, order: pb.CheckMesh, problem: str) -> None:
+        def report(result: MeshReport) -> None:
+            self._loop.call_soon_threadsafe(self._send, pb.MeshChecked(number=order.number, report=result))
+
+        if problem:
+            report(MeshReport(problem=problem))
+        else:
+            self._device.check_mesh(order, report)
+
+    async def _check_link(self, order: pb.CheckLink, problem: str) -> None:
+        peer = self._peer_of_shard(order.shard)
+        if problem or peer is None:
+            report = LinkReport(problem=problem or f"this worker has no stream to shard {order.shard}")
+        else:
+            report = await check_link(self._connector, peer, shared_memory=self._shared_memory)
+        self._send(pb.LinkChecked(number=order.number, report=report))
