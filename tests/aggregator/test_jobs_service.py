@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -99,6 +100,29 @@ def test_a_reader_that_takes_nothing_loses_its_place(monkeypatch: pytest.MonkeyP
 
     asyncio.run(scenario())
     assert reached == [Cap.DOWNLOADS]
+
+
+def test_a_download_counts_for_its_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    callers = iter([*["ann"] * (MOST_DOWNLOADS // 2 + 1), "bob"])
+    monkeypatch.setattr(jobs_service, "current_caller", lambda: SimpleNamespace(person=next(callers)))
+    reached: list[Cap] = []
+
+    async def scenario() -> None:
+        backend: Any = Backend()
+        servicer = JobsServicer(backend, Downloads(None, reached.append), reached.append)
+        tasks = [asyncio.ensure_future(download(servicer, Reader(0))) for _ in range(MOST_DOWNLOADS // 2)]
+        await asyncio.sleep(0)
+        late = Reader(takes=3)
+        with pytest.raises(Aborted):
+            await download(servicer, late)
+        assert late.status is not None and late.status[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await download(servicer, Reader(takes=3))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert reached == [Cap.DOWNLOADS_PER_PERSON]
 
 
 @pytest.mark.parametrize(
