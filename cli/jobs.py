@@ -42,9 +42,11 @@ def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
     Raises:
         Refused: the config is wrong; the message names the first such setting.
     """
+    from cli.reading_progress import show_reading
     from services.config.load import load_job
 
-    config, notices = load_job(path, overrides)
+    with show_reading(output):
+        config, notices = load_job(path, overrides)
     for notice in notices:
         output.warn(notice)
     return config

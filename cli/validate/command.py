@@ -33,15 +33,18 @@ def run(path: Path, overrides: Sequence[str], cluster: Cluster, output: Output) 
         Refused: something is wrong, or the job needs more memory than the named chip has; the message names the first
             such setting.
     """
+    from cli.reading_progress import show_reading
     from cli.validate.report import make_report
     from cli.validate.text import format_report
     from mesh.backend import check_mesh_shape
     from services.config.load import load_job_with_origins
     from services.errors import Refused
 
-    config, notices, origins = load_job_with_origins(path, overrides)
+    with show_reading(output):
+        job, origins = load_job_with_origins(path, overrides)
+    config, notices = job.config, job.notices
     descriptor = check_mesh_shape(config.device.mesh_shape, config.device.backend)
-    report, shortage = make_report(config, origins, cluster)
+    report, shortage = make_report(job, origins, cluster)
     if shortage is not None:
         if cluster.chip is not None:
             raise Refused(shortage)

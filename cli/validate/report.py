@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from cli.validate.command import Cluster
-from cli.validate.corpus import count_epoch_windows
 from mesh.backend import choose_dtype, may_drive_chips
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
 from services.config.origins import Origins
 from services.config.parameters import count_largest, model_parts
+from services.config.resolve.job import ResolvedJob
 from services.config.settings import list_settings, optimizer_name
 from services.sizing.chips import CHIPS, DEFAULT_CHIP
 from services.sizing.device_memory import estimate_device_memory
@@ -22,16 +22,17 @@ from services.sizing.host_memory import estimate_host_memory
 from services.sizing.links import estimate_links
 
 
-def make_report(config: JobConfig, origins: Origins, cluster: Cluster) -> tuple[dict[str, Any], str | None]:
+def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> tuple[dict[str, Any], str | None]:
     """Return the figures of a job, and a line if a chip has too little memory for it.
 
     Figures that only a worker can know are None: those of users' own models, and of unknown vocabularies.
 
     Args:
-        config: config of the job.
+        job: the job.
         origins: origins of its settings.
         cluster: cluster that the figures are for.
     """
+    config = job.config
     device = config.device
     report = {
         "name": config.name,
@@ -47,7 +48,7 @@ def make_report(config: JobConfig, origins: Origins, cluster: Cluster) -> tuple[
         "micro_batches": config.micro_batches,
         "batch_size": config.batch_size,
         "sequences_per_step": config.sequences_per_step,
-        **_count_tokens(config),
+        **_count_tokens(config, job.training_windows),
         "vocabulary": config.vocabulary,
         "settings": [asdict(setting) for setting in list_settings(config, origins)],
         "tiers": 2 if cluster.shards else cluster.tiers,
@@ -75,10 +76,10 @@ def make_report(config: JobConfig, origins: Origins, cluster: Cluster) -> tuple[
     return report | sizes, shortage
 
 
-def _count_tokens(config: JobConfig) -> dict[str, Any]:
+def _count_tokens(config: JobConfig, windows: int | None) -> dict[str, Any]:
     """Return tokens of a step and of the job, and how often the data is seen; samples have one token each."""
     length: int = getattr(config.model, "max_sequence_length", 1)
-    sequences, windows = config.steps * config.sequences_per_step, count_epoch_windows(config)
+    sequences = config.steps * config.sequences_per_step
     return {
         "tokens_per_step": config.sequences_per_step * length,
         "tokens": sequences * length,

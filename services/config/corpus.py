@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from services.config.job_parts import CorpusFile, DataConfig
+from services.corpora.reading_progress import report_reading
 from services.corpora.token_file import TokenFile
 from services.errors import Refused
 from services.input_files import NoSuchFile, open_input_file
@@ -171,7 +173,9 @@ def summarize_text_file(path: Path, field: str) -> TextSummary:
     digest, characters, alphabet = hashlib.sha256(), 0, set[str]()
     try:
         with open_input_file(field, path, CORPUS_BYTES) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
             for text in _decoded_blocks(file, digest.update):
+                report_reading(path, file.tell(), size_bytes)
                 characters += len(text)
                 alphabet.update(text)
     except OSError as error:

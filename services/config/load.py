@@ -12,7 +12,7 @@ from services.config.origins import Origins
 from services.config.overrides import Override, parse_overrides
 from services.config.paths import find_include
 from services.config.refusals import format_value, unknown_key_error
-from services.config.resolve.job import resolve_job
+from services.config.resolve.job import ResolvedJob, resolve_job
 from services.config.section_names import rename_sections
 from services.config.sections import MODEL_SECTIONS, NESTED_SECTIONS, OPTIMIZERS, SECTIONS
 from services.config.yaml_files import read_document
@@ -36,20 +36,18 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig
     Raises:
         Refused: something is wrong; one line about the first error, with field, value, what was expected and the fix.
     """
-    config, notices, _ = load_job_with_origins(path, overrides)
+    (config, notices, _), _ = load_job_with_origins(path, overrides)
     return config, notices
 
 
-def load_job_with_origins(
-    path: str | Path, overrides: Sequence[str] = ()
-) -> tuple[JobConfig, list[str], Origins]:
-    """Return what `load_job` returns, and the origins of the settings that were given."""
+def load_job_with_origins(path: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedJob, Origins]:
+    """Return the job of `load_job` with all that was found out, and the origins of the settings that were given."""
     document = read_document(Path(path))
     origins = Origins()
     for section, value in document.items():
         origins.note_file(section, value, Path(path))
     folder = Path(path).absolute().parent
-    return *load_job_document(document, folder=folder, overrides=overrides, origins=origins), origins
+    return _resolve(document, folder, overrides, origins), origins
 
 
 def load_job_document(
@@ -57,7 +55,6 @@ def load_job_document(
     *,
     folder: Path,
     overrides: Sequence[str] = (),
-    origins: Origins | None = None,
 ) -> tuple[JobConfig, list[str]]:
     """Return the job of a document that is read already; see `load_job`.
 
@@ -65,9 +62,15 @@ def load_job_document(
         document: content of the YAML file; it is not changed.
         folder: folder that relative paths start from.
         overrides: settings changed from the command line.
-        origins: receives the origins of included and overridden settings; None if nobody asks for them.
     """
-    origins = origins or Origins()
+    config, notices, _ = _resolve(document, folder, overrides, Origins())
+    return config, notices
+
+
+def _resolve(
+    document: dict[Any, Any], folder: Path, overrides: Sequence[str], origins: Origins
+) -> ResolvedJob:
+    """Return the job of a document; `origins` receives those of included and overridden settings."""
     document = rename_sections(document, origins)
     changes = parse_overrides(overrides, document)
     refuse_foreign_keys(document)

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from services.corpora.cache import make_cache_folder
 from services.corpora.id_text import IdText
+from services.corpora.reading_progress import report_reading
 from services.corpora.sidecar import SUFFIX, load_sidecar, sidecar_path
 from services.corpora.writer import new_token_file
 from services.errors import Refused
@@ -44,10 +45,10 @@ def converted(path: Path, field: str) -> Path:
         return path
     place = f"{field}: {printable_path(path)}"
     with open_input_file(field, path, ID_TEXT_BYTES) as file:
-        binary = make_cache_folder(_FOLDER) / f"{_hash(file, place)}.u32.bin"
+        binary = make_cache_folder(_FOLDER) / f"{_hash(file, path, place)}.u32.bin"
         if not _is_complete(binary):
             file.seek(0)
-            _convert(file, suffix != ".csv", binary, place)
+            _convert(file, path, binary, place)
             _make_room(binary)
     with suppress(OSError):  # another process may have made room just now, which opening says
         os.utime(sidecar_path(binary))  # the time of the last use
@@ -77,11 +78,13 @@ def _is_complete(binary: Path) -> bool:
     return sidecar is not None and sidecar.fits(status)
 
 
-def _convert(file: BinaryIO, is_yaml: bool, binary: Path, place: str) -> None:
-    text = IdText(file, is_yaml, place)
+def _convert(file: BinaryIO, path: Path, binary: Path, place: str) -> None:
+    text = IdText(file, path.suffix.lower() != ".csv", place)
+    size_bytes = os.fstat(file.fileno()).st_size
     with new_token_file(binary, "uint32", tokenizer_vocab_size=text.tokenizer_vocab_size) as writer:
         for ids in text.pieces():
             writer.write(ids)
+            report_reading(path, file.tell(), size_bytes)
 
 
 def _make_room(newest: Path) -> None:
@@ -103,11 +106,12 @@ def _last_use_ns(sidecar: Path) -> int:
         return 0
 
 
-def _hash(file: BinaryIO, place: str) -> str:
-    digest = hashlib.sha256()
+def _hash(file: BinaryIO, path: Path, place: str) -> str:
+    digest, size_bytes = hashlib.sha256(), os.fstat(file.fileno()).st_size
     try:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
+            report_reading(path, file.tell(), size_bytes)
     except OSError as error:
         raise Refused(f"{place}: can't be read ({error.strerror}); make it readable") from None
     return digest.hexdigest()

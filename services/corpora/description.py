@@ -10,6 +10,7 @@ import numpy as np
 
 from services.corpora.binary_format import BinaryFormat, read_format, refuse_wider_ids
 from services.corpora.block_digest import BLOCK_BYTES, BlockDigest
+from services.corpora.reading_progress import report_reading
 from services.corpora.sidecar import LARGEST_ID, TokenSidecar
 from services.errors import Refused
 
@@ -49,6 +50,7 @@ def describe(file: BinaryIO, path: Path, known: TokenSidecar | None, place: str)
                 largest, largest_at = int(ids.max()), count + int(ids.argmax())
             count += ids.size
             digest.update(block)
+            report_reading(path, digest.size_bytes, status.st_size)
         sha256, block_sha256 = digest.finish()
     if digest.size_bytes != status.st_size or os.fstat(file.fileno()).st_mtime_ns != status.st_mtime_ns:
         raise Refused(f"{place}: changed while it was read; wait until it is complete")

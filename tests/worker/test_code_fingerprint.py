@@ -131,6 +131,7 @@ def test_of_what_gives_a_micro_batch_its_tokens_only_what_a_job_pins_is_left_out
         "services/corpora/block_digest.py",
         "services/corpora/conversion.py",
         "services/corpora/description.py",
+        "services/corpora/reading_progress.py",
         "services/corpora/sidecar.py",
         "services/errors.py",
         "services/input_files.py",

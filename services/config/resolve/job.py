@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -15,7 +15,13 @@ from services.config.refusals import format_value, validation_refused
 from services.config.resolve.batches import resolve_batches
 from services.config.resolve.data import resolve_data
 from services.config.resolve.device import resolve_device
-from services.config.resolve.length import check_evaluation, counts_epochs, max_steps_of, steps_of_epochs
+from services.config.resolve.length import (
+    check_evaluation,
+    counts_epochs,
+    known_training_windows,
+    max_steps_of,
+    steps_of_epochs,
+)
 from services.config.resolve.model import resolve_model
 from services.config.resolve.optimizer import resolve_optimizer, resolve_schedule, schedule_notices
 from services.config.resolve.unsupported import check_supported, ineffective_settings
@@ -29,15 +35,26 @@ from services.config.sections import (
 from services.errors import Refused
 
 
-def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[str]]:
+class ResolvedJob(NamedTuple):
+    """A job, and what was found out on the way to it.
+
+    Attributes:
+        config: the complete job.
+        notices: a line for each setting without effect.
+        training_windows: number of training windows (or samples) of all files; None if only workers count the tokens.
+    """
+
+    config: JobConfig
+    notices: list[str]
+    training_windows: int | None
+
+
+def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
     """Return the complete job that the sections describe.
 
     Args:
         sections: sections by name (`sections.SECTIONS`), with includes read and overrides applied.
         folder: folder of the config, for relative paths of data.
-
-    Returns:
-        The job, and a line for each setting without effect.
 
     Raises:
         Refused: something is wrong or not supported yet; the first error is named.
@@ -102,7 +119,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
     except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None
     check_spec_size(job.to_json())
-    return job, notices
+    return ResolvedJob(job, notices, known_training_windows(data))
 
 
 def _num_workers(multihost: MultihostSection, notices: list[str]) -> int:

@@ -107,6 +107,11 @@ def check_evaluation(training: TrainingSection, data: ResolvedData, batch_size: 
         )
 
 
+def known_training_windows(data: ResolvedData) -> int | None:
+    """Return the number of training windows (or samples) of all files; None if only a tokenizer can count a text's."""
+    return None if None in data.lengths else _count_windows(data)
+
+
 def _count_windows(data: ResolvedData) -> int:
     """Return the number of training windows of all files, or of training samples.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from cli.validate.command import Cluster
 from cli.validate.report import make_report
 from cli.validate.text import format_report
+from services import input_files
+from services.config import corpus
 from services.config.load import load_job_with_origins
 from services.config.paths import REPOSITORY_ROOT
 
@@ -34,8 +36,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report_of(path: Path, *overrides: str, cluster: Cluster = JOB_S_OWN) -> dict[str, Any]:
-    config, _, origins = load_job_with_origins(path, overrides)
-    report, _ = make_report(config, origins, cluster)
+    job, origins = load_job_with_origins(path, overrides)
+    report, _ = make_report(job, origins, cluster)
     lines = list(format_report(report))
     assert all(line.isprintable() and line for line in lines)
     decoded: dict[str, Any] = json.loads(json.dumps(report))
@@ -77,6 +79,21 @@ def test_an_epoch_has_a_window_for_each_start(tmp_path: Path) -> None:
     report = report_of(path)
     assert report["epochs"] == pytest.approx(100 * 4 / (900 - 32), abs=1e-4)
     assert (report["tokens_per_step"], report["tokens"]) == (4 * 32, 100 * 4 * 32)
+
+
+def test_a_text_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("abcdefghij" * 100)
+    path = tmp_path / "job.yaml"
+    path.write_text("training_config: {data_path: corpus.txt}\n" + TRANSFORMER)
+    opened: list[str] = []
+
+    def open_input_file(name: str, place: Path, limit_bytes: int | None = None) -> BinaryIO:
+        opened.append(place.name)
+        return input_files.open_input_file(name, place, limit_bytes)
+
+    monkeypatch.setattr(corpus, "open_input_file", open_input_file)
+    assert report_of(path)["epochs"]
+    assert opened == ["corpus.txt"]
 
 
 def test_epochs_of_text_for_a_tokenizer_are_known_to_workers_only(data: Path) -> None:

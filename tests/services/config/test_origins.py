@@ -23,7 +23,7 @@ def load_origins(folder: Path, *overrides: str) -> Origins:
     (folder / "job.yaml").write_text(JOB)
     (folder / "model.yaml").write_text("transformer_config: {num_heads: 2, embedding_dim: 64}\n")
     (folder / "sampling.yaml").write_text("eval_config: {top_k: 3}\n")
-    return load_job_with_origins(folder / "job.yaml", overrides)[2]
+    return load_job_with_origins(folder / "job.yaml", overrides)[1]
 
 
 def test_settings_come_from_the_file_that_has_them(folder: Path) -> None:
