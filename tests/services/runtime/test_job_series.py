@@ -39,6 +39,7 @@ def touch_all(metrics: WorkerMetrics | AggregatorMetrics | OptimizerMetrics, job
         metrics.set_weights_step(job, 1)
     elif isinstance(metrics, AggregatorMetrics):
         metrics.record_step(job, step=1, loss=1.0, seconds=0.1)
+        metrics.set_compute(job, parameters=1, flops_per_token=1, mfu=0.5)
         metrics.count_commit(job, applied=True)
         metrics.count_verification(job, "passed")
         metrics.set_validation_loss(job, 1.0)
