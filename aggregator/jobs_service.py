@@ -30,6 +30,7 @@ from services.errors import Failed, NotYet, Refused
 from services.files.service import IDLE_SECONDS
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.checksums import ChecksumMismatch, verify_checksum
+from services.tracking.catalogue import check_trackers
 from services.transport.access.enforcement import Denied, caller_address, check_permission, current_caller
 from services.transport.access.permissions import CANCEL_OTHERS_JOB, PRUNE_OTHERS_JOB
 from services.transport.request_handlers import service_handler
@@ -126,6 +127,8 @@ class JobsServicer:
     ) -> jobs.Job:
         try:
             complete = await config
+            if complete.tracking.written_by == "aggregator":
+                check_trackers(complete.tracking.trackers, "at the aggregator")
             self._backend.pruner.check_start(complete.to_json())
             job = self._backend.register.submit(
                 complete, name=name, request_id=request_id, owner=current_caller().person

@@ -82,6 +82,7 @@ class Pruner:
         live: the records of the jobs that have not ended, by id.
         metrics: the aggregator's metrics.
         retention: limits that are always applied, by what goes.
+        remove_tracking: removes what trackers have written of a job; a thread calls it.
         grace_seconds: time since a job's end in which the retention keeps its record: a submit whose answer was lost is
             repeated, and people who follow a job hear of its end. Also the longest time between two passes of the
             retention, since ages grow by themselves.
@@ -99,6 +100,7 @@ class Pruner:
         metrics: AggregatorMetrics,
         retention: Mapping[Part, Limits],
         grace_seconds: float,
+        remove_tracking: Callable[[str], None],
         clock: Callable[[], float] = time.time,
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,6 +111,7 @@ class Pruner:
         self._metrics = metrics
         self._retention = retention
         self._grace_seconds = grace_seconds
+        self._remove_tracking = remove_tracking
         self._clock = clock
         self._elapsed = elapsed
         self._jumps = ClockJumps()
@@ -303,6 +306,7 @@ class Pruner:
         self._going.setdefault(job, None)
         try:
             await self._journal.remove(job)
+            await asyncio.to_thread(self._remove_tracking, job)
             await self._stored.remove(RemoveCheckpointsRequest(job=job, all=True))
             await asyncio.to_thread(self._end_removal, job)
         except (TiermeshError, OSError) as error:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from aggregator.core.aggregator import Clock
 from aggregator.core.events import Note
 from aggregator.storage.journal import Journal
+from aggregator.tracking import JobTracking
 from protos.jobs_pb2 import JobEvent, Wait
 from services.runtime.metrics import AggregatorMetrics
 from services.timeouts import Timeouts
@@ -16,16 +17,18 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class EventPublisher:
-    """Publishes events of jobs to the journal, the log and the metrics.
+    """Publishes events of jobs to the journal, the log, the metrics and the trackers.
 
     Args:
         journal: the jobs' logs and their watchers.
         metrics: the aggregator's metrics.
+        tracking: the trackers of the running job.
     """
 
-    def __init__(self, journal: Journal, metrics: AggregatorMetrics) -> None:
+    def __init__(self, journal: Journal, metrics: AggregatorMetrics, tracking: JobTracking) -> None:
         self._journal = journal
         self._metrics = metrics
+        self._tracking = tracking
 
     def publish(self, note: Note, clock: Clock) -> None:
         """Publish one event."""
@@ -39,6 +42,7 @@ class EventPublisher:
             step_seconds=note.step_seconds,
         )
         self._journal.publish(event)
+        self._tracking.record(event)
         log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
         if note.kind == "step" and note.job.HasField("loss"):
             self._metrics.record_step(

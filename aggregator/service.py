@@ -20,7 +20,7 @@ from aggregator.broken_jobs import JobCrashed, describe_crash, read_stored
 from aggregator.cluster_check import ClusterCheck
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
-from aggregator.core.job_report import Record
+from aggregator.core.job_report import Record, copy_job
 from aggregator.core.retention import Limits, Part
 from aggregator.core.succession import EpochBehind
 from aggregator.data_folder import DataFolder
@@ -36,6 +36,7 @@ from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
 from aggregator.stored_checkpoints import StoredCheckpoints
+from aggregator.tracking import JobTracking
 from aggregator.uploads import ROLES_BYTES, Uploads
 from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
@@ -138,7 +139,10 @@ class AggregatorService:
             plan, inputs = read_stored(spec_json)
             self.files.keep_inputs(job.id, inputs)
             records.append(Record(job, spec_json, plan, fingerprint))
-        self._events = EventPublisher(self.journal, metrics)
+        self._tracking = JobTracking(
+            state_dir / "tracking", self._find_spec, metrics.count_lost_points, self._tell_of_tracker
+        )
+        self._events = EventPublisher(self.journal, metrics, self._tracking)
         self._wait_reporter = WaitReporter(metrics, self._timeouts)
         self.core = make_core(
             AggregatorCore,
@@ -190,6 +194,7 @@ class AggregatorService:
             metrics=metrics,
             retention=retention or {},
             grace_seconds=self._timeouts.follow,
+            remove_tracking=self._tracking.remove,
         )
         self._effects = EffectRunner(
             jobs=self.core.jobs,
@@ -284,6 +289,7 @@ class AggregatorService:
         self._plane.close()
         if self._wiring.engine is not None:
             await self._loop.run_in_executor(None, self._wiring.engine.close)
+        await self._loop.run_in_executor(None, self._tracking.close)
         await self._loop.run_in_executor(None, self._leadership.close)
         self._queue.close()
         self._metrics.set_leading(False)
@@ -395,6 +401,20 @@ class AggregatorService:
             check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
         timeline.mark("from optimizer", "weights", header.step, chunk=header.index)
         self.feed(ev.WeightsArrived(header), chunk, message)
+
+    # ---- trackers ----
+
+    def _find_spec(self, job: str) -> str | None:
+        record = self.core.jobs.records.get(job)
+        return None if record is None else record.spec_json
+
+    def _tell_of_tracker(self, job: str, text: str) -> None:
+        record = self.core.jobs.records.get(job)
+        if record is None:
+            log.warning("job %s: %s", job, text, extra={"job": job})
+        else:
+            note = ev.Note("tracking", text, copy_job(record.job))
+            self._events.publish(note, Clock(time.monotonic(), time.time()))
 
     # ---- users ----
 

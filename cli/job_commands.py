@@ -206,6 +206,11 @@ _follow_option = option("--follow", is_flag=True, help="Show the job's progress 
     is_flag=True,
     help="Send no data to the aggregator: all workers have it, or the aggregator has it in its --data-dir.",
 )
+@path_option(
+    "--tracking-dir",
+    default=Path("tracking"),
+    help="Folder of trackers that this command writes, with `tracking: {written_by: submitter}` and --follow.",
+)
 @client_options
 def submit(
     *,
@@ -214,6 +219,7 @@ def submit(
     start: str | None,
     follow: bool,
     no_upload: bool,
+    tracking_dir: Path,
     target: AggregatorTarget,
     output: Output,
 ) -> None:
@@ -231,7 +237,9 @@ def submit(
         overrides += (f"training_config.start_from.job={json.dumps(job)}",)
         overrides += (f"training_config.start_from.step={step}",) if step else ()
     config = read_job(path, overrides, output)
-    asyncio.run(run(target, config, output, follow_it=follow, uploads=not no_upload))
+    asyncio.run(
+        run(target, config, output, follow_it=follow, uploads=not no_upload, tracking_dir=tracking_dir)
+    )
 
 
 @click.command("continue")

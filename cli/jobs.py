@@ -14,6 +14,7 @@ from cli.client import JobsClient, Unanswered, Unreachable
 from cli.options import AggregatorTarget
 from cli.output import Output, clock, duration, job_fields, job_line, state_name
 from cli.progress import ProgressView
+from cli.tracking import FollowedTracking, check_follower
 from protos import jobs_pb2
 from services.errors import Failed
 from services.timeouts import STANDARD_TIMEOUTS
@@ -53,7 +54,13 @@ def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
 
 
 async def submit(
-    target: AggregatorTarget, config: JobConfig, output: Output, *, follow_it: bool, uploads: bool
+    target: AggregatorTarget,
+    config: JobConfig,
+    output: Output,
+    *,
+    follow_it: bool,
+    uploads: bool,
+    tracking_dir: Path,
 ) -> None:
     """Queue a job, print its id and, with `follow_it`, show its progress until it ends.
 
@@ -63,13 +70,16 @@ async def submit(
         output: where the result goes.
         follow_it: whether to show the job's progress.
         uploads: whether to send the aggregator what it lacks of the job's inputs.
+        tracking_dir: folder of the trackers that this command writes.
 
     Raises:
+        Refused: this command can't write the job's trackers.
         Failed: an upload failed; or `follow_it` is set, and the job failed or was cancelled.
     """
     from cli.uploads import InputFiles, upload_inputs
     from services.config.job_inputs import inputs_of_job
 
+    check_follower(config, follows=follow_it)
     files = InputFiles(inputs_of_job(config)) if uploads else None
     spec_json = config.to_json()
     request_id = draw_request_id()
@@ -81,7 +91,8 @@ async def submit(
             files is not None
         ):  # from now on the job keeps its files; another upload may have pushed one out before
             await upload_inputs(client, files, output)
-        await _show(client, job, output, follow_it=follow_it)
+        with FollowedTracking(config, tracking_dir, output) as tracking:
+            await _show(client, job, output, follow_it=follow_it, record=tracking.record)
 
 
 async def continue_job(
@@ -94,15 +105,22 @@ async def continue_job(
         await _show(client, job, output, follow_it=follow_it)
 
 
-async def _show(client: JobsClient, job: jobs_pb2.Job, output: Output, *, follow_it: bool) -> None:
-    """Print the id of a job that was just queued and, with `follow_it`, show its progress until it ends."""
+async def _show(
+    client: JobsClient,
+    job: jobs_pb2.Job,
+    output: Output,
+    *,
+    follow_it: bool,
+    record: Callable[[jobs_pb2.JobEvent], None] = lambda event: None,
+) -> None:
+    """Print the id of a job that was just queued and, with `follow_it`, show and record its progress until it ends."""
     if not follow_it:
         output.say(job.id)
         output.result(job_fields(job))
         return
     with ProgressView(output) as view:
         view.say(f"job {job.id}")
-        job = await follow(client, job.id, view)
+        job = await follow(client, job.id, view, record)
     output.say(job_line(job))
     if job.checkpoint:
         output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")
@@ -127,8 +145,19 @@ async def call_once(call: Callable[[], Awaitable[Answer]]) -> Answer:
         return await retry_unreachable(call)
 
 
-async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.Job:
+async def follow(
+    client: JobsClient,
+    job: str,
+    view: ProgressView,
+    record: Callable[[jobs_pb2.JobEvent], None] = lambda event: None,
+) -> jobs_pb2.Job:
     """Show a job until it has ended, across restarts of the aggregator; return its last state.
+
+    Args:
+        client: calls the aggregator.
+        job: id of the job.
+        view: shows its events.
+        record: callback, called with each event too.
 
     Raises:
         Failed: the aggregator can't be reached for longer than OUTAGE_SECONDS.
@@ -140,6 +169,7 @@ async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.J
                 async for event in events:
                     heard = time.monotonic()
                     view.update(event)
+                    record(event)
                     if event.job.state in ENDED:
                         return event.job
             lost: Failed = Failed(

@@ -17,6 +17,7 @@ from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from cli.supervise import supervise
+from cli.tracking import leave_trackers_to_aggregator
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.instrumentation.timeline import TimelineOptions
@@ -75,7 +76,7 @@ def run(options: LocalOptions, output: Output) -> None:
         )
     config = None if options.resume else read_job(options.job, options.overrides, output)
     with lock_state_dir(options.state_dir):
-        submission = (config.name, config.to_json()) if config else None
+        submission = (config.name, leave_trackers_to_aggregator(config).to_json()) if config else None
         started = time.monotonic()
         job = asyncio.run(_run(options, submission, output))
         seconds = time.monotonic() - started

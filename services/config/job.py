@@ -28,6 +28,8 @@ from services.config.job_parts import (
     SamplingConfig,
     ScheduleConfig,
     StartConfig,
+    TrackingConfig,
+    TrackingConfigField,
     WireConfig,
     WireConfigField,
 )
@@ -75,6 +77,7 @@ class JobConfig(ConfigRecord):
         on_non_finite: whether a step with NaN or infinity in its gradient is skipped, or stops the job.
         verify_fraction: share of the micro-batches whose gradients a second worker computes as well.
         on_faulty: after a worker was found faulty, go back to a checkpoint, or go on from the current step.
+        tracking: trackers that its figures are written to.
     """
 
     name: PrintableName = "tt_train_nano_gpt"
@@ -104,6 +107,7 @@ class JobConfig(ConfigRecord):
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
+    tracking: TrackingConfigField = TrackingConfig()
 
     @model_validator(mode="after")
     def _check_consistency(self) -> JobConfig:

@@ -337,6 +337,45 @@ class CheckpointConfig(ConfigRecord):
         return self
 
 
+TrackerName = Literal["csv", "jsonl", "tensorboard", "wandb", "mlflow"]
+"""Name of a tracker (services/tracking)."""
+
+
+class TrackingConfig(ConfigRecord):
+    """Trackers that a job's figures are written to. There are no paths, addresses or keys: those are the writer's own.
+
+    Attributes:
+        trackers: names of the trackers, each once.
+        written_by: who writes them: the aggregator, or the command that submits the job and follows it.
+    """
+
+    trackers: Annotated[tuple[TrackerName, ...], Field(max_length=5)] = ()
+    written_by: Literal["aggregator", "submitter"] = "aggregator"
+
+
+def _expand_trackers(value: Any) -> Any:
+    """Return the mapping that a tracker, or a list of them, stands for; its list as a tuple without repetitions."""
+    if isinstance(value, TrackingConfig):
+        return value
+    if isinstance(value, str | list | tuple):
+        value = {"trackers": value}
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"training_config.tracking: {format_value(value)} given, expected a list of csv, jsonl, tensorboard, wandb "
+            "and mlflow; write for example tracking: [csv, tensorboard]"
+        )
+    names = value.get("trackers", ())
+    if isinstance(names, str):
+        names = (names,)
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        names = tuple(dict.fromkeys(names))
+    return {**value, "trackers": names}
+
+
+TrackingConfigField = Annotated[TrackingConfig, BeforeValidator(_expand_trackers)]
+"""`TrackingConfig` as users write it: a mapping, a list of trackers, or one."""
+
+
 class SamplingConfig(ConfigRecord):
     """Sampling of text from the trained model (tt-train's `eval_config`), applied in this order.
 

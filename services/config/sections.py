@@ -35,6 +35,8 @@ from services.config.job_parts import (
     CheckpointConfig,
     ScheduleType,
     StartConfig,
+    TrackingConfig,
+    TrackingConfigField,
     WireConfig,
     WireConfigField,
 )
@@ -130,6 +132,7 @@ class TrainingSection(Section):
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
+    tracking: TrackingConfigField = TrackingConfig()
 
 
 class AdamWSection(Section):

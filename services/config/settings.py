@@ -78,6 +78,7 @@ _SECTIONS = {
     "data": "training_config",
     "sampling": "eval_config",
     "start_from": "training_config.start_from",
+    "tracking": "training_config.tracking",
 }
 """Section of the keys of a job's part."""
 
@@ -95,6 +96,7 @@ _OWN = (
     "training_config.on_non_finite",
     "training_config.verify_fraction",
     "training_config.on_faulty",
+    "training_config.tracking",
     "training_config.optimizer.weight_decay_on",
     "linear_regression_config",
     "transformer_config.bias",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,6 +19,7 @@ from prometheus_client import (
 )
 
 from services.caps import Cap
+from services.config.job_parts import TrackerName
 from services.runtime.job_series import JobMetric, JobSeries, label_value
 from services.transport.ports.admission import Refusal
 
@@ -258,6 +259,13 @@ class AggregatorMetrics(_RoleMetrics):
         )
         self._caps_reached = {cap: caps_reached.labels(self.role, cap.value) for cap in Cap}
 
+        lost_points = Counter(
+            "tiermesh_tracker_points_lost",
+            "Points of jobs that trackers did not take, by tracker: csv, jsonl, tensorboard, wandb or mlflow",
+            ("role", "tracker"),
+            registry=self.registry,
+        )
+        self._lost_points = {name: lost_points.labels(self.role, name) for name in get_args(TrackerName)}
         self._pruned_jobs = Counter(
             "tiermesh_pruned_jobs", "Ended jobs that were pruned", ("role",), registry=self.registry
         ).labels(self.role)
@@ -360,6 +368,10 @@ class AggregatorMetrics(_RoleMetrics):
     def count_lost_log_lines(self, lines: int) -> None:
         """Count lines that are missing from jobs' logs."""
         self._lost_log_lines.inc(lines)
+
+    def count_lost_points(self, tracker: str, points: int) -> None:
+        """Count points of a job that a tracker did not take. Any thread may call."""
+        self._lost_points[tracker].inc(points)
 
     def count_cap_reached(self, cap: Cap) -> None:
         """Count that a cap was reached."""

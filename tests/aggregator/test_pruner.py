@@ -57,6 +57,7 @@ def test_a_clock_that_is_set_forward_makes_no_job_old(tmp_path: Path, limits: Li
                 metrics=AggregatorMetrics(),
                 retention={Part.JOBS: limits},
                 grace_seconds=60.0,
+                remove_tracking=lambda job: None,
                 clock=lambda: wall[0],
                 elapsed=lambda: elapsed[0],
             )

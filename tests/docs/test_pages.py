@@ -14,6 +14,7 @@ from cli.main import tiermesh
 from services.instrumentation import failpoints
 from services.runtime.certificate_watch import EXPIRY_METRIC
 from services.runtime.metrics import AggregatorMetrics, ConnectionMetrics, WorkerMetrics
+from services.tracking.points import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -111,7 +112,7 @@ def metrics() -> set[str]:
     roles = WorkerMetrics(), aggregator, aggregator.optimizer
     families = [family for role in roles for family in role.registry.collect()]
     named = {f"{family.name}{part}" for family in families for part in PARTS.get(family.type, ("",))}
-    return {*named, EXPIRY_METRIC}
+    return {*named, *METRICS, EXPIRY_METRIC}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -115,6 +115,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
             on_non_finite=training.on_non_finite,
             verify_fraction=training.verify_fraction,
             on_faulty=training.on_faulty,
+            tracking=training.tracking,
         )
     except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None

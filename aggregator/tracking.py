@@ -1,0 +1,110 @@
+"""Trackers that the aggregator writes for its jobs, in the folder `tracking/JOB` of its state dir."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from aggregator.jobs_service import ENDED_STATES
+from protos.jobs_pb2 import JobEvent
+from services.config.job import JobConfig
+from services.errors import Refused
+from services.tracking.job_recorders import JobRecorders
+
+_MOST_ENDED = 8
+"""Number of ended jobs whose trackers may still be at work. With more, they hang, and new jobs get none."""
+_CLOSE_SECONDS = 5.0
+"""Longest wait for trackers when the aggregator stops."""
+
+
+class JobTracking:
+    """The trackers of the running job. It is constructed and used on the event loop, except where a method says more.
+
+    Args:
+        folder: folder that has a folder for each job.
+        find_spec: returns the spec of a job that has not ended; None for another one.
+        count_lost: callback, called with a tracker's name and a number of points that are lost. Any thread.
+        tell: callback, called on the event loop with a job's id and a line about what is wrong with a tracker.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        find_spec: Callable[[str], str | None],
+        count_lost: Callable[[str, int], None],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._folder = folder
+        self._find_spec = find_spec
+        self._count_lost = count_lost
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._job = ""
+        self._recorders: JobRecorders | None = None
+        self._ended: list[JobRecorders] = []
+
+    def record(self, event: JobEvent) -> None:
+        """Give the job's trackers an event."""
+        if event.kind in ("step", "evaluation"):
+            if event.job.id != self._job:
+                self._begin(event.job.id)
+            if self._recorders is not None:
+                self._recorders.record(event)
+        elif event.job.id == self._job and event.job.state in ENDED_STATES:
+            self._end()
+
+    def remove(self, job: str) -> None:
+        """Remove what trackers have written of a job. Any thread may call.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._folder / job)
+
+    def close(self) -> None:
+        """Close all trackers, or leave those that take too long. It blocks, so another thread calls it at the end."""
+        self._end()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for recorders in self._ended:
+            recorders.wait(max(0.0, deadline - time.monotonic()))
+
+    def _begin(self, job: str) -> None:
+        """Open the trackers of a job that has begun to train."""
+        self._end()
+        self._job = job
+        spec_json = self._find_spec(job)
+        if spec_json is None:
+            return
+        try:
+            config = JobConfig.from_json(spec_json)
+        except Refused:
+            return  # stored by another version
+        if not config.tracking.trackers or config.tracking.written_by != "aggregator":
+            return
+        self._ended = [each for each in self._ended if not each.wait(0)]
+        if len(self._ended) >= _MOST_ENDED:
+            text = f"no trackers: those of {len(self._ended)} ended jobs hang; restart the aggregator"
+            self._tell_later(job, text)
+            return
+        self._recorders = JobRecorders(
+            job,
+            config,
+            self._folder / job,
+            count_lost=self._count_lost,
+            tell=lambda text: self._tell_later(job, text),
+        )
+
+    def _end(self) -> None:
+        if self._recorders is not None:
+            self._recorders.end()
+            self._ended.append(self._recorders)
+        self._job, self._recorders = "", None
+
+    def _tell_later(self, job: str, text: str) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._tell, job, text)

@@ -1,0 +1,136 @@
+"""One tracker of one job, on a thread of its own: whatever it does, the job goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from services.printable import LINE_CHARACTERS, printable
+from services.tracking.points import Point
+from services.tracking.tracker import Run, Tracker
+
+MOST_WAITING_POINTS = 10_000
+"""Number of points that wait for a slow tracker; further ones are lost."""
+MOST_POINTS = 1_000_000
+"""Number of steps that a tracker gets of a job; of a longer one it gets every second, third, ... step."""
+_BATCH_POINTS = 1000
+_RETRY_SECONDS = 60.0
+"""Pause after a tracker could not be opened. Points that come meanwhile are lost."""
+_POLL_SECONDS = 0.5
+
+
+class Recorder:
+    """Writes a job's points to a tracker. `put`, `end` and `wait` may be called from one other thread, and don't block.
+
+    Args:
+        name: name of the tracker.
+        run: the job.
+        steps: number of steps of the job.
+        open_tracker: opens the tracker.
+        count_lost: callback, called with the name and a number of points that are lost. Any thread.
+        tell: callback, called once with a line about what is wrong. Any thread.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        steps: int,
+        open_tracker: Callable[[str, Run], Tracker],
+        *,
+        count_lost: Callable[[str, int], None],
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._run = run
+        self._every = -(-steps // MOST_POINTS)
+        self._open_tracker = open_tracker
+        self._count_lost = count_lost
+        self._tell = tell
+        self._clock = clock
+        self._points: queue.Queue[Point] = queue.Queue(MOST_WAITING_POINTS)
+        self._ended = threading.Event()
+        self._tracker: Tracker | None = None
+        self._retry_at_seconds = float("-inf")
+        self._told = False
+        # A daemon thread, since a tracker that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, point: Point) -> None:
+        """Give the tracker a point; it is lost if too many wait."""
+        if point.kind == "step" and point.step % self._every:
+            return
+        try:
+            self._points.put_nowait(point)
+        except queue.Full:
+            self._lose(1, f"is too slow: more than {MOST_WAITING_POINTS} points wait for it")
+
+    def end(self) -> None:
+        """Have the tracker closed after the points that wait."""
+        self._ended.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the tracker is closed, at most for some seconds; return whether it is."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while not (self._ended.is_set() and self._points.empty()):
+            points = self._take()
+            if points:
+                self._write(points)
+        if self._tracker is not None:
+            try:
+                self._tracker.close()
+            except Exception as error:
+                self._lose(0, _describe(error))
+
+    def _take(self) -> list[Point]:
+        """Return the points that wait; an empty list if none came for a while."""
+        points: list[Point] = []
+        with suppress(queue.Empty):
+            points.append(self._points.get(timeout=_POLL_SECONDS))
+            while len(points) < _BATCH_POINTS:
+                points.append(self._points.get_nowait())
+        return points
+
+    def _write(self, points: Sequence[Point]) -> None:
+        lacking = list(points)
+        try:
+            if self._tracker is None:
+                if self._clock() < self._retry_at_seconds:
+                    self._count_lost(self._name, len(points))
+                    return
+                self._run.folder.mkdir(parents=True, exist_ok=True)
+                self._tracker = self._open_tracker(self._name, self._run)
+            lacking = self._tracker.written.select_new(points)
+            if lacking:
+                self._tracker.write(lacking)
+        except Exception as error:
+            if self._tracker is None:
+                self._retry_at_seconds = self._clock() + _RETRY_SECONDS
+            self._lose(len(lacking), _describe(error))
+
+    def _lose(self, points: int, reason: str) -> None:
+        """Count lost points, and tell the first reason."""
+        if points:
+            self._count_lost(self._name, points)
+        if not self._told:
+            self._told = True
+            self._tell(
+                printable(
+                    f"tracker {self._name}: {reason}; the job goes on, lost points are counted",
+                    LINE_CHARACTERS,
+                )
+            )
+
+
+def _describe(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

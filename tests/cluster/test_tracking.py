@@ -1,0 +1,42 @@
+"""Trackers that the aggregator writes: each step once, over a killed aggregator and a job that goes back."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of
+from tests.support.cluster.harness import Cluster, eventually
+
+
+@pytest.mark.long
+def test_steps_are_tracked_once_and_bits_stay(tmp_path: Path, corpus: Path, undisturbed: Bits) -> None:
+    spec = spec_of(corpus.parent, gpt_config(corpus, tracking=["csv", "jsonl"]))
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        job = cluster.submit(spec)
+        (folder,) = eventually(lambda: list(tmp_path.glob(f"*/tracking/{job}")), "its folder")
+        cluster.wait_step(job, CHECKPOINT_EVERY + 1)
+        cluster.aggregator.kill()
+        cluster.start_aggregator()
+        assert cluster.optimizer is not None
+        cluster.optimizer.kill()  # the job goes back to a checkpoint
+        cluster.start_optimizer()
+        ended = cluster.finish(job)
+        assert bits(ended).model_sha256 == undisturbed.model_sha256
+
+        def newest() -> bool:
+            return f'"step": {STEPS}' in (folder / "metrics.jsonl").read_text()
+
+        eventually(newest, "the last step")
+    with (folder / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "step"]
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+    assert {row["tiermesh_mfu_ratio"] for row in rows} == {""}, "the emulator has no peak"
+    assert len({row["tiermesh_parameters"] for row in rows}) == 1
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [each["step"] for each in found if each["kind"] == "step"] == steps
+    assert [each for each in found if each["kind"] == "evaluation"][-1]["step"] == STEPS
