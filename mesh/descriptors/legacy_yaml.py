@@ -22,6 +22,7 @@ from mesh.descriptors.mesh_graph_pb2 import (
     TorusTopology,
 )
 from services.errors import Refused
+from services.printable import printable
 from services.yaml_text import parse_yaml
 
 GRAPH_NAME = "G0"
@@ -45,7 +46,9 @@ def convert_legacy_yaml(text: str, source: str) -> MeshGraphDescriptor:
     try:
         return _convert(document)
     except _SchemaError as error:
-        raise Refused(f"{source}: {error}") from None
+        raise Refused(
+            f"{source}: {printable(str(error), 160)}; correct it, or write a .textproto descriptor"
+        ) from None
     except (
         TypeError,
         ValueError,

@@ -56,19 +56,18 @@ def find_local_shape(
         Refused: the meshes have several shapes and TT_MESH_ID names none of them, or the mesh isn't 2-D.
     """
     by_name = {mesh.name: mesh for mesh in descriptor.mesh_descriptors}
-    shapes = {
-        str(node.mesh.mesh_id): _shape(by_name[node.mesh.mesh_descriptor], path)
-        for node in _nodes(descriptor)
-        if node.HasField("mesh")
-    }
+    nodes = sorted(
+        (node.mesh for node in _nodes(descriptor) if node.HasField("mesh")), key=lambda mesh: mesh.mesh_id
+    )
+    shapes = {str(mesh.mesh_id): _shape(by_name[mesh.mesh_descriptor], path) for mesh in nodes}
     wanted_id = environment.get(MESH_ID_VARIABLE)
     if wanted_id is None and len(set(map(tuple, shapes.values()))) == 1:
         return next(iter(shapes.values()))
     if wanted_id not in shapes:
         setting = "is not set" if wanted_id is None else f"is {wanted_id!r}"
         raise Refused(
-            f"{MESH_ID_VARIABLE}: {setting}, expected the id of this host's mesh in {path}: "
-            f"one of {', '.join(sorted(shapes))}"
+            f"{MESH_ID_VARIABLE}: {setting}, expected the id of this host's mesh in {printable(str(path), 80)}: "
+            f"one of {printable(', '.join(shapes), 80)}; set it in the worker's environment"
         )
     return shapes[wanted_id]
 

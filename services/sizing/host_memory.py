@@ -19,8 +19,8 @@ _WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_ELEMENTS * FLOAT32_BYTES
 """Chunks of float32 under way on one stream."""
 _MOST_SUMS = 2
 """Sums that a worker keeps until a step's COMMIT: it has at most two nodes of a step."""
-_TENSOR_COPIES = 2
-"""Copies of a gradient on its way from the mesh to a sum."""
+_TENSOR_COPIES = 4
+"""Copies of a tensor on its way between the mesh and the host's arrays, as measured."""
 
 
 @dataclass(frozen=True)

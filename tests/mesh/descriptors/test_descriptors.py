@@ -131,9 +131,19 @@ def test_all_descriptors_that_ttnn_has_are_read() -> None:
 
 
 @pytest.mark.skipif(not UPSTREAM, reason="tt-train's own descriptors do not lie beside this tree")
-def test_all_descriptors_that_tt_train_has_are_read() -> None:
+def test_all_descriptors_that_tt_train_has_are_read(tmp_path: Path) -> None:
+    assert len(UPSTREAM) == 17
     for path in UPSTREAM:
-        assert read_descriptor(path).mesh_descriptors, path
+        descriptor = read_descriptor(path)
+        hosts = len((path.parent / "rank_bindings.yaml").read_text().split("- rank:")) - 1
+        (graph,) = descriptor.graph_descriptors
+        assert 2 <= len(graph.instances) <= hosts, path
+        environment = {PATH_VARIABLE: str(path), MESH_ID_VARIABLE: "1"}
+        rows, columns = find_local_shape(descriptor, path, environment)
+        chosen = choose_descriptor((rows, columns), environment, tmp_path, NO_CHIPS)
+        assert chosen is not None and read_descriptor(chosen) == descriptor
+        with pytest.raises(Refused, match="would hang"):
+            choose_descriptor((rows, columns // 2), environment, tmp_path, NO_CHIPS)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +264,9 @@ def test_a_legacy_file_with_one_mesh_needs_no_graph(tmp_path: Path) -> None:
 )
 def test_problems_of_a_legacy_file_are_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
     path = _file(tmp_path, LEGACY.replace(*change), "mgd.yaml")
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(Refused, match=message) as caught:
         read_descriptor(path)
+    assert "correct" in str(caught.value), "how to fix it"
 
 
 # ---- checks of the mesh shape ----
@@ -295,6 +306,15 @@ def test_the_mesh_of_this_host_among_several(tmp_path: Path) -> None:
         find_local_shape(descriptor, path, {MESH_ID_VARIABLE: "5"})
     alike = _file(tmp_path, LEGACY, "mgd.yaml")
     assert find_local_shape(read_descriptor(alike), alike, {}) == [1, 8], "all meshes have this shape"
+
+
+def test_ids_of_many_meshes_are_listed_by_number(tmp_path: Path) -> None:
+    mesh = "  {{id: {}, board: box, device_topology: [1, 8], host_topology: [1, 1]}},\n"
+    meshes = "".join(mesh.format(each) for each in range(12))
+    text = f"ChipSpec: {{arch: wormhole_b0, ethernet_ports: {{N: 2}}}}\nBoard: [{{name: box}}]\nMesh: [\n{meshes}]\n"
+    path = _file(tmp_path, text, "mgd.yaml")
+    with pytest.raises(Refused, match=r"9, 10, 11; set it in the worker's environment"):
+        find_local_shape(read_descriptor(path), path, {MESH_ID_VARIABLE: "99"})
 
 
 # ---- choosing a descriptor ----
