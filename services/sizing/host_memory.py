@@ -85,7 +85,7 @@ def estimate_host_memory(
         return [
             worker,
             RoleMemory("shard", share, snapshot // shards, f"1/{shards} of: {holds}; {broadcast}"),
-            RoleMemory("aggregator", window, snapshot, "a checkpoint, while it is written"),
+            RoleMemory("aggregator", windows, snapshot, "a checkpoint, while it is written"),
         ]
     if tiers == 2:
         text = f"{holds}; {broadcast}"

@@ -14,6 +14,19 @@ from services.config.paths import REPOSITORY_ROOT
 from services.errors import Refused
 
 CONFIGS = REPOSITORY_ROOT / "configs"
+TT_TRAIN_MODELS = (
+    "gpt2l gpt2m gpt2s gpt2s_3tier gpt2xl llama3 llama3_2_1B llama3_gpt2s_size llama405b llama70b llama70b_tp32 "
+    "llama8b llama8b_efficient llama8b_galaxy_tp_dp llama8b_tp32 mlp_config nanogpt nanogpt_char nanogpt_memory_eff "
+    "nanollama3 nanollama3_char tinyllama tinyllama3 tinyllama3_loudbox_tp tinyllama_bpe tinyllama_char tinyllama_galaxy_tp "
+    "tinyllama_loudbox_tp"
+)
+TT_TRAIN_HOSTS = (
+    "14worker_fabric 16worker_126block_pp_fabric 16worker_80block_pp_fabric 1worker_fabric 1worker_mpi "
+    "2worker_32block_pp_fabric 2worker_fabric 3worker_fabric 3worker_mpi 4worker_32block_pp_fabric "
+    "4worker_80block_pp_fabric 4worker_fabric 5worker_32block_pp_fabric 5worker_80block_pp_fabric"
+)
+TT_TRAIN_DEVICES = "galaxy_ddp galaxy_tp loudbox_ddp loudbox_tp n150 n300_ddp n300_tp"
+"""Names of tt-train's own parts. Those of Qwen3 and DeepSeek come with the models."""
 
 
 @pytest.fixture
@@ -23,6 +36,14 @@ def shakespeare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
     monkeypatch.setenv("TIERMESH_DATA", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("model", TT_TRAIN_MODELS), ("multihost", TT_TRAIN_HOSTS), ("device", TT_TRAIN_DEVICES)],
+)
+def test_all_parts_of_tt_train_are_shipped_under_their_names(kind: str, names: str) -> None:
+    assert set(names.split()) <= {path.stem for path in (CONFIGS / f"{kind}_configs").glob("*.yaml")}
 
 
 @pytest.mark.usefixtures("shakespeare")

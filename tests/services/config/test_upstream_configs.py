@@ -6,15 +6,17 @@ Corpora and tokenizers are stood in for, because tt-train does not ship them wit
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from services.config.job import JobConfig
-from services.config.load import load_job, load_job_document
+from services.config.load import load_job, load_job_document, load_job_with_origins
 from services.config.models import ModelConfig
 from services.config.paths import REPOSITORY_ROOT
+from services.config.settings import list_settings
 from services.errors import Refused
 
 UPSTREAM = next(
@@ -28,9 +30,18 @@ CONFIGS = (
 )
 pytestmark = pytest.mark.skipif(UPSTREAM is None, reason="tt-train's own configs do not lie beside this tree")
 
+TOKENIZERS = {"gpt2": 50257, "tinyllama": 32000}
+"""Numbers of tokens of the tokenizers that the configs name."""
+
 IMAGES = "is a setting of the MNIST example"
 PIPELINE = "multihost_config.pipeline_parallel_config: "
 NOT_YET = "is not supported yet"
+
+NOT_GIVEN = {
+    "training_config.start_from", "training_config.tokenizer_path", "device_config.dtype",
+    "transformer_config.rope_scaling",
+}  # fmt: skip
+"""Settings that stay null when no config gives them."""
 
 REFUSED: dict[str, tuple[str, str]] = {
     # Another trainer's.
@@ -70,8 +81,11 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "shakespeare.txt").write_text("Speak, speak. " * 1000)
-    for name in ("gpt2", "tinyllama"):
-        (data / f"{name}-tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    for name, size in TOKENIZERS.items():
+        vocabulary = {token: number for number, token in enumerate("Speak, .")}
+        vocabulary |= {f"<{number}>": number for number in range(len(vocabulary), size)}
+        model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+        (data / f"{name}-tokenizer.json").write_text(json.dumps({"model": model}))
     tokens = [number % 68 for number in range(8192)]
     (data / "tokenized_shakespeare.csv").write_text(" ".join(map(str, tokens)))
     (data / "tokenized_shakespeare_llama8b.yaml").write_text(
@@ -85,9 +99,16 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_config_of_tt_train_validates_or_is_refused_with_a_reason(path: Path) -> None:
     expected = REFUSED.get(name_of(path))
     if expected is None:
-        job, notices = load_job(path)
+        job, notices, origins = load_job_with_origins(path)
         assert JobConfig.from_json(job.to_json()) == job
         assert all(len(notice) <= 300 for notice in notices)
+        fields = [notice.partition(": ")[0] for notice in notices]
+        assert len(set(fields)) == len(fields), "each setting is noticed once"
+        assert not [notice for notice in notices if "is not counted" in notice]
+        assert job.vocabulary is not None
+        assert all(
+            setting.value is not None or setting.key in NOT_GIVEN for setting in list_settings(job, origins)
+        )
         return
     with pytest.raises(Refused) as caught:
         load_job(path)
