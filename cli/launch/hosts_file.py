@@ -117,8 +117,8 @@ def _check_all(hosts: list[tuple[str, Host]], source: str) -> tuple[Host, ...]:
         folded = host.name.lower()
         if folded in places:
             raise Refused(
-                f"{place}: host {printable(host.name, 80)} is named twice, expected once; remove one and write the "
-                "number of its ranks as slots"
+                f"{place}: host {printable(host.name, 60)} is named twice, first in {places[folded]}; remove one and "
+                "write the number of its ranks as slots"
             )
         places[folded] = place
     slots = sum(host.slots for _, host in hosts)

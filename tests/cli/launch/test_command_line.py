@@ -87,13 +87,13 @@ def test_workers_get_their_descriptor_and_cache() -> None:
 _TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="\x7f"), max_size=12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(_TEXT, st.dictionaries(st.from_regex("TT_[A-Z]{1,4}", fullmatch=True), _TEXT, max_size=3))
 def test_a_shell_reads_what_was_meant(argument: str, environment: dict[str, str]) -> None:
     script = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     rank = Rank(0, "worker", None, "r", 0, environment, "")
     command = DaemonCommand(
-        rank, (sys.executable, "-c", script, argument), environment, ("TT_MESH_ID",), {}, 0
+        rank, (sys.executable, "-I", "-S", "-c", script, argument), environment, ("TT_MESH_ID",), {}, 0
     )
     done = subprocess.run(
         ["/bin/sh", "-c", command.in_shell()],

@@ -26,7 +26,10 @@ def test_hosts_in_their_order_with_comments_and_blank_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
-        ("a slots=1\nA slots=1", ["hosts.txt line 2", "host A is named twice", "slots"]),
+        (
+            "a slots=1\nA slots=1",
+            ["hosts.txt line 2", "host A is named twice, first in hosts.txt line 1", "slots"],
+        ),
         ("a slots=1\nb", ["line 2", "host b has no slots", "write b slots=1"]),
         ("a slots=0", ["line 1", "host a", "'0'", "1 or more"]),
         ("a slots=-1", ["'-1'"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.launch.configuration import Configuration, DescriptorFile, LaunchFiles, read_configuration
@@ -102,6 +102,7 @@ def test_another_number_of_ranks_is_refused_with_both_numbers(
     assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.sampled_from([2, 3]))
 def test_the_advice_fits(num_workers: int, tiers: int) -> None:
     count = num_workers + tiers - 1
@@ -206,6 +207,7 @@ def test_chips_may_be_shared_where_nobody_opens_them() -> None:
     assert {rank.environment["TT_METAL_MOCK_CLUSTER_DESC_PATH"] for rank in workers} == {"/m"}
 
 
+@settings(max_examples=40)
 @given(st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}[a-z]", fullmatch=True) | st.ip_addresses().map(str))
 def test_names_of_daemons_have_the_right_form(host: str) -> None:
     plan = _plan(_configuration(_ranks(3), Placement(rank_hosts=(host,) * 3, source="file")), 1)
