@@ -76,23 +76,29 @@ async def submit(
         Refused: this command can't write the job's trackers.
         Failed: an upload failed; or `follow_it` is set, and the job failed or was cancelled.
     """
+    check_follower(config, follows=follow_it)
+    async with JobsClient(target) as client:
+        job = await queue_job(client, config, output, uploads=uploads)
+        with FollowedTracking(config, tracking_dir, output) as tracking:
+            await _show(client, job, output, follow_it=follow_it, record=tracking.record)
+
+
+async def queue_job(client: JobsClient, config: JobConfig, output: Output, *, uploads: bool) -> jobs_pb2.Job:
+    """Queue a job, and return it with its id; see `submit`."""
     from cli.uploads import InputFiles, upload_inputs
     from services.config.job_inputs import inputs_of_job
 
-    check_follower(config, follows=follow_it)
     files = InputFiles(inputs_of_job(config)) if uploads else None
     spec_json = config.to_json()
     request_id = draw_request_id()
-    async with JobsClient(target) as client:
-        if files is not None:
-            await upload_inputs(client, files, output)
-        job = await call_once(lambda: client.submit(config.name, spec_json, request_id))
-        if (
-            files is not None
-        ):  # from now on the job keeps its files; another upload may have pushed one out before
-            await upload_inputs(client, files, output)
-        with FollowedTracking(config, tracking_dir, output) as tracking:
-            await _show(client, job, output, follow_it=follow_it, record=tracking.record)
+    if files is not None:
+        await upload_inputs(client, files, output)
+    job = await call_once(lambda: client.submit(config.name, spec_json, request_id))
+    if (
+        files is not None
+    ):  # from now on the job keeps its files; another upload may have pushed one out before
+        await upload_inputs(client, files, output)
+    return job
 
 
 async def continue_job(

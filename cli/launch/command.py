@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -17,9 +18,7 @@ _PORT = click.IntRange(1, 65535)
 
 @click.command()
 @click.argument("arguments", metavar="[FOLDER] [KEY=VALUE]...", nargs=-1)
-@click.option(
-    "--config", "-c", metavar="JOB.yaml", required=True, help="Training config, as tt-train's --config."
-)
+@click.option("--config", "-c", metavar="JOB.yaml", help="Training config, as tt-train's --config.")
 @option(
     "--set",
     "overrides",
@@ -53,12 +52,24 @@ _PORT = click.IntRange(1, 65535)
 )
 @option("--aggregator-port", type=_PORT, default=7070, help="Port of the aggregator.")
 @option("--optimizer-port", type=_PORT, default=7071, help="Port of the optimizer.")
+@option("--remote", metavar="PATH", help="Tiermesh on the other hosts.  [default: the path of this one]")
+@path_option("--ssh-config", help="Configuration of OpenSSH in place of ~/.ssh/config.")
+@option(
+    "--ssh-option",
+    "ssh_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Setting of OpenSSH that wins over its configuration; repeatable.",
+)
+@option("--detach", is_flag=True, help="Submit the job, print the run's name and end; the run goes on.")
+@click.option("--attach", "attach_to", metavar="RUN", help="Follow the job of a detached run to its end.")
+@click.option("--stop", "stop_run", metavar="RUN", help="Stop a detached run.")
 @option("--dry-run", is_flag=True, help="Print the command of every rank, and start nothing.")
 @json_option
 def launch(
     *,
     arguments: tuple[str, ...],
-    config: str,
+    config: str | None,
     overrides: tuple[str, ...],
     hosts: str | None,
     rank_bindings: Path | None,
@@ -67,15 +78,32 @@ def launch(
     state_dir: Path,
     aggregator_port: int,
     optimizer_port: int,
+    remote: str | None,
+    ssh_config: Path | None,
+    ssh_options: tuple[str, ...],
+    detach: bool,
+    attach_to: str | None,
+    stop_run: str | None,
     dry_run: bool,
     output: Output,
 ) -> None:
     """Start a cluster from a configuration folder of tt-train, and run a job on it."""
     from cli.launch.command_line import Ports
     from cli.launch.configuration import LaunchFiles
-    from cli.launch.dry_run import dry_run as run
+    from cli.launch.dry_run import dry_run as print_commands
+    from cli.launch.openssh import OpenSSH
     from cli.launch.prepare import LaunchOptions
+    from cli.launch.run import attach, stop
+    from cli.launch.run import launch as run
 
+    _check_alternatives({"--attach": attach_to, "--stop": stop_run, "--config": config})
+    if attach_to is not None:
+        attach(state_dir, attach_to, output)
+        return
+    if stop_run is not None:
+        stop(state_dir, stop_run, output)
+        return
+    assert config is not None
     folder, settings = _split_arguments(arguments)
     options = LaunchOptions(
         files=LaunchFiles(folder, hosts, rank_bindings, mgd, rankfile),
@@ -83,10 +111,23 @@ def launch(
         overrides=(*overrides, *settings),
         state_dir=state_dir,
         ports=Ports(aggregator_port, optimizer_port),
+        remote=remote,
+        ssh=OpenSSH(config=ssh_config, options=ssh_options),
+        detach=detach,
     )
-    if not dry_run:
-        raise Refused("launch: daemons on other hosts are not started yet; add --dry-run to see the commands")
-    run(options, output)
+    if dry_run:
+        print_commands(options, output)
+    else:
+        run(options, output)
+
+
+def _check_alternatives(values: Mapping[str, str | None]) -> None:
+    """Check that exactly one of several options is given (Refused)."""
+    given = [flag for flag, value in values.items() if value is not None]
+    if not given:
+        raise Refused("--config: missing; give the training config, or --attach RUN or --stop RUN")
+    if len(given) > 1:
+        raise Refused(f"{' and '.join(given)}: given together, expected one of them; remove the others")
 
 
 def _split_arguments(arguments: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:

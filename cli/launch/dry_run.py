@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 from cli.launch.command_line import DaemonCommand, Place, daemon_commands
@@ -19,7 +17,7 @@ def dry_run(options: LaunchOptions, output: Output) -> None:
         Refused: the configuration or the job is wrong, or the two don't fit each other.
     """
     plan, _ = prepare(options, output)
-    program = (str(Path(sys.executable).with_name("tiermesh")),)
+    program = options.remote_program
     places = {
         rank.number: Place(program, str(options.state_dir / rank.name), rank.host or "127.0.0.1")
         for rank in plan.ranks

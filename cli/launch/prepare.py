@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.jobs import read_job
 from cli.launch.command_line import Ports
 from cli.launch.configuration import LaunchFiles, read_configuration
+from cli.launch.openssh import OpenSSH
 from cli.launch.plan import LaunchPlan, plan_launch
 from cli.output import Output
 from mesh.backend import has_device
@@ -30,6 +32,9 @@ class LaunchOptions:
         overrides: `key=value` settings that override it.
         state_dir: folder of the launch on each host; a relative one lies in the home folder there.
         ports: ports of the aggregator and the optimizer.
+        remote: path of Tiermesh on the other hosts; None for that of this one.
+        ssh: how hosts are reached.
+        detach: whether the command ends once the job is submitted, and the run goes on.
     """
 
     files: LaunchFiles
@@ -37,6 +42,14 @@ class LaunchOptions:
     overrides: tuple[str, ...]
     state_dir: Path
     ports: Ports
+    remote: str | None = None
+    ssh: OpenSSH = field(default_factory=OpenSSH)
+    detach: bool = False
+
+    @property
+    def remote_program(self) -> tuple[str, ...]:
+        """Command that starts Tiermesh on other hosts: the same path as here, unless another one is given."""
+        return (self.remote or str(Path(sys.executable).with_name("tiermesh")),)
 
 
 def prepare(options: LaunchOptions, output: Output) -> tuple[LaunchPlan, JobConfig]:

@@ -17,7 +17,6 @@ from cli.launch.agent.protocol import (
     PREFIX,
     SILENCE_SECONDS,
     AgentMessage,
-    Detach,
     Detached,
     Facts,
     Heartbeat,
@@ -139,6 +138,8 @@ class AgentLink:
             if isinstance(message, Problem):
                 kind = Refused if message.refused else Failed
                 raise kind(f"host {self.host}: {message.text}")
+            if isinstance(message, Detached):
+                self._detached = True
             if not isinstance(message, Heartbeat):
                 return message
 
@@ -155,17 +156,6 @@ class AgentLink:
                 f"host {self.host}: {type(received).__name__} came, expected {answer.__name__}; try again"
             )
         return received
-
-    async def detach(self) -> None:
-        """Let the agent and its daemons go on without this launcher.
-
-        Raises:
-            TiermeshError: the connection is lost.
-        """
-        self.send(Detach())
-        while not isinstance(await self.receive(), Detached):
-            pass
-        self._detached = True
 
     async def close(self) -> None:
         """Close the connection; an agent that is not detached then stops its daemons and ends."""
@@ -188,7 +178,7 @@ class AgentLink:
         for _ in range(_FOREIGN_LINES):
             line = await self._read_line()
             if line.startswith(PREFIX):
-                message = protocol.decode(line)
+                message = self._decode(line)
                 if isinstance(message, Facts):
                     return message
                 if isinstance(message, Problem):
@@ -206,12 +196,18 @@ class AgentLink:
             raise Failed(
                 f"host {self.host}: no sign of life for {silent:.0f} s; see the host and the network"
             ) from None
-        message = protocol.decode(line)
+        message = self._decode(line)
         if not isinstance(message, AgentMessage):
             raise Failed(
                 f"host {self.host}: {type(message).__name__} came from an agent; install the same Tiermesh there"
             )
         return message
+
+    def _decode(self, line: bytes) -> Message:
+        try:
+            return protocol.decode(line)
+        except Refused as refused:
+            raise Refused(f"host {self.host}: {refused}") from None
 
     async def _read_line(self) -> bytes:
         try:

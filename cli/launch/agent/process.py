@@ -34,13 +34,13 @@ from cli.launch.agent.protocol import (
     Probed,
     Problem,
     Ready,
-    Remove,
     Start,
     Stop,
     Stopped,
     WriteFile,
 )
 from cli.launch.agent.rank_process import RankProcess, process_environment
+from mesh.backend import has_device
 from services.durable_files import new_file
 from services.errors import Failed, Refused, TiermeshError, describe_internal_error
 from services.printable import one_line, printable_path
@@ -52,7 +52,6 @@ LOG = "agent.log"
 GRACE_SECONDS = 10.0
 """Time that daemons have to end by themselves once the launcher is gone; with `SILENCE_SECONDS` it is below 30 s."""
 _MAX_UNSENT_BYTES = 1 << 20
-_DEVICES = Path("/dev/tenstorrent")
 
 
 class Agent:
@@ -68,6 +67,7 @@ class Agent:
         self._states: dict[int, Ready | Ended] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._launcher: asyncio.WriteTransport | None = None
+        self._secrets: list[Path] = []
         self._over = False
         self.detached = False
 
@@ -100,6 +100,8 @@ class Agent:
             await self._stop(list(self._daemons), GRACE_SECONDS)
             for task in self._tasks:
                 task.cancel()
+            for path in self._secrets:
+                path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
         """Answer one launcher until it is gone, or has detached or ended the run."""
@@ -128,10 +130,10 @@ class Agent:
                 used = tuple(port for port in message.ports if not _is_free(port))
                 self._send(Probed(time.time(), used))
             case WriteFile():
-                _write(self._own_path(message.path), message.text)
-            case Remove():
-                for path in message.paths:
-                    self._own_path(path).unlink(missing_ok=True)
+                path = self._own_path(message.path)
+                if message.secret:
+                    self._secrets.append(path)
+                _write(path, message.text)
             case Start():
                 self._start(message)
             case Check():
@@ -234,7 +236,7 @@ class Agent:
             hostname=socket.gethostname(),
             folder=str(self._folder),
             free_bytes=shutil.disk_usage(self._folder).free,
-            has_chips=_DEVICES.exists(),
+            has_chips=has_device(),
             running=bool(self._daemons),
         )
 

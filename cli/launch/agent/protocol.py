@@ -137,10 +137,12 @@ class WriteFile:
     Attributes:
         path: absolute path in the run's folder.
         text: content.
+        secret: whether the agent removes it when it ends.
     """
 
     path: str
     text: str
+    secret: bool
 
 
 @dataclass(frozen=True)
@@ -201,17 +203,6 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Remove:
-    """Request to remove files, such as keys, once nothing needs them.
-
-    Attributes:
-        paths: absolute paths in the run's folder.
-    """
-
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Detach:
     """Request to go on without the launcher, until another one attaches."""
 
@@ -225,12 +216,12 @@ class Heartbeat:
 
 
 AgentMessage = Facts | Probed | Ready | Ended | Problem | Stopped | Detached | Heartbeat
-LauncherMessage = Probe | WriteFile | Start | Check | Stop | Remove | Detach | Heartbeat
+LauncherMessage = Probe | WriteFile | Start | Check | Stop | Detach | Heartbeat
 Message = AgentMessage | LauncherMessage
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     *(Facts, Probed, Ready, Ended, Problem, Stopped, Detached, Heartbeat),
-    *(Probe, WriteFile, Start, Check, Stop, Remove, Detach),
+    *(Probe, WriteFile, Start, Check, Stop, Detach),
 )
 _TYPES: Mapping[str, type[Message]] = {each.__name__: each for each in MESSAGE_TYPES}
 _FIELDS = {each: get_type_hints(each) for each in _TYPES.values()}

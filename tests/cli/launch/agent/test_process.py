@@ -17,11 +17,12 @@ import pytest
 from cli.launch.agent.link import AgentLink
 from cli.launch.agent.protocol import (
     Check,
+    Detach,
+    Detached,
     Ended,
     Probe,
     Probed,
     Ready,
-    Remove,
     Start,
     Stop,
     Stopped,
@@ -104,17 +105,15 @@ def test_ports_files_and_commands_are_handled_in_the_runs_folder_alone(tmp_path:
                 probed = await link.ask(Probe((port,)), Probed)
                 assert probed.used_ports == (port,)
                 path = tmp_path / "rank0" / "daemon.key"
-                link.send(WriteFile(str(path), "secret"))
+                link.send(WriteFile(str(path), "secret", secret=True))
                 program = ("sh", "-c", "cat daemon.key; echo; echo $A; exit 4")
                 ended = await link.ask(Check(0, str(path.parent), program, {"A": "last"}, (), 30.0), Ended)
                 assert (ended.code, ended.text) == (4, "last")
                 assert path.stat().st_mode & 0o777 == 0o600
-                link.send(Remove((str(path),)))
-                await link.ask(Probe(()), Probed)
-                assert not path.exists()
-                link.send(WriteFile(str(tmp_path / ".." / "outside"), ""))
+                link.send(WriteFile(str(tmp_path / ".." / "outside"), "", secret=False))
                 with pytest.raises(Refused, match="outside of the run's folder"):
                     await link.receive()
+            assert not path.exists()
 
     run(test)
 
@@ -154,7 +153,8 @@ def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(tmp_
             link.send(start(tmp_path, DIES, rank=1))
             await link.receive()
             await link.receive()
-            await link.detach()
+            link.send(Detach())
+            assert await link.receive() == Detached()
         pid = int((tmp_path / "rank0" / "pid").read_text())
         async with agent(tmp_path, "--attach") as link:
             assert link.facts.running

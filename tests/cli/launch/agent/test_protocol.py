@@ -86,7 +86,7 @@ def test_a_field_of_another_type_is_refused(message: Message, value: object, dat
         (b'{"type":"Probed","unix_seconds":1e999,"used_ports":[]}', "Probed.unix_seconds"),
         (b'{"type":"Probed","unix_seconds":NaN,"used_ports":[]}', "NaN"),
         (b'{"type":"Stop","ranks":[true]}', "Stop.ranks"),
-        (b'{"type":"WriteFile","path":"a","text":"\\ud800"}', "no JSON in UTF-8"),
+        (b'{"type":"WriteFile","path":"a","text":"\\ud800","secret":true}', "no JSON in UTF-8"),
         (b'{"type":"Stop"}', "has fields"),
         (b'{"type":"Stop","ranks":[],"more":1}', "has fields"),
         (b'{"type":"Halt"}', "type 'Halt'"),
@@ -99,7 +99,7 @@ def test_each_defect_of_a_line_is_named(content: bytes, said: str) -> None:
 
 def test_a_line_that_is_too_long_is_neither_sent_nor_taken() -> None:
     with pytest.raises(Refused, match="expected at most"):
-        protocol.encode(WriteFile("a", "x" * MAX_LINE_BYTES))
+        protocol.encode(WriteFile("a", "x" * MAX_LINE_BYTES, secret=False))
     assert "bytes" in refusal(PREFIX + b" " * MAX_LINE_BYTES)
 
 

@@ -1,0 +1,317 @@
+"""`tiermesh launch`: start a cluster on its hosts, run a job on it, and stop what was started."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cli.client import JobsClient
+from cli.jobs import follow, queue_job, raise_unless_succeeded, retry_unreachable
+from cli.launch.agent.link import AgentLink
+from cli.launch.agent.protocol import Check, Ended, Start, WriteFile
+from cli.launch.cluster import START_ORDER, Cluster, Member
+from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
+from cli.launch.dry_run import describe_plan
+from cli.launch.plan import LaunchPlan
+from cli.launch.prepare import LaunchOptions, prepare
+from cli.launch.record import Run, forget_run, new_run_name, read_run, run_folder, write_run
+from cli.launch.run_certificates import RunCertificates
+from cli.launch.sites import LOCAL_PROGRAM, THIS_MACHINE, Site, check_all, close_all, connect_all, for_all
+from cli.output import Output, job_fields, job_line
+from cli.progress import ProgressView
+from cli.tracking import leave_trackers_to_aggregator
+from protos import jobs_pb2
+from services.errors import Failed, Refused, TiermeshError
+from services.runtime.launcher import READY_SECONDS
+
+if TYPE_CHECKING:
+    from services.config.job import JobConfig
+
+MESH_CHECK_SECONDS = 600.0
+"""Limit of `tiermesh check` on a host; the first one compiles kernels."""
+_JOIN_POLL_SECONDS = 0.1
+Result = TypeVar("Result")
+Say = Callable[[str], None]
+
+
+def launch(options: LaunchOptions, output: Output) -> None:
+    """Start the cluster, run the job to its end, and stop the cluster; with `detach`, leave both running.
+
+    Raises:
+        Refused: the configuration or the job is wrong, or a host can't take part.
+        Failed: the job failed, a daemon that it needs ended, or the command was interrupted.
+    """
+    plan, config = prepare(options, output)
+    # Whether somebody follows or not, the trackers are in one place.
+    config = leave_trackers_to_aggregator(config)
+    output.say(describe_plan(plan))
+    name = new_run_name()
+    folder = run_folder(options.state_dir, name)
+    job = run_until_interrupted(_launch(options, plan, config, name, folder, output))
+    if not options.detach:
+        holder = plan.optimizer or plan.aggregator
+        _report(job, name, holder.host or THIS_MACHINE, output)
+        return
+    output.say(
+        f"run {name} goes on with job {job.id}; `tiermesh launch --attach {name}` follows it, --stop ends it"
+    )
+    output.result({**job_fields(job), "run": name})
+
+
+def attach(state_dir: Path, name: str, output: Output) -> None:
+    """Follow the job of a detached run. At its end, stop the run; an interrupt leaves it running.
+
+    Raises:
+        Refused: there is no such run.
+        Failed: the job failed, a daemon that it needs ended, or the command was interrupted.
+    """
+    run = read_run(state_dir, name)
+    folder = run_folder(state_dir, name)
+    job = run_until_interrupted(_attach(run, folder, output))
+    holders = {member.role: member.site for member in run.members}
+    _report(job, name, holders.get("optimizer", holders["aggregator"]), output)
+
+
+def stop(state_dir: Path, name: str, output: Output) -> None:
+    """Stop the daemons of a detached run. Its job stays unfinished.
+
+    Raises:
+        Refused: there is no such run.
+        TiermeshError: a host can't be reached, so its daemons go on.
+    """
+    run = read_run(state_dir, name)
+    run_until_interrupted(_stop(run, output))
+    forget_run(run_folder(state_dir, name))
+    output.say(f"run {name} is stopped")
+    output.result({"run": name, "job": run.job or None})
+
+
+def run_until_interrupted(work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a coroutine that SIGINT and SIGTERM cancel.
+
+    Raises:
+        Failed: it was cancelled.
+    """
+
+    async def interruptible() -> Result:
+        task = asyncio.ensure_future(work)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await task
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        raise Failed("interrupted") from None
+
+
+async def _launch(
+    options: LaunchOptions, plan: LaunchPlan, config: JobConfig, name: str, folder: Path, output: Output
+) -> jobs_pb2.Job:
+    sites = _sites(plan, options, name)
+    addresses = await for_all(sites, Site.find_address, output)
+    links = await connect_all(sites, output)
+    try:
+        places = _places(plan, sites, links, addresses)
+        commands = daemon_commands(plan, places, options.ports)
+        await check_all(links.values(), _ports(commands), output)
+        await _check_meshes(commands, places, links, config, output)
+    except BaseException:
+        await close_all(links.values())
+        raise
+    certificates = None if plan.is_local else RunCertificates(name)
+    run = Run(
+        name=name,
+        job="",
+        aggregator=aggregator_address(plan, places, options.ports),
+        with_tls=certificates is not None,
+        sites=sites,
+        members=tuple(
+            Member(rank.number, rank.role, rank.name, rank.host or THIS_MACHINE) for rank in plan.ranks
+        ),
+    )
+    detached = False
+    try:
+        async with Cluster(links, run.members) as cluster:
+            write_run(run, folder, certificates.launcher_files() if certificates else {})
+            for role in START_ORDER:
+                starts = []
+                for command in commands:
+                    if command.rank.role == role:
+                        place = places[command.rank.number]
+                        secrets = certificates.daemon_files(command.rank, place) if certificates else {}
+                        starts.append((_start(command, place), {**command.files, **secrets}))
+                await cluster.start(starts)
+            output.say(f"run {name}: all daemons serve")
+            async with JobsClient(run.target(folder)) as client:
+                job = await _until_gone(cluster, _submit(client, config, plan, output), output.say)
+                if not options.detach:
+                    return await _follow(cluster, client, job.id, output)
+                write_run(replace(run, job=job.id), folder, {})
+                await cluster.detach()
+                detached = True
+                return job
+    finally:
+        if not detached:
+            forget_run(folder)
+
+
+async def _attach(run: Run, folder: Path, output: Output) -> jobs_pb2.Job:
+    links = await connect_all(run.sites, output, attach=True)
+    over = False
+    async with Cluster(links, run.members) as cluster:
+        try:
+            async with JobsClient(run.target(folder)) as client:
+                job = await _follow(cluster, client, run.job, output)
+            over = True
+        except TiermeshError:  # such as a daemon that has ended; an interrupt is none
+            over = True
+            raise
+        finally:
+            if over:
+                forget_run(folder)
+            else:
+                cluster.leave()
+    return job
+
+
+async def _stop(run: Run, output: Output) -> None:
+    links = await connect_all(run.sites, output, attach=True)
+    async with Cluster(links, run.members):
+        pass  # its end stops the daemons
+
+
+# ---- parts of a launch ----
+
+
+def _sites(plan: LaunchPlan, options: LaunchOptions, name: str) -> tuple[Site, ...]:
+    folder = options.state_dir / name
+    if plan.is_local:
+        return (Site(None, str(folder / "local"), LOCAL_PROGRAM, options.ssh),)
+    # A folder of each host's own, because hosts may share the home folder.
+    return tuple(
+        Site(host, str(folder / host.replace(":", ".")), options.remote_program, options.ssh)
+        for host in plan.hosts
+    )
+
+
+def _places(
+    plan: LaunchPlan, sites: Sequence[Site], links: Mapping[str, AgentLink], addresses: Sequence[str]
+) -> dict[int, Place]:
+    found = {}
+    for site, address in zip(sites, addresses, strict=True):
+        folder = PurePosixPath(links[site.name].facts.folder)
+        for rank in plan.ranks:
+            if rank.host == site.host:
+                cache = str(folder.parents[1] / "cache")
+                found[rank.number] = Place(site.program, str(folder / rank.name), address, cache)
+    return found
+
+
+def _ports(commands: Sequence[DaemonCommand]) -> dict[str, list[int]]:
+    ports: dict[str, list[int]] = {}
+    for command in commands:
+        if command.port:
+            ports.setdefault(command.rank.host or THIS_MACHINE, []).append(command.port)
+    return ports
+
+
+async def _check_meshes(
+    commands: Sequence[DaemonCommand],
+    places: Mapping[int, Place],
+    links: Mapping[str, AgentLink],
+    config: JobConfig,
+    output: Output,
+) -> None:
+    """Open the mesh of every worker that has one, and run an all-reduce on it (Refused)."""
+    backend, shape = config.device.backend, config.device.mesh_shape
+
+    async def check(link: AgentLink) -> None:
+        if backend == "emulator" or (backend == "auto" and not link.facts.has_chips):
+            return
+        for command in commands:
+            rank = command.rank
+            if rank.role != "worker" or (rank.host or THIS_MACHINE) != link.host:
+                continue
+            place = places[rank.number]
+            for path, text in command.files.items():
+                link.send(WriteFile(path, text, secret=False))
+            arguments = (
+                *place.program,
+                *("check", "--mesh", "--mesh-shape", f"{shape[0]}x{shape[1]}", "--backend", backend),
+            )
+            question = Check(
+                rank.number, place.folder, arguments, command.environment, command.unset, MESH_CHECK_SECONDS
+            )
+            answer = await link.ask(question, Ended)
+            if answer.code:
+                raise Refused(
+                    f"host {link.host}: rank {rank.number}: its mesh fails the check: {answer.text}"
+                )
+
+    await for_all(list(links.values()), check, output)
+
+
+def _start(command: DaemonCommand, place: Place) -> Start:
+    rank = command.rank
+    return Start(
+        rank=rank.number,
+        role=rank.role,
+        name=rank.name,
+        folder=place.folder,
+        ready_file=place.path(READY_FILE),
+        arguments=command.arguments,
+        environment=command.environment,
+        unset=command.unset,
+    )
+
+
+async def _submit(client: JobsClient, config: JobConfig, plan: LaunchPlan, output: Output) -> jobs_pb2.Job:
+    """Queue the job once all workers have joined."""
+    workers = len(plan.workers)
+
+    async def joined() -> None:
+        while len((await retry_unreachable(client.status)).workers) < workers:
+            await asyncio.sleep(_JOIN_POLL_SECONDS)
+
+    try:
+        await asyncio.wait_for(joined(), READY_SECONDS)
+    except asyncio.TimeoutError:
+        raise Failed(
+            f"aggregator {client.address}: not all {workers} workers have joined within {READY_SECONDS:g} s; see that "
+            "the other hosts reach this address"
+        ) from None
+    return await queue_job(client, config, output, uploads=not plan.is_local)
+
+
+async def _follow(cluster: Cluster, client: JobsClient, job: str, output: Output) -> jobs_pb2.Job:
+    with ProgressView(output) as view:
+        view.say(f"job {job}")
+        return await _until_gone(cluster, follow(client, job, view), view.say)
+
+
+async def _until_gone(cluster: Cluster, work: Coroutine[Any, Any, Result], say: Say) -> Result:
+    """Return the result of `work`, unless daemons that it needs end before (TiermeshError)."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(cluster.watch(say))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done() and not working.done():
+            watching.result()  # raises why the cluster can't go on
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def _report(job: jobs_pb2.Job, run: str, holder: str, output: Output) -> None:
+    output.say(job_line(job))
+    if job.checkpoint:
+        output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint} on {holder}")
+    output.result({**job_fields(job), "run": run, "host": holder})
+    raise_unless_succeeded(job)

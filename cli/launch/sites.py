@@ -1,0 +1,148 @@
+"""The hosts of a launch: an agent on each, and what is checked of all of them before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cli.launch.agent.link import AgentLink
+from cli.launch.agent.protocol import Probe, Probed
+from cli.launch.openssh import OpenSSH, explain_end, read_address
+from cli.launch.preflight import check_facts, check_probe
+from cli.output import Output
+from services.errors import Refused, TiermeshError
+
+THIS_MACHINE = "this machine"
+LOCAL_PROGRAM = (sys.executable, "-m", "cli.main")
+_QUERY_SECONDS = 10.0
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A host of a launch, and how its agent is started.
+
+    Attributes:
+        host: host as hosts.txt names it; None for this machine, without OpenSSH.
+        folder: the run's folder there; a relative one lies in the home folder.
+        program: command that starts Tiermesh there.
+        ssh: how the host is reached.
+    """
+
+    host: str | None
+    folder: str
+    program: tuple[str, ...]
+    ssh: OpenSSH
+
+    @property
+    def name(self) -> str:
+        """Name in errors."""
+        return self.host or THIS_MACHINE
+
+    async def connect(self, *, attach: bool = False) -> AgentLink:
+        """Start the agent, or connect to one that is detached.
+
+        Raises:
+            TiermeshError: the host can't be reached, or has no such Tiermesh or run.
+        """
+        remote = [*self.program, "launch-agent", "--folder", self.folder, *(["--attach"] if attach else [])]
+        command = remote if self.host is None else self.ssh.command(self.host, remote)
+
+        def explain(code: int, errors: Sequence[str]) -> TiermeshError:
+            return explain_end(self.name, code, errors, remote)
+
+        return await AgentLink.open(self.name, command, explain)
+
+    async def find_address(self) -> str:
+        """Return the address by which others reach the host: HostName of ssh_config, else the name itself."""
+        if self.host is None:
+            return "127.0.0.1"
+        query = await asyncio.create_subprocess_exec(
+            *self.ssh.query(self.host),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            answer, _ = await asyncio.wait_for(query.communicate(), _QUERY_SECONDS)
+        except asyncio.TimeoutError:
+            query.kill()
+            return self.host
+        return read_address(answer.decode(errors="replace"), self.host)
+
+
+async def connect_all(
+    sites: Collection[Site], output: Output, *, attach: bool = False
+) -> dict[str, AgentLink]:
+    """Return the connections to the agents of all hosts, by the host's name; none stays open if one fails.
+
+    Raises:
+        TiermeshError: a host can't be used.
+    """
+    opened: list[AgentLink] = []
+
+    async def connect(site: Site) -> None:
+        opened.append(await site.connect(attach=attach))
+
+    try:
+        await for_all(sites, connect, output)
+    except BaseException:
+        await close_all(opened)
+        raise
+    by_name = {link.host: link for link in opened}
+    return {site.name: by_name[site.name] for site in sites}
+
+
+async def check_all(links: Iterable[AgentLink], ports: Mapping[str, Sequence[int]], output: Output) -> None:
+    """Check version, disk, ports and clock of all hosts.
+
+    Args:
+        links: connections to the agents.
+        ports: ports that daemons will listen on, by the host's name.
+        output: where all but the last refusal go.
+
+    Raises:
+        TiermeshError: a host can't be used.
+    """
+
+    async def check(link: AgentLink) -> None:
+        refusal = check_facts(link.host, link.facts)
+        if refusal is None:
+            sent_seconds = time.time()
+            probed = await link.ask(Probe(tuple(ports.get(link.host, ()))), Probed)
+            refusal = check_probe(link.host, probed, sent_seconds, time.time())
+        if refusal is not None:
+            raise Refused(refusal.reason)
+
+    await for_all(list(links), check, output)
+
+
+async def close_all(links: Iterable[AgentLink]) -> None:
+    """Close connections; agents that are not detached stop their daemons."""
+    await asyncio.gather(*(link.close() for link in links))
+
+
+async def for_all(
+    items: Collection[Item], work: Callable[[Item], Awaitable[Result]], output: Output
+) -> list[Result]:
+    """Return the results of work on all items at once, in order.
+
+    Raises:
+        TiermeshError: the only one that was raised. Of several, each is printed, and the error counts them.
+    """
+    outcomes = await asyncio.gather(*(work(item) for item in items), return_exceptions=True)
+    errors = [each for each in outcomes if isinstance(each, BaseException)]
+    for error in errors:
+        if len(errors) == 1 or not isinstance(error, TiermeshError):
+            raise error
+    if errors:
+        for error in errors:
+            output.warn(str(error))
+        raise type(errors[0])(f"{len(errors)} of {len(items)} hosts can't be used; see the lines above")
+    return [each for each in outcomes if not isinstance(each, BaseException)]

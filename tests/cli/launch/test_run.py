@@ -1,0 +1,264 @@
+"""`tiermesh launch` through a real sshd on loopback: a job to its end, and every way in which a run can end early."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.sshd import ROOT, NoSshd, Sshd, running_sshd
+
+pytestmark = pytest.mark.usefixtures("quick_starts")
+
+JOB = """
+training_config: {project_name: tiny, seed: 1, model_type: linear_regression, max_steps: 10, batch_size: 4}
+linear_regression_config: {num_features: 4, num_targets: 2, training_samples: 200}
+device_config: {backend: emulator}
+multihost_config: {enabled: true, num_workers: 3}
+"""
+ENDLESS = ("max_steps=1000000",)
+GONE_SECONDS = 30.0
+"""Longest life of a daemon after its launcher's death, by the promise of docs/launch.md."""
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(running_sshd(tmp_path / "sshd"))
+        except NoSshd as error:
+            pytest.skip(str(error))
+        yield running
+
+
+def loudboxes(folder: Path, hosts: str) -> Path:
+    """Write a configuration folder of five ranks, each with a mesh."""
+    folder.mkdir()
+    instances = "".join(
+        f'  instances {{ mesh {{ mesh_descriptor: "M" mesh_id: {mesh} }} }}\n' for mesh in range(5)
+    )
+    (folder / "mgd.textproto").write_text(
+        'mesh_descriptors { name: "M" arch: WORMHOLE_B0 device_topology { dims: [ 1, 8 ] }'
+        " host_topology { dims: [ 1, 1 ] } channels { count: 2 policy: STRICT } }\n"
+        f'graph_descriptors {{ name: "G" type: "FABRIC"\n{instances}}}\n'
+        'top_level_instance { graph { graph_descriptor: "G" graph_id: 0 } }\n'
+    )
+    ranks = "".join(f"  - {{rank: {rank}, mesh_id: {mesh}}}\n" for rank, mesh in enumerate((1, 0, 2, 3, 4)))
+    (folder / "rank_bindings.yaml").write_text(
+        f"rank_bindings:\n{ranks}mesh_graph_desc_path: mgd.textproto\n"
+    )
+    (folder / "hosts.txt").write_text(hosts)
+    (folder / "job.yaml").write_text(JOB)
+    return folder
+
+
+ONE_RANK_EACH = "".join(f"127.0.0.{number} slots=1\n" for number in range(1, 6))
+TWO_HOSTS = "127.0.0.1 slots=3\n127.0.0.2 slots=2\n"
+
+
+def command(sshd: Sshd, *arguments: str) -> list[str]:
+    state = str(sshd.folder / "runs")
+    return [
+        sys.executable, "-m", "cli.main", "launch", "--state-dir", state, "--ssh-config", str(sshd.config),
+        "--remote", str(sshd.remote), *arguments,
+    ]  # fmt: skip
+
+
+def job_of(folder: Path, *more: str) -> list[str]:
+    ports = ("--aggregator-port", str(free_port()), "--optimizer-port", str(free_port()))
+    return [str(folder), "--config", str(folder / "job.yaml"), *ports, *more]
+
+
+def run(arguments: list[str]) -> tuple[int, dict[str, Any], list[str]]:
+    """Run a command to its end; return exit code, JSON result and the lines of standard error."""
+    done = subprocess.run(
+        [*arguments, "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines()
+
+
+@contextmanager
+def training(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a run and yield it after its first step."""
+    process = subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "  step " in line:
+                break
+        else:
+            raise AssertionError(f"ended before its first step: {lines}")
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+        process.stdout.close()
+
+
+def processes_of(sshd: Sshd, word: str = "") -> list[int]:
+    """Return the ids of the processes of a run: all that name its folder, but for sshd itself and this test."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"{sshd.folder}/runs" in text and word in text:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_until_nothing_is_left(sshd: Sshd, seconds: float = GONE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while left := processes_of(sshd):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert not list((sshd.folder / "runs").glob("*/*/*/*.key"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "hosts", [ONE_RANK_EACH, TWO_HOSTS], ids=["a rank on each host", "several on a host"]
+)
+def test_a_configuration_folder_trains_to_the_bits_of_a_local_cluster(
+    sshd: Sshd, tmp_path: Path, hosts: str
+) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", hosts)
+    code, result, lines = run(command(sshd, *job_of(folder)))
+    assert (code, result["state"]) == (0, "succeeded"), lines
+    assert "3 workers, an aggregator and an optimizer (3 tiers)" in lines[0]
+    assert Path(result["checkpoint"]).is_dir()
+    wait_until_nothing_is_left(sshd)
+    local = ("local", str(folder / "job.yaml"), "--workers", "3", "--tiers", "3", "--sample-tokens", "0")
+    code, expected, _ = run(
+        [sys.executable, "-m", "cli.main", *local, "--state-dir", str(tmp_path / "local")]
+    )
+    assert (code, result["model_sha256"]) == (0, expected["model_sha256"])
+
+
+def test_without_hosts_the_ranks_run_here_without_ssh(tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", "")
+    (folder / "hosts.txt").unlink()
+    (folder / "rank_bindings.yaml").write_text(
+        "rank_bindings:\n  - {rank: 0, mesh_id: 1}\n  - {rank: 1, mesh_id: 0}\n"
+    )
+    arguments = job_of(folder, "multihost_config.num_workers=1", "--state-dir", str(tmp_path / "runs"))
+    code, result, lines = run([sys.executable, "-m", "cli.main", "launch", *arguments])
+    assert (code, result["state"], result["host"]) == (0, "succeeded", "this machine"), lines
+    assert "2 ranks on this machine" in lines[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (Sshd.stop, "refuses the connection; start sshd there"),
+        (Sshd.forget_host, "has a host key that is not in known_hosts"),
+        (Sshd.change_known_key, "shows another host key than known_hosts has"),
+        (Sshd.refuse_key, "refuses the key"),
+        (lambda sshd: sshd.remote.unlink(), "can't be started there"),
+    ],
+    ids=["no sshd", "unknown host key", "other host key", "key refused", "no Tiermesh"],
+)
+def test_a_host_that_cannot_be_used_ends_in_one_line(
+    sshd: Sshd, tmp_path: Path, damage: Callable[[Sshd], None], said: str
+) -> None:
+    folder = loudboxes(tmp_path / "loudbox", ONE_RANK_EACH)
+    (folder / "hosts.txt").write_text("127.0.0.1 slots=5\n")
+    damage(sshd)
+    code, result, lines = run(command(sshd, *job_of(folder)))
+    assert (code, len(lines)) == (2, 2), lines
+    assert result["error"].startswith("host 127.0.0.1: ")
+    assert said in result["error"]
+    assert len(result["error"]) <= 300
+    wait_until_nothing_is_left(sshd)
+
+
+@pytest.mark.long
+def test_a_port_in_use_is_found_before_anything_starts(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "loudbox", TWO_HOSTS)
+    arguments = [str(folder), "--config", str(folder / "job.yaml"), "--aggregator-port", str(sshd.port)]
+    code, result, _ = run(command(sshd, *arguments))
+    assert code == 2
+    assert f"host 127.0.0.2: port {sshd.port} is in use" in result["error"]
+    wait_until_nothing_is_left(sshd)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cause", ["daemon killed", "launcher killed", "interrupt"])
+def test_nothing_is_left_however_a_run_ends(sshd: Sshd, tmp_path: Path, cause: str) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", TWO_HOSTS)
+    with training(command(sshd, *job_of(folder, *ENDLESS))) as process:
+        assert process.stdout is not None
+        if cause == "launcher killed":
+            process.kill()
+        else:
+            if cause == "interrupt":
+                process.send_signal(signal.SIGINT)
+            else:
+                for pid in processes_of(sshd, "--name rank4-optimizer"):
+                    os.kill(pid, signal.SIGKILL)
+            last = process.stdout.read().splitlines()[-1]
+            assert process.wait(timeout=120) == 1
+            if cause == "interrupt":
+                assert last.startswith("tiermesh: interrupted")
+            else:
+                assert re.search(
+                    r"host 127\.0\.0\.2: rank 4, optimizer: rank4-optimizer@127\.0\.0\.2 .* killed by SIGKILL",
+                    last,
+                )
+        wait_until_nothing_is_left(sshd)
+
+
+@pytest.mark.long
+def test_a_detached_run_is_attached_to_and_stopped(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", TWO_HOSTS)
+    code, result, lines = run(command(sshd, *job_of(folder, *ENDLESS), "--detach"))
+    assert code == 0, lines
+    name = result["run"]
+    with training(command(sshd, "--attach", name)) as process:
+        process.send_signal(signal.SIGINT)  # leaves it running
+        assert process.wait(timeout=60) == 1
+    assert len(processes_of(sshd, "--name rank")) == 5
+    code, result, _ = run(command(sshd, "--stop", name))
+    assert (code, result["run"]) == (0, name)
+    wait_until_nothing_is_left(sshd)
+    code, result, _ = run(command(sshd, "--attach", name))
+    assert (code, "none was launched from here" in result["error"]) == (2, True)
+
+
+@pytest.mark.long
+def test_attaching_to_a_run_whose_job_has_ended_shows_its_end_and_stops_it(
+    sshd: Sshd, tmp_path: Path
+) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", TWO_HOSTS)
+    code, result, lines = run(command(sshd, *job_of(folder), "--detach"))
+    assert code == 0, lines
+    code, result, lines = run(command(sshd, "--attach", result["run"]))
+    assert (code, result["state"]) == (0, "succeeded"), lines
+    wait_until_nothing_is_left(sshd)
