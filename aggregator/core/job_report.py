@@ -26,7 +26,7 @@ MOST_UNREPORTED_STEPS = 64
 
 
 @dataclass(frozen=True)
-class _CommittedStep:
+class CommittedStep:
     """A step that has been committed, and not reported yet.
 
     Attributes:
@@ -77,7 +77,7 @@ class JobReport:
         self.spec = make_ref(spec_json.encode())
         self._admission = admission
         self._out = out
-        self._unreported: dict[Version, _CommittedStep] = {}
+        self._unreported: dict[Version, CommittedStep] = {}
         self._pace = Pace(job, plan)
 
     def note(self, kind: str, text: str) -> None:
@@ -98,7 +98,7 @@ class JobReport:
         went_back = 0 < self.job.generation < version.generation
         self.job.generation, self.job.step = version
         self.job.ClearField("loss")  # of a step this aggregator did not see
-        self._unreported = {version: _CommittedStep()}  # its COMMIT may come again
+        self._unreported = {version: CommittedStep()}  # its COMMIT may come again
         if version.step < self.job.validation_step:
             self.job.ClearField("validation_loss")
             self.job.ClearField("validation_step")
@@ -143,7 +143,7 @@ class JobReport:
         seconds = self._pace.note_step(now)
         # A first step has no pace, since it contains the job's start; its time is that from its first lease on.
         since_lease = None if step_sum is None else now - step_sum.begun_seconds
-        self._unreported[version] = _CommittedStep(loss, since_lease if seconds is None else seconds)
+        self._unreported[version] = CommittedStep(loss, since_lease if seconds is None else seconds)
         if len(self._unreported) > MOST_UNREPORTED_STEPS:
             del self._unreported[next(iter(self._unreported))]
         if seconds is not None:

@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of
@@ -16,6 +17,10 @@ from tests.support.cluster.harness import Cluster, eventually
 def test_steps_are_tracked_once_and_bits_stay(tmp_path: Path, corpus: Path, undisturbed: Bits) -> None:
     spec = spec_of(corpus.parent, gpt_config(corpus, tracking=["csv", "jsonl"]))
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        with pytest.raises(
+            grpc.RpcError, match=r"mlflow is not installed at the aggregator|is not set at the aggregator"
+        ):
+            cluster.submit(spec_of(corpus.parent, gpt_config(corpus, tracking="mlflow")))
         job = cluster.submit(spec)
         (folder,) = eventually(lambda: list(tmp_path.glob(f"*/tracking/{job}")), "its folder")
         cluster.wait_step(job, CHECKPOINT_EVERY + 1)

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.events import CloseWorker
-from aggregator.core.job_report import JobReport
+from aggregator.core.job_report import CommittedStep, JobReport
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.progress import JobProgress
@@ -226,7 +226,7 @@ def reports_a_step_twice(patch: pytest.MonkeyPatch) -> None:
     note_commit = JobReport.note_commit
 
     def note_commit_again(self: JobReport, commit: Any, version: Any, wire: Any) -> None:
-        self._unreported_losses[version] = None
+        self._unreported[version] = CommittedStep()
         note_commit(self, commit, version, wire)
 
     patch.setattr(JobReport, "note_commit", note_commit_again)
