@@ -37,6 +37,7 @@ class FakeAggregator:
         standby_of: name of the leader, if this is a standby; empty if it leads.
         prunes: prune requests that arrived.
         prunable: what Prune answers, for the jobs that a request is about.
+        checked: what Check answers.
         status: answer of Status.
         store: store of uploaded files; None serves no `tiermesh.Files`.
         address: `HOST:PORT`, once it is served.
@@ -58,6 +59,7 @@ class FakeAggregator:
         self.at_end_of_events: Callable[[], None] = lambda: None
         self.prunes: list[jobs_pb2.PruneRequest] = []
         self.prunable: list[jobs_pb2.PrunedJob] = []
+        self.checked: list[jobs_pb2.CheckResult] = []
         self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
         self.store: FileStore | None = None
         self.address = ""
@@ -96,6 +98,12 @@ class FakeAggregator:
         job.state = jobs_pb2.CANCELLED
         job.detail = "cancelled by request"
         return job
+
+    async def Check(
+        self, request: jobs_pb2.CheckRequest, context: Context
+    ) -> AsyncIterator[jobs_pb2.CheckResult]:
+        for each in self.checked:
+            yield each
 
     async def Prune(
         self, request: jobs_pb2.PruneRequest, context: Context
