@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from services.config.device import DeviceConfig
 from services.config.models import GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
 
@@ -70,7 +72,7 @@ def _check_tensor_parallel(model: TransformerConfig | RegressionConfig, device: 
 
 
 def _heads_fix_hint(field: str, count: int, devices: int) -> str:
-    smaller_axis = max(size for size in range(1, devices) if count % size == 0)
+    smaller_axis = gcd(count, devices)  # of the same chips, so that the other axis has whole rows of them
     key = field.rpartition(".")[2]
     axis = (
         f"a tensor parallel axis of {smaller_axis} devices"

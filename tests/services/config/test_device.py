@@ -146,7 +146,7 @@ LLAMA = {
          "batch_size: 8"),
         ({"device_config": TENSOR_8},
          "transformer_config.num_heads: 6 given, expected a multiple of the 8 devices ... [1, 8] ... "
-         "num_heads: 8 ... 6 devices"),
+         "num_heads: 8 ... 2 devices"),
         ({"device_config": TENSOR_8, "transformer_config": {"num_heads": 8, "embedding_dim": 128}},
          "transformer_config.embedding_dim: 128 given, expected a multiple of 256 ... 32 ... 8 devices ... 256"),
         ({"device_config": TENSOR_8, "transformer_config": {**LLAMA, "num_groups": 4}},
@@ -186,3 +186,21 @@ def test_device_ids_reach_the_job(load: Load) -> None:
     job, notices = load(device_config=section)
     assert job.device.device_ids == (3, 1)
     assert not notices
+
+
+@pytest.mark.parametrize(
+    ("heads", "mesh", "fix"),
+    [
+        (6, [1, 8], "num_heads: 8, or use a tensor parallel axis of 2 devices"),
+        (12, [1, 32], "num_heads: 32, or use a tensor parallel axis of 4 devices"),
+        (3, [1, 8], "num_heads: 8, or use enable_ddp instead of enable_tp"),
+    ],
+)
+def test_heads_that_do_not_divide_have_an_axis_of_the_same_chips(
+    refused: Callable[..., str], heads: int, mesh: list[int], fix: str
+) -> None:
+    line = refused(
+        transformer_config={"num_heads": heads, "embedding_dim": 96 * heads},
+        device_config={"mesh_shape": mesh, "enable_tp": True},
+    )
+    assert line.endswith(fix)

@@ -17,8 +17,8 @@ CONFIGS = REPOSITORY_ROOT / "configs"
 TT_TRAIN_MODELS = (
     "gpt2l gpt2m gpt2s gpt2s_3tier gpt2xl llama3 llama3_2_1B llama3_gpt2s_size llama405b llama70b llama70b_tp32 "
     "llama8b llama8b_efficient llama8b_galaxy_tp_dp llama8b_tp32 mlp_config nanogpt nanogpt_char nanogpt_memory_eff "
-    "nanollama3 nanollama3_char tinyllama tinyllama3 tinyllama3_loudbox_tp tinyllama_bpe tinyllama_char tinyllama_galaxy_tp "
-    "tinyllama_loudbox_tp"
+    "nanollama3 nanollama3_char tinyllama tinyllama3 tinyllama3_loudbox_tp tinyllama_bpe tinyllama_char "
+    "tinyllama_galaxy_tp tinyllama_loudbox_tp"
 )
 TT_TRAIN_HOSTS = (
     "14worker_fabric 16worker_126block_pp_fabric 16worker_80block_pp_fabric 1worker_fabric 1worker_mpi "
