@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from services.corpora.binary_format import SUFFIXES
 from services.errors import Refused
 from services.input_files import open_input_file
 from services.printable import one_line, printable_path
@@ -58,6 +59,11 @@ class Documents:
         for path in paths:
             with open_input_file("", path) as file:
                 size_bytes = file.seek(0, 2)
+            if path.suffix.lower() in SUFFIXES:  # small ids without a high bit are UTF-8
+                raise Refused(
+                    f"{printable_path(path)}: is a file of token ids by its name, expected texts; give it as "
+                    "training_config.data_path, or rename it"
+                )
             if separator is None and path.suffix.lower() != _JSON_LINES:
                 _check_length(size_bytes, printable_path(path), _SEPARATE)
             self.total_bytes += size_bytes

@@ -165,6 +165,9 @@ def load_sidecar(path: Path) -> TokenSidecar | None:
             content = read_input_file("", place, _LARGEST_BYTES)
         except Refused:
             return None
+    except Refused as error:
+        reason, _, _ = str(error).rpartition("; ")  # nobody wrote this path, so nobody can correct it
+        raise Refused(f"{reason}; remove it, and the next submit makes another") from None
     return parse_sidecar(content, printable_path(place))
 
 

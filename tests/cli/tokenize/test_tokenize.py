@@ -176,6 +176,7 @@ def test_a_complete_file_is_replaced_only_by_force(
 BAD_TEXTS = {
     "missing.txt": (None, "missing.txt: no such file"),
     "latin.txt": (b"gr\xfcn", "latin.txt: document 1: not UTF-8 at byte 2 of the file"),
+    "ids.npy": (b"\5\0\6\0", "ids.npy: is a file of token ids by its name, expected texts"),
     "empty.txt": (b"", "no documents with a text"),
     "bad.jsonl": (b'{"text": "a"}\n{"text": 5}\n', "bad.jsonl: line 2: has no text"),
     "open.jsonl": (b'{"text": "a"', "open.jsonl: line 1: not JSON"),

@@ -335,6 +335,15 @@ def test_a_file_that_is_no_sidecar(tmp_path: Path, content: bytes) -> None:
     assert "is no sidecar of a token file" in refusal(lambda: describe_token_file(path, FIELD))
 
 
+def test_a_pipe_in_place_of_a_sidecar(tmp_path: Path) -> None:
+    path = write(tmp_path / "ids.bin", [5, 9, 3])
+    os.mkfifo(sidecar_path(path))
+    text = refusal(lambda: describe_token_file(path, FIELD))
+    assert text.endswith(
+        "sidecar.json: is a pipe, expected a regular file; remove it, and the next submit makes another"
+    )
+
+
 def test_the_sidecar_of_another_file(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one.bin", LONG), write(tmp_path / "other.bin", LONG[::-1])
     describe_token_file(one, FIELD)
