@@ -185,3 +185,13 @@ asyncio.run(scenario())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout == "b'hello'\n", done.stderr
+
+
+def test_short_messages_do_not_wait_for_acknowledgements() -> None:
+    with (
+        open_listening_socket("port", "127.0.0.1", 0, "") as listening,
+        socket.create_connection(listening.getsockname()),
+    ):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
