@@ -46,6 +46,17 @@ LONG = {
 """Cells that `make test-all` adds. The others are slow."""
 
 
+CHECK_MATRIX = [
+    (service, direction, kind)
+    for service in ("Cluster", "Optimizer")
+    for direction in ("up", "down")
+    for kind in CHUNK_KINDS
+    if (kind, direction) != ("before", "down")
+]
+LONG_CHECKS = {("Cluster", "up", "bit-flipped"), ("Optimizer", "down", "truncated")}
+"""Cells of link checks that `make test-all` runs. The others are slow."""
+
+
 @pytest.fixture(scope="module")
 def spec(corpus: Path) -> str:
     return spec_of(corpus.parent, gpt_config(corpus, project_name="faults", max_steps=STEPS))
@@ -80,6 +91,29 @@ def test_the_job_ends_in_the_same_bits(
     assert bits(job) == undamaged
     silent = [daemon.name for daemon in cluster.daemons if "silent for" in daemon.log_text()]
     assert not silent, "the end of a stream must be noticed without a timeout"
+
+
+@pytest.mark.parametrize(
+    ("service", "direction", "kind"),
+    [pytest.param(*each, marks=marks_of(each, (), LONG_CHECKS), id="-".join(each)) for each in CHECK_MATRIX],
+)
+def test_a_link_check_names_the_broken_link(
+    cluster: ProxiedCluster, service: str, direction: str, kind: str
+) -> None:
+    """Break a round of a check. No job is involved; the next check finds nothing."""
+    proxy = cluster.proxy_of(service)
+    cluster.wait_workers(2)
+    command = ("check", "--cluster", "--aggregator", cluster.to_aggregator.address)
+    proxy.strike(Fault(f"/tiermesh.{service}/MeasureLink", direction, kind, passing=3))
+    struck = tiermesh(*command)
+    assert proxy.struck.is_set(), "the fault never happened"
+    if kind == "slow":
+        assert struck.returncode == 0, struck.stderr
+    elif kind != "reordered":  # the last message of a round waits for no other, so it may keep its place
+        assert struck.returncode == 1, struck.stdout
+        end = "-> optimizer" if service == "Optimizer" else "-> aggregator"
+        assert end in struck.stderr.splitlines()[-1]
+    assert tiermesh(*command).returncode == 0
 
 
 @pytest.mark.parametrize("rpc", ["Jobs/Download", "Optimizer/ReadCheckpoint"])

@@ -43,7 +43,7 @@ _FIRST_ELEMENTS = 1 << 14  # 64 KiB: half a second on a link of 1 Mbit/s
 _GROWTH = 4
 _WARM_SECONDS = 0.1
 """Duration of a round whose speed says how much to send in the rounds that count."""
-_ROUND_SECONDS = 0.25
+_ROUND_SECONDS = 0.5
 """Duration that the rounds that count aim at."""
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 32
 _ROUND_TRIPS = 20
