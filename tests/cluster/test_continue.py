@@ -144,6 +144,7 @@ def test_a_kill_amid_the_start_changes_no_bits(
 def test_a_new_job_starts_from_weights_and_state_or_weights_alone(tmp_path: Path) -> None:
     momentum = {"type": "SGD", "lr": 0.01, "momentum": 0.9}
     with Cluster(tmp_path / "cluster", tiers=3, workers=1) as cluster:
+        # Only the first interval's checkpoint is certain: later ones are left out while that is being written.
         earlier = spec_of(tmp_path, regression_config(optimizer=momentum, model_save_interval=2))
         first = cluster.finish(cluster.submit(earlier))
         other = regression_config(
@@ -157,15 +158,15 @@ def test_a_new_job_starts_from_weights_and_state_or_weights_alone(tmp_path: Path
             "submit",
             path,
             "--from",
-            f"{first.id}:4",
+            f"{first.id}:2",
             "--set",
             "start_from.optimizer=false",
             "--follow",
         )
         assert code == 0, errors
         assert (both["step"], both["started_from"]) == (3, f"{first.id}:5")
-        assert (alone["step"], alone["started_from"]) == (3, f"{first.id}:4")
-        for job, step in ((both["job"], 5), (alone["job"], 4)):
+        assert (alone["step"], alone["started_from"]) == (3, f"{first.id}:2")
+        for job, step in ((both["job"], 5), (alone["job"], 2)):
             model = stored_sha256(cluster, first.id, step, "model.safetensors")
             assert stored_sha256(cluster, job, 0, "model.safetensors") == model
         taken = read_checkpoint(cluster.checkpoints(both["job"]) / "step-00000000").optimizer_state
