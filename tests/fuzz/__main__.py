@@ -28,7 +28,7 @@ def fuzz(name: str, seconds: int) -> None:
     import atheris
 
     os.environ[compiler.VARIABLE] = "numpy"  # compiled ones take a second to load
-    with atheris.instrument_imports(include=["services", "aggregator", "optimizer", "hpack", "h11"]):
+    with atheris.instrument_imports(include=["services", "aggregator", "optimizer", "cli", "hpack", "h11"]):
         target = importlib.import_module("tests.fuzz.targets").TARGETS[name]
     corpus = CORPUS / name
     corpus.mkdir(parents=True, exist_ok=True)

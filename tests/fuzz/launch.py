@@ -1,7 +1,9 @@
-"""Targets of the files of a launch: hosts, rankfiles, rank bindings, and a mesh cut from a descriptor."""
+"""Targets of a launch: hosts, rankfiles, rank bindings, a mesh cut from a descriptor, and lines of agents."""
 
 from __future__ import annotations
 
+from cli.launch.agent import protocol
+from cli.launch.agent.protocol import PREFIX, Ended, Facts, Heartbeat, Probed, Start, WriteFile
 from cli.launch.hosts_file import MOST_RANKS, parse_host_list, parse_hosts
 from cli.launch.rank_bindings import parse_rank_bindings
 from cli.launch.rankfile import parse_rankfile
@@ -54,11 +56,29 @@ def _cut(content: bytes) -> None:
         assert find_problem(cut_mesh(descriptor, mesh_id, "mgd.textproto")) is None
 
 
+_MESSAGES = (
+    Facts(1, "1.0", "3.12.1", "box", "/home/me/run", 1 << 40, True, False),
+    Probed(1.5, (7070,)),
+    Ended(4, -9, "rank4 ended, killed by SIGKILL"),
+    Start(
+        0, "worker", "rank0", "/r/rank0", "/r/rank0/ready.json", ("tiermesh", "worker"), {"A": "1"}, ("B",)
+    ),
+    WriteFile("/r/daemon.key", "text\n", secret=True),
+    Heartbeat(),
+)
+
+
+def _agent_line(content: bytes) -> None:
+    line = protocol.encode(protocol.decode(PREFIX + content))
+    assert protocol.encode(protocol.decode(line)) == line
+
+
 LAUNCH_TARGETS = {
     "hosts_file": Target(_hosts, (b"loudbox-01.example slots=1\n# two\n10.0.0.1 slots = 8\n",)),
     "host_list": Target(_host_list, (b"a:1, b,[::1]:2",)),
     "rankfile": Target(_rankfile, (b"rank 1=b slot=0:1\nrank 0=a slots=0-3 # first\n",)),
     "rank_bindings": Target(_rank_bindings, (_BINDINGS,)),
     "cut_mesh": Target(_cut, (format_textproto(describe_meshes(3)).encode(),)),
+    "agent_line": Target(_agent_line, tuple(protocol.encode(each)[len(PREFIX) :] for each in _MESSAGES)),
 }
 """Targets of the files of a launch by name."""

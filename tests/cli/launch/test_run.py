@@ -200,6 +200,15 @@ def test_a_host_that_cannot_be_used_ends_in_one_line(
 
 
 @pytest.mark.long
+def test_a_host_that_asks_for_a_password_ends_in_one_line(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "loudbox", "127.0.0.1 slots=5\n")
+    with running_sshd(tmp_path / "asking", password=True) as asking:
+        asking.refuse_key()
+        code, result, _ = run(command(asking, *job_of(folder)))
+    assert (code, "refuses the key and asks for a password" in result["error"]) == (2, True), result
+
+
+@pytest.mark.long
 def test_a_port_in_use_is_found_before_anything_starts(sshd: Sshd, tmp_path: Path) -> None:
     folder = loudboxes(tmp_path / "loudbox", TWO_HOSTS)
     arguments = [str(folder), "--config", str(folder / "job.yaml"), "--aggregator-port", str(sshd.port)]
