@@ -11,6 +11,9 @@ from pathlib import Path
 from services.errors import Failed, Refused, TiermeshError
 from services.printable import one_line
 
+NO_AGENT = "no agent runs there any longer"
+"""Part of the error of `launch-agent --attach` where the run has ended."""
+
 CONNECT_SECONDS = 10
 ALIVE_SECONDS, ALIVE_COUNT = 5, 3
 """A connection counts as dead after their product, which is the agent's own limit too."""
@@ -61,6 +64,10 @@ class OpenSSH:
         # The first of two values wins.
         options = [text for each in (*self.options, *_OPTIONS) for text in ("-o", each)]
         return [self.program, *config, *options]
+
+
+class AgentGone(Refused):
+    """Lack of the agent of a detached run: it has ended, and its daemons with it."""
 
 
 def read_address(answer: str, host: str) -> str:
@@ -129,6 +136,8 @@ def explain_end(host: str, code: int, errors: Sequence[str], remote: Sequence[st
         return Refused(
             f"host {host}: has a Tiermesh without `launch`; install this version there, or give --remote PATH"
         )
+    if NO_AGENT in text:
+        return AgentGone(f"host {host}: {NO_AGENT}; end the run on the other hosts with --stop")
     if code in (_NOT_EXECUTABLE, _NOT_FOUND):
         return Refused(
             f"host {host}: {remote[0]} can't be started there ({last or f'exit code {code}'}); install Tiermesh "

@@ -16,6 +16,7 @@ from cli.launch.agent.protocol import Check, Ended, Start, WriteFile
 from cli.launch.cluster import START_ORDER, Cluster, Member
 from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.dry_run import describe_plan
+from cli.launch.openssh import AgentGone
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
 from cli.launch.record import Run, forget_run, new_run_name, read_run, run_folder, write_run
@@ -84,7 +85,7 @@ def stop(state_dir: Path, name: str, output: Output) -> None:
         TiermeshError: a host can't be reached, so its daemons go on.
     """
     run = read_run(state_dir, name)
-    run_until_interrupted(_stop(run, output))
+    run_until_interrupted(_stop(run))
     forget_run(run_folder(state_dir, name))
     output.say(f"run {name} is stopped")
     output.result({"run": name, "job": run.job or None})
@@ -179,10 +180,15 @@ async def _attach(run: Run, folder: Path, output: Output) -> jobs_pb2.Job:
     return job
 
 
-async def _stop(run: Run, output: Output) -> None:
-    links = await connect_all(run.sites, output, attach=True)
-    async with Cluster(links, run.members):
+async def _stop(run: Run) -> None:
+    """Stop the daemons on all hosts that can be reached, then raise the error of the first one that can't."""
+    answers = await asyncio.gather(*(site.connect(attach=True) for site in run.sites), return_exceptions=True)
+    links = {each.host: each for each in answers if isinstance(each, AgentLink)}
+    async with Cluster(links, [member for member in run.members if member.site in links]):
         pass  # its end stops the daemons
+    for error in answers:
+        if isinstance(error, BaseException) and not isinstance(error, AgentGone):
+            raise error
 
 
 # ---- parts of a launch ----

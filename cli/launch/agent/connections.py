@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cli.launch.agent.process import SOCKET, Agent, explain_write_errors
 from cli.launch.agent.protocol import MAX_LINE_BYTES
+from cli.launch.openssh import NO_AGENT
 from services.errors import ExitCode, Refused
 from services.printable import printable_path
 from services.runtime.file_locks import try_lock
@@ -54,7 +55,7 @@ def relay(folder: str) -> int:
         os.chdir(path)
         connection.connect(SOCKET)
     except OSError:
-        raise Refused(f"{printable_path(path)}: no agent runs there; the run has ended") from None
+        raise Refused(f"{printable_path(path)}: {NO_AGENT}; the run has ended") from None
 
     def forward() -> None:
         _pump(lambda: os.read(0, _BLOCK_BYTES), connection.sendall)

@@ -254,6 +254,11 @@ def test_a_detached_run_is_attached_to_and_stopped(sshd: Sshd, tmp_path: Path) -
         process.send_signal(signal.SIGINT)  # leaves it running
         assert process.wait(timeout=60) == 1
     assert len(processes_of(sshd, "--name rank")) == 5
+    for pid in processes_of(sshd, "-m cli.main launch-agent --folder"):
+        if "127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(
+                pid, signal.SIGTERM
+            )  # as when that host shuts down; the other one is stopped all the same
     code, result, _ = run(command(sshd, "--stop", name))
     assert (code, result["run"]) == (0, name)
     wait_until_nothing_is_left(sshd)
