@@ -10,12 +10,15 @@ from protos import jobs_pb2 as jobs
 from services.config.load import load_job_document
 from services.config.parameters import count_largest
 from services.sizing.device_memory import estimate_device_memory
-from services.sizing.host_memory import RoleMemory, estimate_host_memory
+from services.sizing.host_memory import estimate_host_memory
 from tests.support.cluster.harness import Cluster, Daemon
 
 WIDTH, LAYERS = 2048, 5
 COPY_BYTES = 4 * LAYERS * WIDTH * WIDTH
 TOLERANCE = 0.1
+WINDOWS_BYTES = 48 << 20
+VARYING_BYTES = {"worker": COPY_BYTES, "aggregator": WINDOWS_BYTES, "shard": WINDOWS_BYTES}
+"""Part of what is stated that depends on timing: a worker's second sum, and chunks that wait for another role."""
 
 
 def memory_bytes(daemon: Daemon, field: str) -> int:
@@ -74,16 +77,6 @@ def test_each_role_takes_the_memory_that_is_stated(tmp_path: Path, tiers: int, s
         assert cluster.finish(cluster.submit(job.to_json())).state == jobs.SUCCEEDED
         for role, size in sizes.items():
             taken = [memory_bytes(each, "VmHWM") - idle[each.name] for each in daemons[role]]
-            stated = size.memory_bytes + size.checkpoint_bytes
-            if role == "worker":
-                stated += chip.total_bytes  # the emulator's
-                check(size, max(taken), stated)
-                assert min(taken) > stated * (1 - TOLERANCE) - COPY_BYTES, "it may need one sum less"
-            else:
-                for each in taken:
-                    check(size, each, stated)
-
-
-def check(size: RoleMemory, taken_bytes: int, stated_bytes: int) -> None:
-    """Check that a process took what was stated."""
-    assert abs(taken_bytes - stated_bytes) <= TOLERANCE * stated_bytes, (size, taken_bytes)
+            stated = size.memory_bytes + size.checkpoint_bytes + (chip.total_bytes if role == "worker" else 0)
+            least = (1 - TOLERANCE) * (stated - VARYING_BYTES.get(role, 0))
+            assert least <= min(taken) and max(taken) <= (1 + TOLERANCE) * stated, (size, taken)
