@@ -23,7 +23,11 @@ from tests.support.cluster.harness import Cluster
 SLOW_SECONDS = 1.0
 REORDER_SECONDS = 0.3
 """Time after which a reordered message is sent even without a next one, which may wait for it."""
-OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.max_ping_strikes", 0),  # without jobs, streams are idle but for keepalive
+)
 BREAKING = {
     "before": grpc.StatusCode.UNAVAILABLE,
     "midway": grpc.StatusCode.UNAVAILABLE,
