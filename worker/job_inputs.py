@@ -56,7 +56,9 @@ class JobInputs:
         self._data_dir = data_dir
         self._store: FileStore | None = None
         if cache_dir is not None:
-            self._store = FileStore(cache_dir.absolute(), max_store_bytes=cache_bytes)
+            self._store = FileStore(
+                cache_dir.absolute(), max_store_bytes=cache_bytes, store_limit="--cache-gb"
+            )
             self._links = cache_dir.absolute() / "jobs" / f"worker-{quote(worker, safe='')}"
         self._held = ExitStack()  # files in use, which no process removes
 

@@ -54,6 +54,7 @@ class FileStore:
         folder: path of the folder, created with the first file.
         max_file_bytes: largest size of one file.
         max_store_bytes: largest size of all files.
+        store_limit: what sets that size, for errors.
         library: further files that can be read; None for none.
         clock: Unix time in seconds.
     """
@@ -64,12 +65,14 @@ class FileStore:
         *,
         max_file_bytes: int = MAX_FILE_BYTES,
         max_store_bytes: int = MAX_STORE_BYTES,
+        store_limit: str = "that limit",
         library: Library | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._max_file_bytes = max_file_bytes
         self._max_store_bytes = max_store_bytes
+        self._store_limit = store_limit
         self._library = library
         self._clock = clock
         self._kept: dict[str, set[str]] = {}  # files by job
@@ -359,7 +362,7 @@ class FileStore:
         if ref.size > self._max_store_bytes:
             raise Refused(
                 f"file {ref.sha256[:12]}: {ref.size} bytes, but all files together may have "
-                f"{self._max_store_bytes} bytes; raise that limit, or give a smaller file"
+                f"{self._max_store_bytes} bytes; raise {self._store_limit}, or give a smaller file"
             )
         with self._lock:
             kept, listed = self._kept_files(), self._list()

@@ -208,6 +208,20 @@ def test_a_damaged_file_of_a_person_stays_and_a_damaged_conversion_goes(
     assert converted(client / "ids.csv", "data_path").read_bytes()[::4] == b"\3\4\5"
 
 
+def test_a_file_larger_than_the_cache_names_the_option(job: JobConfig, client: Path, tmp_path: Path) -> None:
+    content = (client / "corpus.txt").read_bytes()
+    (client / "corpus.txt").unlink()
+    inputs = JobInputs("w", None, tmp_path / "cache", cache_bytes=100)
+
+    async def scenario(aggregator: FileStore, channel: grpc.aio.Channel) -> None:
+        aggregator.put(content)
+        missing = await inputs.find_missing(spec(job))
+        with pytest.raises(Failed, match="may have 100 bytes; raise --cache-gb, or give a smaller file"):
+            await inputs.fetch(missing, channel, "a", Reports())
+
+    with_aggregator(tmp_path, scenario)
+
+
 def test_a_file_that_nobody_has_is_told_with_what_to_do(job: JobConfig, client: Path, tmp_path: Path) -> None:
     client.rename(tmp_path / "gone")
     inputs = JobInputs("w", tmp_path / "data", tmp_path / "cache")
