@@ -15,7 +15,8 @@ from tests.support.cluster.harness import Cluster, Daemon
 
 WIDTH, LAYERS = 2048, 5
 COPY_BYTES = 4 * LAYERS * WIDTH * WIDTH
-TOLERANCE = 0.1
+TOLERANCES = {"optimizer": 0.05}
+"""Relative difference by role, where it is not 0.1: an optimizer that stated one copy too many would be 12 % off."""
 WINDOWS_BYTES = 48 << 20
 VARYING_BYTES = {"worker": COPY_BYTES, "aggregator": WINDOWS_BYTES, "shard": WINDOWS_BYTES}
 """Part of what is stated that depends on timing: a worker's second sum, and chunks that wait for another role."""
@@ -78,5 +79,6 @@ def test_each_role_takes_the_memory_that_is_stated(tmp_path: Path, tiers: int, s
         for role, size in sizes.items():
             taken = [memory_bytes(each, "VmHWM") - idle[each.name] for each in daemons[role]]
             stated = size.memory_bytes + size.checkpoint_bytes + (chip.total_bytes if role == "worker" else 0)
-            least = (1 - TOLERANCE) * (stated - VARYING_BYTES.get(role, 0))
-            assert least <= min(taken) and max(taken) <= (1 + TOLERANCE) * stated, (size, taken)
+            tolerance = TOLERANCES.get(role, 0.1)
+            least = (1 - tolerance) * (stated - VARYING_BYTES.get(role, 0))
+            assert least <= min(taken) and max(taken) <= (1 + tolerance) * stated, (size, taken)
