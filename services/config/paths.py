@@ -130,15 +130,17 @@ def _folders(folder: Path) -> str:
 def _find_first(text: str, places: list[Path], field: str, where: str, fix: str) -> Path:
     for place in places:
         normal = Path(os.path.normpath(place))
-        if _is_there(normal):
+        if _is_there(normal, folder=False):
             return normal.absolute()
+    if any(_is_there(place, folder=True) for place in places):
+        raise Refused(f"{field}: {format_value(text)} is a folder, expected a file; name a file in it")
     looked = "" if len(places) <= 2 else f"; looked in {where}"
     raise Refused(f"{field}: no file {format_value(text)}{looked}; {fix}")
 
 
-def _is_there(path: Path) -> bool:
-    """Return whether a file is there, of any kind: the reader refuses a pipe or a device by what it is."""
+def _is_there(path: Path, *, folder: bool) -> bool:
+    """Return whether a folder, or a file of any kind, is there: the reader refuses a pipe or a device by what it is."""
     try:
-        return not stat.S_ISDIR(path.stat().st_mode)
+        return stat.S_ISDIR(path.stat().st_mode) is folder
     except (OSError, ValueError):  # nothing there, or the name is too long or has a NUL byte
         return False

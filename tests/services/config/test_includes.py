@@ -82,9 +82,14 @@ def test_a_variable_that_is_not_set_is_named(refused: Refuse) -> None:
     assert "NOWHERE_AT_ALL" in refused(training_config={"model_config": "${NOWHERE_AT_ALL}/x.yaml"})
 
 
-@pytest.mark.parametrize("named", ["a\0b.yaml", "x" * 4000, "~nobody-of-that-name/x.yaml", "\n.yaml", "."])
+@pytest.mark.parametrize("named", ["a\0b.yaml", "x" * 4000, "~nobody-of-that-name/x.yaml", "\n.yaml"])
 def test_impossible_paths_are_refused(refused: Refuse, named: str) -> None:
     assert "training_config.model_config: no file" in refused(training_config={"model_config": named})
+
+
+def test_a_folder_is_no_file(refused: Refuse, tmp_path: Path) -> None:
+    line = refused(training_config={"data_path": str(tmp_path)})
+    assert line.startswith("training_config.data_path: ") and "is a folder, expected a file" in line
 
 
 def test_data_is_found_in_tiermesh_data(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
