@@ -21,6 +21,7 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.checks_pb2 import LinkReport, MeshReport
 from protos.jobs_pb2 import CheckedLink, CheckedMesh, CheckPlan, CheckRequest, CheckResult
+from services.config.device import check_backend
 from services.errors import Failed, NotYet, Refused
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.protocol.versions import LINK_CHECK_PROTOCOL
@@ -41,7 +42,6 @@ MESH_SECONDS = 180.0
 ANSWER_SECONDS = LINK_SECONDS + 15.0
 """Longest wait for a worker's report of a link, which it measures within `LINK_SECONDS`."""
 
-_BACKENDS = ("auto", "ttnn", "emulator")
 _MAX_SIDE = 1024  # rows or columns of a mesh
 
 
@@ -271,8 +271,7 @@ def _check_request(request: CheckRequest) -> None:
     Raises:
         Refused: it does not.
     """
-    if request.backend not in _BACKENDS:
-        raise Refused(f"backend {request.backend!r}: expected one of {', '.join(_BACKENDS)}")
+    check_backend(request.backend)
     sides = request.rows, request.columns
     if any(sides) and not all(1 <= side <= _MAX_SIDE for side in sides):
         raise Refused(f"mesh_shape {list(sides)}: expected rows and columns of 1 to {_MAX_SIDE}, or 0 and 0")

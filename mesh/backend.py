@@ -32,6 +32,11 @@ def may_drive_chips(backend: str) -> bool:
     return backend != "emulator"
 
 
+def drives_chips(backend: str, *, has_chips: bool) -> bool:
+    """Return whether a job with this `device_config.backend` runs on chips on a host that has some, or has none."""
+    return may_drive_chips(backend) and (has_chips or backend != "auto")
+
+
 def choose_dtype(backend: str, dtype: Dtype | None) -> Dtype:
     """Return the type of weights and activations: the one that a job gives, else that of chips, if it may use some."""
     return dtype or ("bfloat16" if may_drive_chips(backend) else "float32")

@@ -25,6 +25,7 @@ from cli.launch.sites import LOCAL_PROGRAM, THIS_MACHINE, Site, check_all, close
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from cli.tracking import leave_trackers_to_aggregator
+from mesh.backend import drives_chips
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
 from services.runtime.launcher import READY_SECONDS
@@ -237,7 +238,7 @@ async def _check_meshes(
     backend, shape = config.device.backend, config.device.mesh_shape
 
     async def check(link: AgentLink) -> None:
-        if backend == "emulator" or (backend == "auto" and not link.facts.has_chips):
+        if not drives_chips(backend, has_chips=link.facts.has_chips):
             return
         for command in commands:
             rank = command.rank

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from services.config.field_types import AxisLength, ConfigRecord, NonNegativeInt, ThreadCount
 from services.config.refusals import format_value
+from services.errors import Refused
 
 AxisName = Literal["data", "tensor"]
+Backend = Literal["auto", "ttnn", "emulator"]
+
+
+def check_backend(backend: str) -> None:
+    """Check that `device_config.backend` may have this value.
+
+    Raises:
+        Refused: it may not.
+    """
+    known = get_args(Backend)
+    if backend not in known:
+        raise Refused(f"backend {format_value(backend)}: expected one of {', '.join(known)}; correct it")
 
 
 class DeviceConfig(ConfigRecord):
@@ -38,7 +51,7 @@ class DeviceConfig(ConfigRecord):
     enable_fsdp: bool = False
     enable_tp: bool = False
     axis_order: tuple[AxisName, AxisName] = ("data", "tensor")
-    backend: Literal["auto", "ttnn", "emulator"] = "auto"
+    backend: Backend = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
     threads: ThreadCount = 1
     trace: bool = False

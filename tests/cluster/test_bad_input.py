@@ -15,6 +15,7 @@ from aggregator.storage.job_queue import JobQueue
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
 from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.protocol.hello import PROTOCOL_RANGE
 from services.tensors.layout import Layout
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
@@ -94,7 +95,10 @@ def test_a_silent_peer_is_disconnected(rogue: StockWorker) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 3; upgrade this aggregator"),
+        (
+            {"protocol": 99},
+            f"worker rogue speaks protocol 99, this aggregator {PROTOCOL_RANGE}; upgrade this aggregator",
+        ),
         ({"role": "optimizer"}, "rogue has role 'optimizer'"),
         ({"epoch_seen": 77}, "worker rogue has obeyed epoch 77, this aggregator's epoch is 1"),
         ({"shard_index": 1, "shard_count": 2}, "worker rogue asks for shard 1 of 2; expected shard 0 of 1"),
@@ -385,7 +389,7 @@ def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
             1,
             {"protocol": 2},
             PRECONDITION,
-            "aggregator intruder speaks protocol 2, this optimizer 3",
+            f"aggregator intruder speaks protocol 2, this optimizer {PROTOCOL_RANGE}",
         ),
         (1, {"role": "worker"}, PRECONDITION, "intruder has role 'worker'"),
     ],

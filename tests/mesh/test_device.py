@@ -12,7 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from mesh.axes import Axes
-from mesh.backend import has_device, load_device_module
+from mesh.backend import drives_chips, has_device, load_device_module
 from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import compute_fingerprint
 from mesh.placement import over_data
@@ -227,3 +227,20 @@ def test_arrays_that_are_refused(loudbox: Mesh, array: np.ndarray, dtype: str, m
             layout=loudbox.tt.TILE_LAYOUT,
             placements=over_data(0),
         )
+
+
+@pytest.mark.parametrize(
+    ("backend", "has_chips", "expected"),
+    [
+        ("auto", True, True),
+        ("auto", False, False),
+        ("ttnn", True, True),
+        ("ttnn", False, True),
+        ("emulator", True, False),
+        ("emulator", False, False),
+    ],
+)
+def test_whether_a_job_drives_chips_follows_from_backend_and_host(
+    backend: str, has_chips: bool, expected: bool
+) -> None:
+    assert drives_chips(backend, has_chips=has_chips) is expected

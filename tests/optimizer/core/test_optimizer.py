@@ -12,6 +12,7 @@ from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import NonFinite
+from services.protocol.hello import PROTOCOL_RANGE
 from services.protocol.versions import LAST_EPOCH, PROTOCOL_VERSION
 from tests.support.dialogues.optimizer import PLAN, Dialogue, training
 
@@ -48,7 +49,7 @@ def test_an_epoch_beyond_the_last_is_refused(epoch: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "facts"),
     [
-        ({"protocol": 7, "protocol_min": 7}, ("agg", "protocol 7", f"optimizer {PROTOCOL_VERSION}")),
+        ({"protocol": 7, "protocol_min": 7}, ("agg", "protocol 7", f"optimizer {PROTOCOL_RANGE}")),
         ({"role": "worker"}, ("agg", "'worker'")),
     ],
 )

@@ -90,8 +90,8 @@ def test_a_daemon_is_started_watched_and_stopped(tmp_path: Path) -> None:
             assert (ended.rank, ended.code) == (1, 3)
             assert "ERROR the mesh is on fire" in ended.text
             link.send(Stop((0, 1)))
-            assert isinstance(await link.receive(), Ended)
-            assert await link.receive() == Stopped()
+            answers = [await link.receive(), await link.receive()]  # in either order
+            assert {type(answer) for answer in answers} == {Ended, Stopped}
         await wait_gone(pid)
 
     run(test)
@@ -168,8 +168,8 @@ def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(tmp_
             await link.receive()
             await link.receive()
             link.send(Stop((0, 1)))
-            assert isinstance(await link.receive(), Ended)
-            assert await link.receive() == Stopped()
+            answers = [await link.receive(), await link.receive()]  # in either order
+            assert {type(answer) for answer in answers} == {Ended, Stopped}
         await wait_gone(pid)
         with pytest.raises(Failed, match="the run has ended"):
             async with agent(tmp_path, "--attach"):
