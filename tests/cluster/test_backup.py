@@ -19,6 +19,8 @@ from tests.support.cluster.bits import STEPS, Bits, bits
 from tests.support.cluster.fork_server import fork_server
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, environment, tiermesh
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 HEARTBEAT_SECONDS = 0.5
 
 
@@ -68,7 +70,6 @@ def test_backups_amid_submits_have_every_job_acknowledged_before(tmp_path: Path,
         assert cluster.aggregator.process.poll() is None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("tiers", "lost_optimizer"),
     [
@@ -112,7 +113,6 @@ def test_a_job_goes_on_from_its_newest_checkpoint_after_a_restore(
         assert "this queue is an older copy" not in cluster.aggregator.log_text(), "its epoch was raised"
 
 
-@pytest.mark.long
 def test_a_job_that_ended_after_the_backup_ends_again_without_a_step(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:

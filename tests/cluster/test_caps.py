@@ -54,6 +54,7 @@ def people(tmp_path: Path) -> Iterator[tuple[Cluster, Run]]:
         yield cluster, run
 
 
+@pytest.mark.long
 def test_submit_says_which_cap_is_reached_and_that_it_may_pass(
     people: tuple[Cluster, Run], corpus: Path
 ) -> None:

@@ -12,6 +12,8 @@ from services.errors import ExitCode
 from tests.support.cluster.bits import Bits, bits
 from tests.support.cluster.harness import Cluster, Daemon, eventually, tiermesh
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 HEARTBEAT_SECONDS = 0.5
 
 
@@ -28,7 +30,6 @@ def show(state_dir: Path) -> str:
     return done.stdout.split()[-1]
 
 
-@pytest.mark.long
 def test_an_optimizer_obeys_one_cluster_until_it_adopts_another(
     tmp_path: Path, gpt_spec: str, short_spec: str, undisturbed: Bits
 ) -> None:
@@ -62,7 +63,6 @@ def test_an_optimizer_obeys_one_cluster_until_it_adopts_another(
         cluster.finish(cluster.submit(short_spec))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shards", [0, 2])
 def test_aggregators_on_copies_of_one_state_dir_do_not_take_turns(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits, shards: int
@@ -101,7 +101,6 @@ def show_running(aggregator: Daemon) -> str:
     return aggregator.log_text().partition("`tiermesh cluster adopt ")[2].split()[0]
 
 
-@pytest.mark.long
 def test_a_shard_obeys_one_cluster(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=2, shards=2, workers=1, heartbeat_seconds=HEARTBEAT_SECONDS) as cluster:
         job = cluster.submit(gpt_spec)
@@ -112,7 +111,6 @@ def test_a_shard_obeys_one_cluster(tmp_path: Path, gpt_spec: str, undisturbed: B
         assert bits(cluster.finish(job)) == undisturbed
 
 
-@pytest.mark.long
 def test_a_restored_queue_goes_on_above_every_epoch_that_was_obeyed(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:

@@ -26,6 +26,8 @@ from tests.support.cluster.bits import (
 )
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, tiermesh
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 HALF = STEPS // 2
 
 
@@ -48,7 +50,7 @@ def stored_sha256(cluster: Cluster, job: str, step: int, file: str) -> str:
 
 @pytest.mark.parametrize(
     ("tiers", "shards"),
-    [(3, 0), pytest.param(2, 0, marks=pytest.mark.long), pytest.param(2, 2, marks=pytest.mark.long)],
+    [(3, 0), pytest.param(2, 0), pytest.param(2, 2)],
 )
 def test_two_halves_give_the_bits_of_the_whole(
     tmp_path: Path, half_spec: str, undisturbed: Bits, tiers: int, shards: int
@@ -85,7 +87,6 @@ HARD = {
 """Sections of training and schedule that change rate and moments before and after the cut."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tiers", [2, 3])
 @pytest.mark.parametrize("name", HARD)
 def test_a_hard_schedule_goes_on_with_the_same_bits(
@@ -106,7 +107,6 @@ def test_a_hard_schedule_goes_on_with_the_same_bits(
         assert bits(cluster.job(second["job"])) == expected
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("tiers", "failpoint"),
     [
@@ -140,7 +140,6 @@ def test_a_kill_amid_the_start_changes_no_bits(
         assert not list(cluster.checkpoints(second).glob(".*")), "nothing half made is left"
 
 
-@pytest.mark.long
 def test_a_new_job_starts_from_weights_and_state_or_weights_alone(tmp_path: Path) -> None:
     momentum = {"type": "SGD", "lr": 0.01, "momentum": 0.9}
     with Cluster(tmp_path / "cluster", tiers=3, workers=1) as cluster:
@@ -195,7 +194,6 @@ def test_a_repeated_request_makes_one_job_and_a_damaged_one_none(tmp_path: Path)
         assert caught.value.details().startswith("ContinueRequest is damaged: crc32c")
 
 
-@pytest.mark.long
 def test_a_start_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", tiers=2, workers=1) as cluster:
         first = cluster.finish(cluster.submit(spec_of(tmp_path, regression_config()))).id

@@ -217,6 +217,7 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
         assert f"falling back to {before.name}" in log
 
 
+@pytest.mark.long
 def test_no_intact_checkpoint_fails_the_job(tmp_path: Path, gpt_spec: str, short_spec: str) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
@@ -249,6 +251,7 @@ def test_no_intact_checkpoint_fails_the_job(tmp_path: Path, gpt_spec: str, short
         cluster.finish(cluster.submit(short_spec))
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_not_downloaded(tmp_path: Path, short_spec: str) -> None:
     with Cluster(tmp_path, workers=1) as cluster:
         job = cluster.submit(short_spec)

@@ -11,6 +11,8 @@ import pytest
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
 from tests.support.cluster.harness import Cluster
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 WINDOWS = (28, 46)
 """Training windows of the two files."""
 VOCABULARY = 50
@@ -41,7 +43,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory, spec: str) -> Bits:
         return bits(ended)
 
 
-@pytest.mark.long
 def test_token_ids_in_epochs_with_a_worker_killed(tmp_path: Path, spec: str, alone: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=2) as cluster:
         job = cluster.submit(spec)
@@ -50,7 +51,6 @@ def test_token_ids_in_epochs_with_a_worker_killed(tmp_path: Path, spec: str, alo
         assert bits(cluster.finish(job)) == alone
 
 
-@pytest.mark.long
 def test_epochs_go_on_at_the_same_place_after_a_restart_of_all(
     tmp_path: Path, spec: str, alone: Bits
 ) -> None:

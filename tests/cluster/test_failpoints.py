@@ -19,6 +19,8 @@ from services.instrumentation.failpoints import FAILPOINTS
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 EVERY_ROLE = "stream.mid-message"
 """Failpoint that each role reaches when it sends tensors over a stream."""
 ALL = [name for name in FAILPOINTS if not name.startswith(("shard.", "queue.")) and ".prune." not in name]
@@ -171,7 +173,7 @@ def short_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Bits:
     return run_undisturbed(folder, spec(folder, 40))
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2), 3])
 def test_a_kill_at_each_kind_of_place(tmp_path: Path, tiers: int, short_undisturbed: Bits) -> None:
     plan: dict[str, list[str | float]] = {role: list(kills) for role, kills in SHORT.items()}
     result, _ = killed(tmp_path / "cluster", spec(tmp_path, 40), tiers, plan, LIMIT_SECONDS)

@@ -16,6 +16,8 @@ from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 from tests.support.marks import marks_of
 from training.data.tokenizer import build_character_tokenizer
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 KINDS = ("before", "midway", "after", "cancelled", "slow", "truncated", "bit-flipped")
 STREAM_KINDS = (*KINDS, "duplicated", "reordered")
 PIECE_BYTES = 100_000

@@ -14,6 +14,8 @@ from tests.support.cluster.bits import gpt_config, spec_of
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
 from training.data.tokenizer import build_character_tokenizer
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 TOKEN_CHARACTERS, LONG_TOKENS = 20_000, 300
 """Tokens that never occur make a tokenizer.json of 6 MB, without a large model."""
 MODEL = "tests.support.cluster.deadly_model"
@@ -61,8 +63,8 @@ def restart_when_it_dies(daemon: Daemon, restart: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("tiers", "shards"),
     [
-        pytest.param(2, 0, id="2 tiers", marks=pytest.mark.long),
-        pytest.param(3, 0, id="3 tiers", marks=pytest.mark.long),
+        pytest.param(2, 0, id="2 tiers"),
+        pytest.param(3, 0, id="3 tiers"),
         pytest.param(2, 2, id="shards"),
     ],
 )

@@ -20,6 +20,8 @@ from tests.support.cluster.bits import STEPS, Bits, bits
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
 from tests.support.small_disk import SmallDisk, small_disk
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 CALL_SECONDS = 3.0
 """Longest wait for an answer, which may never come from a process that was killed."""
@@ -34,7 +36,6 @@ def small_disks(folder: Path, tiers: int, size: str) -> Iterator[list[SmallDisk]
         yield [stack.enter_context(small_disk(folder / name, size)) for name in names]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tiers", [3, 2])
 def test_a_job_goes_on_while_the_disk_is_full(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int
@@ -80,9 +81,9 @@ def test_a_job_goes_on_while_the_disk_is_full(
     "free_bytes",
     [
         pytest.param(0, id="spec"),
-        pytest.param(4096, id="generation", marks=pytest.mark.long),
-        pytest.param(12288, id="layout", marks=pytest.mark.long),
-        pytest.param(20480, id="checkpoint", marks=pytest.mark.long),
+        pytest.param(4096, id="generation"),
+        pytest.param(12288, id="layout"),
+        pytest.param(20480, id="checkpoint"),
     ],
 )
 def test_a_job_whose_turn_comes_says_that_it_waits_for_space(
@@ -220,9 +221,7 @@ class Storm:
             disk.empty()
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(6, marks=pytest.mark.long), pytest.param(200, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kills", [pytest.param(6), pytest.param(200, marks=pytest.mark.slow)])
 def test_every_acknowledged_job_and_cancel_holds(tmp_path: Path, kills: int) -> None:
     job_spec = spec(tmp_path, 6)
     expected = run_undisturbed(tmp_path / "calm", job_spec)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from protos import cluster_pb2, jobs_pb2
 from services.config.load import load_job
@@ -17,6 +18,8 @@ from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import PROTOCOL_MIN, PROTOCOL_VERSION
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh
 from tests.support.hostile import HOSTILE, fill_texts, is_clean, variants
+
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
 
 ANSWER_SECONDS = 2.0
 EPOCH = 1

@@ -94,6 +94,7 @@ def test_workers_with_empty_disks_join_a_job_whose_files_the_client_has(
         assert bits(cluster.finish(job)) == expected
 
 
+@pytest.mark.long
 def test_a_worker_killed_amid_its_download_goes_on_where_it_was(
     tmp_path: Path, client: Path, expected: Bits
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_worker_killed_amid_its_download_goes_on_where_it_was(
         assert writes - before <= PIECES - 2 + uploaded_by_worker, "it did not start over"
 
 
+@pytest.mark.long
 def test_an_aggregator_killed_amid_an_upload_goes_on_where_it_was(
     tmp_path: Path, client: Path, expected: Bits
 ) -> None:
@@ -236,6 +238,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster
         yield running
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "direction", "passing", "kind"),
     [

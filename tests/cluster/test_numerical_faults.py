@@ -15,6 +15,8 @@ from tests.support.cluster.bits import regression_config, spec_of
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
 from tests.support.cluster.nan_worker import FAULTY_MICRO_BATCH, FAULTY_STEP
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 MODULE = "tests.support.cluster.nan_worker"
 NAMED = rf"the gradient is not finite: worker worker-[12], micro-batch {FAULTY_MICRO_BATCH}, parameter \S*weight\b"
 
@@ -33,10 +35,10 @@ def job_log(cluster: Cluster, job: str) -> list[str]:
     ("tiers", "workers", "shards", "options", "wire"),
     [
         (2, 1, 0, (), "float32"),
-        pytest.param(2, 2, 0, (), "bfloat16", marks=pytest.mark.long),
-        pytest.param(2, 2, 2, (), "float32", marks=pytest.mark.long),
-        pytest.param(3, 2, 0, ("--no-shared-memory",), "float32", marks=pytest.mark.long),
-        pytest.param(3, 1, 0, ("--no-shared-memory",), "float16", marks=pytest.mark.long),
+        pytest.param(2, 2, 0, (), "bfloat16"),
+        pytest.param(2, 2, 2, (), "float32"),
+        pytest.param(3, 2, 0, ("--no-shared-memory",), "float32"),
+        pytest.param(3, 1, 0, ("--no-shared-memory",), "float16"),
     ],
 )
 def test_the_step_is_skipped_and_the_micro_batch_named(
@@ -65,7 +67,7 @@ def test_the_step_is_skipped_and_the_micro_batch_named(
             assert (last[name] != values).any(), "the next steps change the weights"
 
 
-@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2), 3])
 def test_the_job_fails_and_the_micro_batch_is_named(tmp_path: Path, tiers: int) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=1, worker_module=MODULE) as cluster:
         job = cluster.submit(spec_of(tmp_path, config(on_non_finite="stop")))

@@ -13,6 +13,8 @@ from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import gpt_config, write_config
 from tests.support.cluster.harness import Cluster, tiermesh, tls_flags
 
+pytestmark = pytest.mark.long  # tests of the parts run in `make test`
+
 
 def test_only_owners_and_admins_cancel_and_all_is_on_record(tmp_path: Path, corpus: Path) -> None:
     files = make_certificates(tmp_path)
@@ -55,7 +57,6 @@ def test_only_owners_and_admins_cancel_and_all_is_on_record(tmp_path: Path, corp
         assert f"job {jobs[1]}: cancelled by admin root (certificate " in log
 
 
-@pytest.mark.long
 def test_only_owners_and_admins_prune_and_all_is_on_record(tmp_path: Path, corpus: Path) -> None:
     files = make_certificates(tmp_path)
     for name, kind in (

@@ -79,9 +79,8 @@ def test_a_job_that_kills_its_workers_fails_with_the_fault(
         cluster.finish(cluster.submit(short_spec))
 
 
-@pytest.mark.parametrize(
-    "dies", ["forward", *(pytest.param(n, marks=pytest.mark.long) for n in ("build", "parameters", "config"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("dies", ["forward", *(n for n in ("build", "parameters", "config"))])
 def test_whatever_a_model_raises_fails_its_job_alone(
     tmp_path: Path, corpus: Path, short_spec: str, dies: str
 ) -> None:

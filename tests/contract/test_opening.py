@@ -52,6 +52,7 @@ def test_a_line_of_8_opens_by_our_descriptor(shape: str, name: str, tmp_path: Pa
     assert again == first, "it opens again after closing"
 
 
+@pytest.mark.long
 def test_a_line_of_32_opens_by_our_descriptor(tmp_path: Path) -> None:
     (opened,) = _open("galaxy", "1x32", folder=tmp_path)
     assert sorted(opened["devices"]) == list(range(32))
@@ -73,6 +74,7 @@ def test_a_mesh_opens_on_the_chips_that_are_named(tmp_path: Path) -> None:
     assert "device_ids names chip 9, but this host has 8" in unknown["error"]
 
 
+@pytest.mark.long
 def test_two_rows_open_by_the_descriptor_of_ttnn(tmp_path: Path) -> None:
     opened, other = _open("loudbox", "2x4", "1x8", folder=tmp_path)
     assert sorted(opened["devices"]) == list(range(8))
@@ -118,6 +120,7 @@ def test_a_mesh_that_does_not_fit_never_reaches_ttnn(tmp_path: Path) -> None:
     assert sorted(opened["devices"]) == list(range(8))
 
 
+@pytest.mark.long
 def test_the_link_check_fails_on_mocked_chips(tmp_path: Path) -> None:
     arguments = ("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--json")
     done = run_on_board("loudbox", *arguments, environment={"XDG_CACHE_HOME": str(tmp_path)})

@@ -140,6 +140,7 @@ def test_steps_with_dying_and_joining_workers(fraction: float) -> None:
     check(dialogue)
 
 
+@pytest.mark.long
 def test_an_optimizer_that_lost_every_second_chunk() -> None:
     dialogue = start()
     for index in range(CHUNKS):

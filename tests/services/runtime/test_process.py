@@ -208,6 +208,7 @@ def test_blas_is_limited_to_one_thread() -> None:
     assert {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"} <= set(environment)
 
 
+@pytest.mark.long
 def test_malloc_keeps_freed_blocks_unless_the_user_set_malloc_variables() -> None:
     """Fill 128 MiB repeatedly on two threads. There are no page faults once the allocator keeps the block."""
     script = textwrap.dedent("""

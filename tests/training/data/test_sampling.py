@@ -90,6 +90,7 @@ def test_without_weights_each_window_of_all_files_is_as_likely(replacement: bool
     assert abs(counts[0] / 20_000 - 0.75) < (0.02 if replacement else 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replacement", [True, False])
 def test_weights_are_shares_of_the_draws(replacement: bool) -> None:
     sampler = make_sampler([1000, 5, 70], [1.0, 6.0, 3.0], seed=3, batch_size=500, replacement=replacement)

@@ -66,7 +66,9 @@ def select_seen(ids: list[int], prompt: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("prompt", [1, 5, 32, 64, 90])
+@pytest.mark.parametrize(
+    "prompt", [1, pytest.param(5, marks=pytest.mark.long), 32, pytest.param(64, marks=pytest.mark.long), 90]
+)
 def test_the_cache_gives_the_logits_of_the_whole_text(mesh: Mesh, name: str, prompt: int):
     model = load_model(mesh, MODELS[name])
     decoder = Decoder(mesh, model, WINDOW)

@@ -82,7 +82,7 @@ def test_connections_that_end_share_the_memory_for_what_they_ignore() -> None:
     assert all(each.obj is buffers[0].obj for each in buffers)
 
 
-@pytest.mark.parametrize("whose", ["unknown", "known", "client"])
+@pytest.mark.parametrize("whose", ["unknown", pytest.param("known", marks=pytest.mark.long), "client"])
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_flood_ends_its_connection_soon(kind: str, whose: str) -> None:
     sent = floods(COUNT, PATH)[kind]
