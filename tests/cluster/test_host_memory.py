@@ -28,14 +28,8 @@ def memory_bytes(daemon: Daemon, field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-@pytest.mark.parametrize(
-    ("tiers", "shards"),
-    [
-        pytest.param(3, 0, marks=pytest.mark.long),
-        pytest.param(2, 0, marks=pytest.mark.slow),
-        pytest.param(2, 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # beside other work, messages wait for processors and take more than is stated
+@pytest.mark.parametrize(("tiers", "shards"), [(3, 0), (2, 0), (2, 2)])
 def test_each_role_takes_the_memory_that_is_stated(tmp_path: Path, tiers: int, shards: int) -> None:
     job, _ = load_job_document(
         {

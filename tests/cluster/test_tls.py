@@ -26,6 +26,7 @@ from tests.support.ports import free_port
 from tests.support.services import OWN_METHODS
 
 ATTEND, EXCHANGE = "/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange"
+MEASURE_LINK = "/tiermesh.Cluster/MeasureLink"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_stolen_certificate_of_a_worker_or_a_person_does_only_what_its_role_ma
 @pytest.mark.long
 def test_a_stolen_certificate_of_a_worker_tries_every_call_of_every_daemon(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
-    streams = {ATTEND, EXCHANGE}
+    streams = {ATTEND, EXCHANGE, MEASURE_LINK}
     reachable = {
         "aggregator": streams | {method for method in OWN_METHODS if method.startswith("/tiermesh.Files/")},
         "optimizer": set(),
@@ -114,7 +115,7 @@ def test_a_stolen_certificate_of_a_worker_tries_every_call_of_every_daemon(tmp_p
         for kind, daemon in daemons.items():
             for method in OWN_METHODS:
                 outcomes = [await call(daemon, method)]
-                if method.endswith("/Exchange"):
+                if method.endswith(("/Exchange", "/MeasureLink")):
                     outcomes.append(await call_tensor_port(daemon, method))
                 for outcome in outcomes:
                     denied = outcome in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
