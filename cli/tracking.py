@@ -1,4 +1,4 @@
-"""Trackers that whoever submits a job and follows it writes."""
+"""Trackers that the command writes which submits a job and follows it."""
 
 from __future__ import annotations
 

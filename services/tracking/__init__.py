@@ -10,6 +10,6 @@
     recorder.py         one tracker of one job on a thread of its own
     job_recorders.py    all trackers of one job
 
-The aggregator writes them (aggregator/tracking.py), or whoever submits a job and follows it (cli/tracking.py). A
-tracker that fails, hangs or is slow costs points, which are counted, and never a step.
+The aggregator writes them (aggregator/tracking.py), or the command that submits a job and follows it
+(cli/tracking.py). A tracker that fails, hangs or is slow costs points, which are counted, and never a step.
 """

@@ -16,7 +16,7 @@ def link(
         latency_seconds=1e-3,
         up_bytes_per_second=up,
         down_bytes_per_second=down,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
     return CheckedLink(name=name, role="worker", peer="a", peer_role=peer_role, report=report)
 

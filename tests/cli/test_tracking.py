@@ -1,4 +1,4 @@
-"""`submit --follow` writes the trackers that a job leaves to whoever submits it."""
+"""`submit --follow` writes the trackers that a job leaves to its submitter."""
 
 from __future__ import annotations
 

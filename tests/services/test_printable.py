@@ -35,7 +35,7 @@ def test_what_is_too_long_keeps_its_beginning_and_its_end() -> None:
 
 
 def test_long_paths_are_cut_before_the_sentence_around_them() -> None:
-    """A state dir deep in a file system must not hide which command mends the cluster."""
+    """A state dir deep in a file system must not hide the command that fixes the cluster."""
     kept, other = "/mnt/" + "folder/" * 80 + "state", "/srv/" + "deep/" * 300 + "job.yaml"
     wrong = "worker worker-1 belongs to cluster 31ea5db8"
     remedy = (

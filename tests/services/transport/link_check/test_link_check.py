@@ -139,7 +139,7 @@ async def _ends(stream: Any) -> None:
 
 async def _answers_another_round(stream: Any) -> None:
     await stream.send_initial_metadata(())
-    found = rounds.RoundStream(stream, None)  # type: ignore[arg-type]
+    found = rounds.RoundStream(stream, None)
     await stream.read()
     await found.send_round(LinkRound(number=77))
     await forever()
@@ -188,7 +188,7 @@ class _Rounds(measure.LinkMeter):
     """A meter on a link that exists on paper only: `speed` bytes per second, and a latency."""
 
     def __init__(self, speed: float, latency_seconds: float) -> None:
-        super().__init__(None, None, False, lambda: 0.0)  # type: ignore[arg-type]
+        super().__init__(None, None, False, lambda: 0.0)
         self._speed, self._latency = speed, latency_seconds
         self.largest = self.count = 0
 
