@@ -175,7 +175,7 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
 
 
 def layout_hash(cluster: Cluster, job: str) -> str:
-    state = json.loads((cluster.checkpoints(job) / "step-00000000" / "state.json").read_text())
+    state = json.loads((cluster.checkpoint(job, 0) / "state.json").read_text())
     return Layout.from_json(state["layout"]).hash
 
 

@@ -27,7 +27,7 @@ def waiting_for_weights(cluster: Cluster, spec: str) -> tuple[str, Relay, Relay]
     cluster.wait_workers(2)
     job = cluster.submit(spec)
     cluster.wait_workers(2, "ready")
-    state = json.loads((cluster.checkpoints(job) / "step-00000000" / "state.json").read_text())
+    state = json.loads((cluster.checkpoint(job, 0) / "state.json").read_text())
     slow.let_through(int(1.5 * 4 * Layout.from_json(state["layout"]).elements))
     cluster.wait_step(job, 1)
     found = {each.name: each for each in cluster.status().workers}

@@ -25,10 +25,6 @@ def prune(cluster: Cluster, *words: object) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def steps(cluster: Cluster, job: str) -> list[int]:
-    return sorted(int(path.name[5:]) for path in cluster.checkpoints(job).glob("step-*"))
-
-
 def log_of(cluster: Cluster, job: str) -> Path:
     return cluster.folder / "aggregator-state" / "logs" / f"{job}.jsonl"
 
@@ -59,17 +55,16 @@ def assert_gone(cluster: Cluster, job: str) -> None:
 
 @pytest.mark.long
 @TIERS
-def test_what_is_needed_stays_and_the_rest_goes(
-    tmp_path: Path, corpus: Path, gpt_spec: str, tiers: int
-) -> None:
+def test_what_is_needed_stays_and_the_rest_goes(tmp_path: Path, corpus: Path, tiers: int) -> None:
     with Cluster(tmp_path / "cluster", tiers=tiers, workers=1) as cluster:
-        job = cluster.submit(gpt_spec)
+        job = cluster.submit(spec_of(tmp_path, gpt_config(corpus, model_save_interval=1)))
         cluster.finish(job)
-        assert steps(cluster, job) == [0, 3, 6, 9, 12]
+        saved = cluster.saved_steps(job)
+        _, linked, read, *_, last = saved
         link = tmp_path / "best"  # a path that does not name the job
-        link.symlink_to(cluster.checkpoints(job) / "step-00000003")
+        link.symlink_to(cluster.checkpoint(job, linked))
         readers = []
-        for start in (cluster.checkpoints(job) / "step-00000006", link):
+        for start in (cluster.checkpoint(job, read), link):
             config = gpt_config(corpus, project_name=f"from-{start.name}", max_steps=100_000)
             config["transformer_config"] |= {"model_path": str(start)}
             readers.append(cluster.submit(spec_of(tmp_path, config)))
@@ -77,7 +72,8 @@ def test_what_is_needed_stays_and_the_rest_goes(
         code, result, errors = prune(cluster, job, "--yes")
         assert (
             code == 1
-            and f"job {job}: not pruned: job {readers[1]} starts from its checkpoint of step 3" in errors
+            and f"job {job}: not pruned: job {readers[1]} starts from its checkpoint of step {linked}"
+            in errors
         )
         assert result["kept"][0]["job"] == job and is_known(cluster, job)
         for word in (readers[0], readers[1]):
@@ -87,11 +83,11 @@ def test_what_is_needed_stays_and_the_rest_goes(
         assert code == 2 and "no job 'no-such-job'" in errors
 
         code, result, _ = prune(cluster, "--keep", "0", "--only", "checkpoints", "--dry-run")
-        assert code == 0 and result["pruned"][0]["checkpoints"] == 2
-        assert steps(cluster, job) == [0, 3, 6, 9, 12]
+        assert code == 0 and result["pruned"][0]["checkpoints"] == len(saved) - 3
+        assert cluster.saved_steps(job) == saved
         code, result, errors = prune(cluster, "--keep", "0", "--only", "checkpoints", "--yes")
         assert code == 0, errors
-        assert steps(cluster, job) == [3, 6, 12]
+        assert cluster.saved_steps(job) == [linked, read, last]
         assert "checkpoints pruned by" in log_of(cluster, job).read_text()
 
         cluster.wait_step(readers[0], 1)  # it has found its start
@@ -124,14 +120,14 @@ def test_what_is_downloaded_stays_until_it_has_arrived(tmp_path: Path, corpus: P
     with Cluster(tmp_path / "cluster", tiers=tiers, workers=1) as cluster:
         job = cluster.submit(spec_of(tmp_path, config))
         cluster.finish(job)
-        size = sum(path.stat().st_size for path in (cluster.checkpoints(job) / "step-00000000").iterdir())
+        size = sum(path.stat().st_size for path in cluster.checkpoint(job, 0).iterdir())
         request = jobs.DownloadRequest(job=job, step=0)
         download = cluster.stub.Download(request, timeout=LIMIT_SECONDS)
         arrived = len(next(iter(download)).data)
         for words in ((job,), (job, "--only", "checkpoints")):
             code, _, errors = prune(cluster, *words, "--yes")
             assert code == 1 and "its checkpoint of step 0 is being read" in errors
-        assert steps(cluster, job) == [0, 1]
+        assert cluster.saved_steps(job) == [0, 1]
         assert arrived + sum(len(part.data) for part in download) == size
         code, result, errors = prune(cluster, job, "--yes")
         assert (code, result["pruned"][0]["checkpoints"]) == (0, 2), errors
@@ -164,7 +160,7 @@ def test_a_kill_leaves_nothing_half_removed(
         job, other = cluster.submit(short_spec), cluster.submit(short_spec)
         for each in (job, other):
             cluster.finish(each)
-        before = steps(cluster, job)
+        before = cluster.saved_steps(job)
         words = [job, "--yes"] if part == "jobs" else [job, "--yes", "--only", "checkpoints"]
         tiermesh("prune", *words, "--aggregator", cluster.to_aggregator.address, "--timeout-seconds", 3)
         serving = cluster.serving(role)
@@ -180,8 +176,8 @@ def test_a_kill_leaves_nothing_half_removed(
             assert not list(cluster.checkpoints(job).glob(".*")) or eventually(
                 lambda: not list(cluster.checkpoints(job).glob(".*")), "the end of what was marked"
             )
-            assert set(steps(cluster, job)) < set(before)
-        assert steps(cluster, other) == before and log_of(cluster, other).exists()
+            assert set(cluster.saved_steps(job)) < set(before)
+        assert cluster.saved_steps(other) == before and log_of(cluster, other).exists()
         cluster.finish(cluster.submit(short_spec))
 
 
@@ -202,7 +198,7 @@ def test_the_retention_applies_after_each_job_and_at_the_start(
         first, second, third = (cluster.submit(short_spec) for _ in range(3))
         for each in (first, second, third):
             cluster.finish(each)
-        eventually(lambda: steps(cluster, second) == [5], "the end of older checkpoints")
+        eventually(lambda: cluster.saved_steps(second) == [5], "the end of older checkpoints")
         eventually(lambda: not log_of(cluster, second).exists(), "the end of the older log")
         assert log_of(cluster, third).exists()
         eventually(lambda: not is_known(cluster, first), "the end of the oldest job")

@@ -441,3 +441,16 @@ class Cluster:
         """Return the folder of a job's checkpoints."""
         owner = "optimizer-state" if self.tiers == 3 else "aggregator-state"
         return self.folder / owner / "checkpoints" / job
+
+    def checkpoint(self, job: str, step: int) -> Path:
+        """Wait for the checkpoint of a step and return its folder. No step waits for the disk, so it may come later."""
+        folder = self.checkpoints(job) / f"step-{step:08d}"
+        eventually(folder.is_dir, f"the checkpoint of step {step}")
+        return folder
+
+    def saved_steps(self, job: str) -> list[int]:
+        """Return the steps of a job's checkpoints. The first and the last are certain once it has ended.
+
+        A checkpoint that is due while the previous one is being written is left out.
+        """
+        return sorted(int(path.name[5:]) for path in self.checkpoints(job).glob("step-*"))
