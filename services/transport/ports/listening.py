@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from services.errors import TiermeshError
 from services.system_errors import system_error
@@ -16,11 +17,12 @@ def listen_error(error: OSError | ValueError, place: str, hint: str) -> Tiermesh
     Args:
         error: error of resolving or binding it; a ValueError comes from a host name that no host can have.
         place: name and text of the address.
-        hint: how to fix it.
+        hint: how to fix an address that resolves.
     """
-    if isinstance(error, OSError):
-        code = error.errno or 0  # names that don't resolve have negative codes, with a text of their own
-        what = os.strerror(code) if code > 0 else error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        what, hint = error.strerror or str(error), "correct the name, or give an IP address of this host"
+    elif isinstance(error, OSError):
+        what = os.strerror(error.errno or 0)
     else:
-        what = "no host can have this name"
+        what, hint = "no host can have this name", "correct it, or give an IP address of this host"
     return system_error(error, f"{place}: {what.lower()}; {hint}")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import TiermeshError
 from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listener import Listener, open_listening_socket
 from services.transport.security import Security
@@ -195,3 +196,16 @@ def test_short_messages_do_not_wait_for_acknowledgements() -> None:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        ("no-such-host.invalid", "correct the name, or give an IP address of this host"),
+        ("a" * 64 + ".invalid", "correct it, or give an IP address of this host"),
+        ("192.0.2.1", "choose another"),
+    ],
+)
+def test_an_address_that_fails_has_the_remedy_for_its_cause(host: str, remedy: str) -> None:
+    with pytest.raises(TiermeshError, match=f"^test port {host}.*: .*; {remedy}$"):
+        open_listening_socket("test port", host, 0, "choose another")
