@@ -1,4 +1,4 @@
 """`tiermesh validate`: check a job's config without a cluster, and say what the job would take.
 
-`command` runs it, `report` gathers the figures, `corpus` counts the windows of an epoch, and `text` prints them.
+`command` runs it, `report` gathers the figures, and `text` prints them.
 """
