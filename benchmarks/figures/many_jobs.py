@@ -157,7 +157,9 @@ async def _cluster(folder: Path) -> AsyncIterator[dict[str, DaemonProcess]]:
         await start("optimizer", "--state-dir", str(folder / "optimizer"))
         optimizer = daemons["optimizer"].address
         await start("aggregator", "--state-dir", str(folder / "aggregator"), "--optimizer", optimizer)
-        await start("worker", "--aggregator", daemons["aggregator"].address)
+        await start(
+            "worker", "--state-dir", str(folder / "worker"), "--aggregator", daemons["aggregator"].address
+        )
         yield daemons
     finally:
         kill_all(daemons.values())
