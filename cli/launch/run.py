@@ -256,9 +256,8 @@ async def _check_meshes(
             )
             answer = await link.ask(question, Ended)
             if answer.code:
-                raise Refused(
-                    f"host {link.host}: rank {rank.number}: its mesh fails the check: {answer.text}"
-                )
+                reason = answer.text.removeprefix("tiermesh: ")
+                raise Refused(f"host {link.host}: rank {rank.number}: its mesh fails the check: {reason}")
 
     await for_all(list(links.values()), check, output)
 

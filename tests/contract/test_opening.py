@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,20 @@ from mesh.descriptors.choose import PATH_VARIABLE, describe_line
 from mesh.descriptors.cut import cut_mesh
 from mesh.descriptors.read import format_textproto, read_descriptor
 from mesh.descriptors.shape_check import MESH_ID_VARIABLE
+from services.config.paths import REPOSITORY_ROOT
 from services.sizing.flops import find_peak_flops
 from tests.support.contract.mocked_board import missing_requirement, run_on_board
 from tests.support.descriptors import describe_meshes
 
 pytestmark = pytest.mark.skipif(missing_requirement() is not None, reason=missing_requirement() or "")
+
+_UPSTREAM = [
+    descriptor
+    for above in REPOSITORY_ROOT.parents
+    for descriptor in (above / "shared" / "upstream").glob(
+        "*/**/hierarchical_parallel/**/5loudboxes/mgd.textproto"
+    )
+]
 
 
 def _open(
@@ -82,18 +91,46 @@ def test_two_rows_open_by_the_descriptor_of_ttnn(tmp_path: Path) -> None:
     assert "one descriptor per process" in other["error"]
 
 
+def _five_loudboxes(folder: Path) -> Path:
+    path = folder / "five.textproto"
+    path.write_text(format_textproto(describe_meshes(5)))
+    return path
+
+
+def _five_loudboxes_of_tt_train(_: Path) -> Path:
+    if not _UPSTREAM:
+        pytest.skip("tt-train's configuration folders are not beside the repository")
+    return _UPSTREAM[-1]
+
+
 @pytest.mark.long
-def test_a_descriptor_of_five_hosts_is_refused_and_one_mesh_of_it_opens(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "five.textproto", tmp_path / "cut.textproto"
-    whole.write_text(format_textproto(describe_meshes(5)))
+@pytest.mark.parametrize("find", [_five_loudboxes, _five_loudboxes_of_tt_train])
+def test_a_descriptor_of_five_hosts_is_refused_and_one_mesh_of_it_opens(
+    tmp_path: Path, find: Callable[[Path], Path]
+) -> None:
+    whole, cut = find(tmp_path), tmp_path / "cut.textproto"
     cut.write_text(format_textproto(cut_mesh(read_descriptor(whole), 3, "five.textproto")))
     for mesh_id in ("0", "3"):
         ids = {MESH_ID_VARIABLE: mesh_id, "TT_MESH_HOST_RANK": "0"}
         (refused,) = _open("loudbox", "1x8", folder=tmp_path, descriptor=whole, environment=ids)
         assert "could not fit in the discovered physical topology" in refused["error"]
+    (refused,) = _open("loudbox", "1x8", folder=tmp_path, descriptor=whole)
+    assert "Multi-mesh-per-host systems are not supported" in refused["error"]
     ids = {MESH_ID_VARIABLE: "0", "TT_MESH_HOST_RANK": "0"}
     (opened,) = _open("loudbox", "1x8", folder=tmp_path, descriptor=cut, environment=ids)
     assert sorted(opened["devices"]) == list(range(8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("boards", "shape", "devices"), [("0,1", "1x4", 4), ("3", "1x2", 2), ("4,5,6,7", "1x8", 8)]
+)
+def test_visible_devices_of_a_loudbox_are_its_boards_of_two_chips(
+    tmp_path: Path, boards: str, shape: str, devices: int
+) -> None:
+    visible = {"TT_VISIBLE_DEVICES": boards}
+    (opened,) = _open("loudbox", shape, folder=tmp_path, environment=visible)
+    assert sorted(opened["devices"]) == list(range(devices))
 
 
 def test_too_few_devices(tmp_path: Path) -> None:
