@@ -93,6 +93,7 @@ class TrainingStep:
         layout: layout of the model's parameters.
         evaluation_batches: number of held-out batches that the job evaluates.
         tokens_per_micro_batch: tokens (samples, for a regression) in one micro-batch.
+        vocabulary: number of tokens that the model knows; 0 for a model without tokens.
 
     Raises:
         Refused: data is missing or unusable, sizes are impossible, or the model can't be built.
@@ -112,8 +113,8 @@ class TrainingStep:
         self._mesh = mesh
         self._dataset, self._tokenizer = _dataset(config, data_dir)
         self._data_dir = data_dir
-        vocabulary = _vocabulary(config, self._tokenizer)
-        self._model: Model = build_model(config.model, vocabulary, mesh, allowed_models)
+        self.vocabulary = _vocabulary(config, self._tokenizer)
+        self._model: Model = build_model(config.model, self.vocabulary, mesh, allowed_models)
         self._parameters = tuple(self._model.parameters())
         self.layout: Layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}

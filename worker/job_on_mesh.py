@@ -237,5 +237,5 @@ class JobBuilder:
             meter=PerformanceMeter(config, clock=self.clock),
             first_iteration=first_iteration,
             code=code,
-            flops_per_token=count_flops_per_token(config.model, step.layout.elements),
+            flops_per_token=count_flops_per_token(config.model, step.vocabulary),
         )

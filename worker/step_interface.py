@@ -32,6 +32,10 @@ class Step(Protocol):
     def tokens_per_micro_batch(self) -> int:
         """Tokens (samples, for a regression) in one micro-batch."""
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model knows; 0 for a model without tokens."""
+
     def initial_weights(self) -> Float32Array:
         """Return the weights that training starts from, flat in layout order."""
 

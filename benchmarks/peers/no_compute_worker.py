@@ -34,6 +34,7 @@ class NoComputeStep:
 
     evaluation_batches = 1
     tokens_per_micro_batch = 1
+    vocabulary = 0
     micro_batches = 0
 
     def __init__(

@@ -17,7 +17,7 @@ from services.sizing.chips import CHIPS, DEFAULT_CHIP
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.disk import estimate_checkpoints
 from services.sizing.fitting import describe_shortage
-from services.sizing.flops import count_flops_per_token, count_product_flops_per_token
+from services.sizing.flops import count_flops_per_token
 from services.sizing.host_memory import estimate_host_memory
 from services.sizing.links import estimate_links
 
@@ -58,12 +58,11 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> tuple[d
     parameters = _count_parameters(config)
     report["parameters"] = parameters
     sizes: dict[str, Any] = dict.fromkeys(
-        ("flops_per_token", "product_flops_per_token", "device_memory", "host_memory", "links", "checkpoints")
+        ("flops_per_token", "device_memory", "host_memory", "links", "checkpoints")
     )
     if parameters is None:
         return report | sizes, None
-    sizes["flops_per_token"] = count_flops_per_token(config.model, parameters["total"])
-    sizes["product_flops_per_token"] = count_product_flops_per_token(config.model, config.vocabulary or 0)
+    sizes["flops_per_token"] = count_flops_per_token(config.model, config.vocabulary or 0)
     sizes["device_memory"], shortage = _size_device(config, cluster)
     roles = {key: report[key] for key in ("workers", "tiers", "shards")}
     elements = parameters["total"]

@@ -44,8 +44,7 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
     yield f"parameters: {total[1]:,}"
     yield from _table([[name, f"{count:,}"] for name, count in parts])
     if report["flops_per_token"]:
-        products = f"{report['product_flops_per_token']:,} in matrix products"
-        yield f"FLOPs per token: {report['flops_per_token']:,} by 6N + 12LHQT; {products}"
+        yield f"FLOPs per token: {report['flops_per_token']:,}"
     yield from _device_lines(report["device_memory"])
     yield f"memory of each process (workers: {report['workers']}, tiers: {report['tiers']}, shards: {report['shards']})"
     yield from _table(

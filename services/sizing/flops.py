@@ -1,9 +1,10 @@
 """Floating-point operations of training on a token, and the peak of the chips that compute them.
 
 tt-train counts 6N + 12LHQT operations a token (the formula of PaLM, arXiv:2204.02311, appendix B). N is the number of
-all parameters; tied embeddings count once. L is the number of blocks, H of heads, Q the width of a head, and T the
-tokens of a sequence. The forward pass has 2 operations for each weight and token, the backward pass 4. Attention is
-counted without the causal mask, as our kernels compute it, and a recomputed forward pass is not counted.
+parameters without embeddings, which are only looked up; the output projection counts, tied or not (tt-metal's pull
+request 50114 of 2026-07, as in `ttml/models/qwen3/flops.py`). L is the number of blocks, H of heads, Q the width of a
+head, and T the tokens of a sequence. The forward pass has 2 operations for each weight and token, the backward pass 4.
+Attention is counted without the causal mask, as our kernels compute it, and a recomputed forward pass is not counted.
 """
 
 from __future__ import annotations
@@ -20,42 +21,20 @@ Source: tt-metal's tech report on matrix products (GEMM_FLOPS), at fidelity HiFi
 """
 
 
-def count_flops_per_token(model: TransformerConfig | RegressionConfig, parameters: int) -> int | None:
+def count_flops_per_token(model: TransformerConfig | RegressionConfig, vocabulary: int) -> int | None:
     """Return 6N + 12LHQT, as tt-train counts it; None for a model that the formula is not about.
 
     Args:
         model: config of the model.
-        parameters: number of all parameters, N.
-    """
-    if not isinstance(model, GPT2Config | LlamaConfig):
-        return None
-    return 6 * parameters + _attention_flops_per_token(model)
-
-
-def count_product_flops_per_token(model: TransformerConfig | RegressionConfig, vocabulary: int) -> int | None:
-    """Return the operations of the matrix products alone, which is what the chips' peak is about.
-
-    Unlike N, the weights here leave out embeddings that are only looked up, biases and norms. So the formula counts
-    too much where those matter: in small models, and in ones with a large vocabulary whose embeddings are not tied.
-
-    Args:
-        model: config of the model.
         vocabulary: number of tokens, without the padding that a mesh adds.
-
-    Returns:
-        Number of operations; None for a model that the formula is not about.
     """
     if not isinstance(model, GPT2Config | LlamaConfig):
         return None
-    weights = sum(
-        part.copies * rows * columns
-        for part in model_parts(model, vocabulary)
-        if part.name != "embeddings"
-        for rows, columns in (each.shape for each in part.shapes.values() if len(each.shape) == 2)
-    )
+    parameters = sum(part.elements for part in model_parts(model, vocabulary) if part.name != "embeddings")
     if model.weight_tying:  # the embedding is the output projection too
-        weights += vocabulary * model.embedding_dim
-    return 6 * weights + _attention_flops_per_token(model)
+        parameters += vocabulary * model.embedding_dim
+    heads_width = model.num_heads * model.head_width
+    return 6 * parameters + 12 * model.num_blocks * heads_width * model.max_sequence_length
 
 
 def find_peak_flops(arch: str, cores: int | None) -> float | None:
@@ -67,8 +46,3 @@ def find_peak_flops(arch: str, cores: int | None) -> float | None:
     """
     per_core = PEAK_FLOPS_PER_CORE.get(arch)
     return None if per_core is None or cores is None else cores * per_core
-
-
-def _attention_flops_per_token(model: GPT2Config | LlamaConfig) -> int:
-    """Return 12LHQT: a row of scores and one of values, forward once and backward twice, 2 operations each."""
-    return 12 * model.num_blocks * model.num_heads * model.head_width * model.max_sequence_length

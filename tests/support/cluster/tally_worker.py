@@ -49,6 +49,7 @@ class TallyStep:
 
     evaluation_batches = 1
     tokens_per_micro_batch = 1
+    vocabulary = 0
 
     def __init__(
         self,
