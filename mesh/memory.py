@@ -51,6 +51,17 @@ class MemorySegment:
     l1_buffer_peak_bytes: int = 0
     l1_peak_bytes: int = 0
 
+    def followed_by(self, later: MemorySegment) -> MemorySegment:
+        """Return what happened in this segment and in the one after it."""
+        return MemorySegment(
+            max(self.peak_bytes, self.allocated_bytes - self.freed_bytes + later.peak_bytes),
+            self.allocated_bytes + later.allocated_bytes,
+            self.freed_bytes + later.freed_bytes,
+            max(self.l1_circular_peak_bytes, later.l1_circular_peak_bytes),
+            max(self.l1_buffer_peak_bytes, later.l1_buffer_peak_bytes),
+            max(self.l1_peak_bytes, later.l1_peak_bytes),
+        )
+
 
 class MemoryCapture(Protocol):
     """Observer of a mesh's memory, active from its construction until `stop`."""

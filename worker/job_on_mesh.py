@@ -24,7 +24,7 @@ from training.step import PassPhase, TrainingStep
 from worker.chip_memory import check_chip_memory
 from worker.code_fingerprint import find_own_module, hash_code
 from worker.core.events import Built
-from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
+from worker.meters import TRACK_MEMORY, WEIGHTS_LOADED, MemoryUsageTracker, PerformanceMeter
 from worker.step_interface import Step, StepFactory
 from worker.weight_loader import WeightLoader
 
@@ -58,7 +58,7 @@ class FirstIteration:
     def note_weights(self) -> None:
         """End the phase in which the first weights are loaded; later weights end none."""
         if self._memory.is_capturing:
-            self._memory.snapshot("WEIGHTS_LOADED")
+            self._memory.snapshot(WEIGHTS_LOADED)
             self._has_weights = True
 
     @contextmanager
@@ -73,8 +73,14 @@ class FirstIteration:
         if self.is_under_way:
             self._memory.snapshot(phase.value)
 
-    def end(self, job: str, metrics: WorkerMetrics) -> None:
-        """End the measuring and publish it; with TTML_TRACK_MEMORY=1 it is printed too."""
+    def end(self, job: str, metrics: WorkerMetrics, parameters: int) -> None:
+        """End the measuring and publish it; with TTML_TRACK_MEMORY=1 it is printed too.
+
+        Args:
+            job: id of the job.
+            metrics: take the memory of each phase.
+            parameters: number of the model's parameters, which is printed.
+        """
         self._memory.end_capture("FIRST_ITERATION_COMPLETE")
         for phase in self._memory.phases:
             metrics.set_memory(
@@ -85,7 +91,7 @@ class FirstIteration:
                 host_bytes=phase.host_bytes,
             )
         if os.environ.get(TRACK_MEMORY) == "1":
-            self._memory.print_memory_usage()
+            self._memory.print_memory_usage(parameters)
 
     def clear(self) -> None:
         """Stop measuring."""

@@ -234,7 +234,7 @@ class LeaseRunner:
 
             losses.append(node_sum.add_leaf(compute))
             if job.first_iteration.is_under_way:
-                job.first_iteration.end(job.job, self._metrics)
+                job.first_iteration.end(job.job, self._metrics, step.layout.elements)
         seconds = self._clock() - started - run.fetch_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=0)
         hit_failpoint("worker.gradient-ready")

@@ -6,8 +6,8 @@ import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mesh.device import Mesh
@@ -16,6 +16,8 @@ from services.config.job import JobConfig
 
 TRACK_MEMORY = "TTML_TRACK_MEMORY"
 """Environment variable: with the value 1, the memory of the first iteration is measured buffer by buffer."""
+WEIGHTS_LOADED = "WEIGHTS_LOADED"
+"""Phase in which a model that has been made gets its weights."""
 _MEGABYTE = 1 << 20
 
 
@@ -140,12 +142,18 @@ class MemoryUsageTracker:
         self.snapshot(name)
         self._stop()
 
-    def print_memory_usage(self) -> None:
-        """Print every phase in the lines that TTML's scripts parse, and the host's memory."""
-        for phase in self.phases:
+    def print_memory_usage(self, parameters: int) -> None:
+        """Print every phase in the lines that tt-train's `analyze_memory.py` reads, and the host's memory.
+
+        Args:
+            parameters: number of the model's parameters.
+        """
+        if not self.phases:
+            return
+        print(f"Total parameters: {parameters:,}\n=== Memory Usage Summary ===")
+        for phase in _as_in_ttml(self.phases):
             print("\n".join(_format_lines(phase)))
-        if self.phases:
-            print(f"Overall DRAM Peak: {_show_mb(self.phases[-1].device_peak_bytes)}", flush=True)
+        print(f"Overall DRAM Peak: {_show_mb(self.phases[-1].device_peak_bytes)}", flush=True)
 
     def clear(self) -> None:
         """Forget all phases, and stop the capture if one is under way."""
@@ -156,6 +164,20 @@ class MemoryUsageTracker:
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.stop()
+
+
+def _as_in_ttml(phases: Sequence[MemoryPhase]) -> list[MemoryPhase]:
+    """Return the phases with a model that is made with its weights, and the optimizer's memory, which is elsewhere."""
+    shown: list[MemoryPhase] = []
+    for phase in phases:
+        if phase.name == WEIGHTS_LOADED and shown:
+            phase = replace(
+                phase, name=shown[-1].name, segment=shown.pop().segment.followed_by(phase.segment)
+            )
+            shown += [phase, replace(phase, name="OPTIMIZER_CREATION", segment=MemorySegment())]
+        else:
+            shown.append(phase)
+    return shown
 
 
 def _format_lines(phase: MemoryPhase) -> tuple[str, ...]:
