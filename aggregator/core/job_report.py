@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from aggregator.core.events import Note, Outbox, SaveJob
@@ -163,9 +164,7 @@ class JobReport:
         if step is None:
             return  # repeated, or reported by an aggregator before this one
         loss = step.loss
-        text = f"Step: {version.step}"
-        if loss is not None:
-            text += f", Loss: {loss:.7f}"
+        text = _describe_step(version.step, step)
         if not commit.applied:
             reason = describe_non_finite(commit.non_finite, wire.gradients)
             self.job.skipped = f"step {version.step}: {reason}"
@@ -188,7 +187,7 @@ class JobReport:
         note_progress(self.job)
         self._pace.note_evaluation(now)
         self.save()
-        self.note("evaluation", f"Step: {version.step}, Validation loss: {loss:.7f}")
+        self.note("evaluation", f"Validation loss: {loss:.7f} at step {version.step}")
 
     def record_checkpoint(self, written: CheckpointWritten) -> None:
         """Record a checkpoint that is on disk."""
@@ -211,6 +210,18 @@ class JobReport:
         end_job(self.job, state, detail)
         self.save()
         self.note("state", f"{JobState.Name(state).lower()}: {self.job.detail}")
+
+
+def _describe_step(number: int, step: CommittedStep) -> str:
+    """Return the line about a step, in tt-train's words if it has a loss and a time to plot.
+
+    tt-train's scripts count `Step:` and `Loss:` apart and pair what they find. So a line has both, or neither.
+    """
+    if step.loss is None or step.seconds is None:
+        return f"Step {number}: loss unknown"
+    if not math.isfinite(step.loss):
+        return f"Step {number}: Loss = {step.loss}"
+    return f"Step: {number}, Loss: {step.loss:.7f}, Time: {1000 * step.seconds:.2f} ms"
 
 
 def copy_job(job: Job) -> Job:

@@ -35,7 +35,7 @@ class Event:
     @property
     def committed(self) -> int:
         """Number of steps committed with this event, or 0 for an event that reports no step."""
-        found = re.match(r"Step: (\d+)", self.text) if self.kind == "step" else None
+        found = re.match(r"Step:? (\d+)", self.text) if self.kind == "step" else None
         return int(found[1]) if found else 0
 
 

@@ -31,7 +31,10 @@ def test_commits_that_two_steps_have_overtaken_are_published_with_their_losses_o
     before = len(dialogue.notes)
     for step in (0, 1, 0, 1):
         assert dialogue.commits(1, step) == []
-    assert dialogue.notes[before:] == ["Step: 1, Loss: 1.0000000", "Step: 2, Loss: 2.0000000"]
+    assert dialogue.notes[before:] == [
+        "Step: 1, Loss: 1.0000000, Time: 0.00 ms",
+        "Step: 2, Loss: 2.0000000, Time: 0.00 ms",
+    ]
 
 
 def test_an_optimizer_whose_layout_has_another_size_fails_the_job() -> None:

@@ -207,8 +207,8 @@ def test_a_non_finite_gradient_is_skipped_and_reported() -> None:
     commit = pb.Commit(job="a", generation=1, step=0, applied=False)
     effects = dialogue.core.handle(ev.FromOptimizer(commit), dialogue.clock)
     assert [each.text for each in effects if isinstance(each, ev.Note)] == [
-        "Step: 1, Loss: 1.0000000 (skipped: the gradient is not finite, though the gradients of all micro-batches are: "
-        "their sum overflowed)"
+        "Step: 1, Loss: 1.0000000, Time: 0.00 ms (skipped: the gradient is not finite, though the gradients of all "
+        "micro-batches are: their sum overflowed)"
     ]
 
 
@@ -233,7 +233,7 @@ def test_a_worker_with_a_gradient_that_is_not_finite_is_named(weights_first: boo
     commit = pb.Commit(job="a", generation=1, step=0, applied=False, non_finite=onward.non_finite)
     dialogue.give(ev.FromOptimizer(commit))
     why = "the gradient is not finite: worker w2, micro-batch 3, parameter w"
-    assert dialogue.notes[-1] == f"Step: 1, Loss: 1.0000000 (skipped: {why})"
+    assert dialogue.notes[-1] == f"Step: 1, Loss: 1.0000000, Time: 0.00 ms (skipped: {why})"
     assert dialogue.job().skipped == f"step 1: {why}"
 
 
