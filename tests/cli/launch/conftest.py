@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from mesh.descriptors.read import format_textproto
 from tests.support.descriptors import describe_meshes
+from tests.support.sshd import NoSshd, Sshd, running_sshd
 
 MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    """Return a running sshd; the test is skipped where none can run."""
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(running_sshd(tmp_path / "sshd"))
+        except NoSshd as error:
+            pytest.skip(str(error))
+        yield running
 
 
 @pytest.fixture

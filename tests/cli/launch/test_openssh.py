@@ -62,7 +62,13 @@ def test_each_failure_of_ssh_is_named_with_what_to_do(error: str, said: str) -> 
     [
         (127, ["bash: line 1: /opt/tiermesh: No such file"], Refused, "/opt/tiermesh can't be started there"),
         (2, ["tiermesh: No such command 'launch-agent'."], Refused, "has a Tiermesh without `launch`"),
-        (2, ["tiermesh: /home/me/x: can't be written (No space left)"], Failed, "No space left"),
+        (
+            1,
+            ["tiermesh: /home/me/x: can't be written (No space left)"],
+            Failed,
+            "host box: /home/me/x: can't",
+        ),
+        (2, ["tiermesh: /home/me/x: can't be written (Read-only)"], Refused, "host box: /home/me/x: can't"),
         (-9, [], Failed, "signal 9: no reason given"),
         (255, ["Timeout, server box not responding."], Failed, "ssh lost the connection"),
         (255, ["x" * 5000 + "\x1b[2J"], Failed, "ssh lost the connection"),

@@ -1,0 +1,187 @@
+"""`tiermesh launch` onto hosts that fail, through a real sshd: each ends in one line, with nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.launches import (
+    ENDLESS,
+    ONE_RANK_EACH,
+    TWO_HOSTS,
+    command,
+    job_of,
+    loudboxes,
+    processes_of,
+    run,
+    training,
+    wait_until_nothing_is_left,
+)
+from tests.support.small_disk import small_disk
+from tests.support.sshd import ROOT, Sshd
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_starts")]
+
+ONE_HOST = "127.0.0.1 slots=5\n"
+OTHER_VERSION = "import services.version as v; v.tiermesh_version = lambda: '0.0.1'"
+OTHER_PYTHON = "import platform; platform.python_version = lambda: '3.9.18'"
+CLOCK_AHEAD = "import time; right = time.time; time.time = lambda: right() + 3600"
+CLOCK_BEHIND = "import time; right = time.time; time.time = lambda: right() - 90"
+
+
+def disguise(sshd: Sshd, statements: str) -> None:
+    """Let the other hosts' Tiermesh run some statements before it starts."""
+    program = f"{statements}; import runpy; runpy.run_module('cli.main', run_name='__main__')"
+    sshd.remote.write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT} TIERMESH_KERNELS=numpy exec {sys.executable} -c "{program}" "$@"\n'
+    )
+
+
+def refuse(sshd: Sshd, folder: Path, *more: str) -> str:
+    """Launch onto a host that can't take part; return the one line that says so."""
+    code, result, lines = run(command(sshd, *job_of(folder, *more)))
+    assert (code, len(lines)) == (2, 2), lines  # the plan, and the error
+    error = str(result["error"])
+    assert error.startswith("host 127.0.0.1: ")
+    assert len(error) <= 300
+    wait_until_nothing_is_left(sshd)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (OTHER_VERSION, "has Tiermesh 0.0.1, expected "),
+        (OTHER_PYTHON, "runs Tiermesh in Python 3.9.18, expected "),
+        (CLOCK_AHEAD, "its clock is 3600 s ahead of this host's, expected at most 60 s"),
+        (CLOCK_BEHIND, "its clock is 90 s behind this host's, expected at most 60 s"),
+    ],
+)
+def test_another_version_or_clock_is_refused(sshd: Sshd, tmp_path: Path, statements: str, said: str) -> None:
+    disguise(sshd, statements)
+    assert said in refuse(sshd, loudboxes(tmp_path / "5loudboxes", ONE_HOST))
+
+
+@contextmanager
+def packets_dropped() -> Iterator[int]:
+    """Yield a port of a host that drops packets: its queue of connections is full, so no more are answered."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = server.getsockname()[1]
+        waiting = [socket.socket() for _ in range(8)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+        yield port
+        for each in waiting:
+            each.close()
+
+
+@contextmanager
+def never_answered() -> Iterator[int]:
+    """Yield a port that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("silent", [packets_dropped, never_answered])
+def test_a_host_that_does_not_answer_is_refused(
+    sshd: Sshd, tmp_path: Path, silent: Callable[[], contextmanager[int]]
+) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", ONE_HOST)
+    with silent() as port:
+        error = refuse(sshd, folder, "--ssh-option", f"Port={port}")
+    assert "can't be reached; see that it is on and that the network lets ssh through" in error
+
+
+def test_a_disk_without_space_is_refused(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", ONE_HOST)
+    with small_disk(sshd.folder / "runs") as disk:
+        assert "4 MB free at " in refuse(sshd, folder)
+        disk.fill()
+        error = refuse(sshd, folder)
+        assert "No space left on device" in error or "0 MB free at " in error
+
+
+def test_a_home_that_cannot_be_written_is_refused(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", ONE_HOST)
+    sshd.home.chmod(0o555)
+    error = refuse(sshd, folder, "--state-dir", ".tiermesh/launch")
+    assert "can't be written (Permission denied); free space there, or give another folder" in error
+
+
+def test_several_hosts_that_fail_are_all_named(sshd: Sshd, tmp_path: Path) -> None:
+    disguise(sshd, OTHER_VERSION)
+    code, result, lines = run(command(sshd, *job_of(loudboxes(tmp_path / "5loudboxes", ONE_RANK_EACH))))
+    assert (code, result["error"]) == (2, "5 of 5 hosts can't be used; see the lines above")
+    assert sorted(line.partition(" has ")[0] for line in lines[1:-1]) == [
+        f"host 127.0.0.{number}:" for number in range(1, 6)
+    ]
+    wait_until_nothing_is_left(sshd)
+
+
+# ---- while the job runs ----
+
+
+LOST = "127.0.0.2"
+
+
+@contextmanager
+def host_lost(sshd: Sshd, how: signal.Signals) -> Iterator[None]:
+    """Kill or stop all processes of a run on a host, and those of its connection. Stopped ones go on afterwards."""
+    lost = [pid for pid in processes_of(sshd, f"/{LOST}") if not words_of(pid)[0].endswith("ssh")]
+    (agent,) = [pid for pid in lost if "launch-agent" in words_of(pid)]
+    session = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+    assert session != sshd.process.pid
+    for pid in (session, *lost):
+        os.kill(pid, how)
+    try:
+        yield
+    finally:
+        for pid in (session, *lost):
+            if how == signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)
+
+
+def words_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [(signal.SIGKILL, "ssh lost the connection"), (signal.SIGSTOP, "no sign of life for 15 s")],
+    ids=["reboots", "freezes"],
+)
+def test_a_host_that_is_lost_with_the_aggregator_ends_the_run(
+    sshd: Sshd, tmp_path: Path, how: signal.Signals, said: str
+) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", TWO_HOSTS)
+    with training(command(sshd, *job_of(folder, *ENDLESS))) as process:
+        assert process.stdout is not None
+        with host_lost(sshd, how):
+            last = process.stdout.read().splitlines()[-1]
+            assert process.wait(timeout=120) == 1
+        assert f"host {LOST}: {said}" in last
+        assert len(last) <= 300
+        wait_until_nothing_is_left(sshd, killed=LOST if how == signal.SIGKILL else "")
+
+
+def test_a_host_that_is_lost_with_a_worker_does_not_end_the_run(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", ONE_RANK_EACH)
+    with training(command(sshd, *job_of(folder, *ENDLESS))) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout)
+        with host_lost(sshd, signal.SIGKILL):
+            said = next(line for line in lines if f"host {LOST}" in line)
+            assert "ssh lost the connection" in said
+            assert "the job continues with the other workers" in said
+            assert any("  step " in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 1
+        wait_until_nothing_is_left(sshd, killed=LOST)
