@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.client import JobsClient
-from cli.jobs import follow, queue_job, raise_unless_succeeded, retry_unreachable
+from cli.jobs import follow, queue_job, raise_unless_succeeded
 from cli.launch.agent.link import AgentLink
 from cli.launch.agent.protocol import Check, Ended, Start, WriteFile
 from cli.launch.cluster import START_ORDER, Cluster, Member
 from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.dry_run import describe_plan
+from cli.launch.joining import wait_until_joined
 from cli.launch.openssh import AgentGone
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
@@ -28,14 +29,12 @@ from cli.tracking import leave_trackers_to_aggregator
 from mesh.backend import drives_chips
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
-from services.runtime.launcher import READY_SECONDS
 
 if TYPE_CHECKING:
     from services.config.job import JobConfig
 
 MESH_CHECK_SECONDS = 600.0
 """Limit of `tiermesh check` on a host; the first one compiles kernels."""
-_JOIN_POLL_SECONDS = 0.1
 Result = TypeVar("Result")
 Say = Callable[[str], None]
 
@@ -277,20 +276,8 @@ def _start(command: DaemonCommand, place: Place) -> Start:
 
 
 async def _submit(client: JobsClient, config: JobConfig, plan: LaunchPlan, output: Output) -> jobs_pb2.Job:
-    """Queue the job once all workers have joined."""
-    workers = len(plan.workers)
-
-    async def joined() -> None:
-        while len((await retry_unreachable(client.status)).workers) < workers:
-            await asyncio.sleep(_JOIN_POLL_SECONDS)
-
-    try:
-        await asyncio.wait_for(joined(), READY_SECONDS)
-    except asyncio.TimeoutError:
-        raise Failed(
-            f"aggregator {client.address}: not all {workers} workers have joined within {READY_SECONDS:g} s; see that "
-            "the other hosts reach this address"
-        ) from None
+    """Queue the job once all daemons have joined."""
+    await wait_until_joined(client, plan)
     return await queue_job(client, config, output, uploads=not plan.is_local)
 
 
