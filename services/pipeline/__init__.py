@@ -1,4 +1,4 @@
-"""Pipelines of stages, without I/O: the blocks that each stage has.
+"""Pipelines of stages, without I/O: the blocks of each stage, and the order of its passes.
 
-Imports nothing of the layers above. Read `split`.
+Imports errors alone. Read `split`, then `schedule`.
 """
