@@ -79,8 +79,7 @@ class Cluster:
         """
         for start, files in starts:
             link = self._links[self._members[start.rank].site]
-            for path, text in files.items():
-                link.send(WriteFile(path, text, secret=path.endswith(KEY_FILE)))
+            _send_files(link, files)
             link.send(start)
         ranks = {start.rank for start, _ in starts}
         try:
@@ -159,14 +158,18 @@ class Cluster:
 
     # ---- end ----
 
-    async def detach(self) -> None:
+    async def detach(self, requests: Mapping[str, tuple[Detach, Mapping[str, str]]]) -> None:
         """Let the daemons go on without this process.
 
+        Args:
+            requests: request to each host's agent, with the text files that it needs by path.
+
         Raises:
-            TiermeshError: a host is lost; then the daemons of the others stop.
+            TiermeshError: a host is lost or can't reach the aggregator; then all daemons stop.
         """
-        for link in self._links.values():
-            link.send(Detach())
+        for name, (request, files) in requests.items():
+            _send_files(self._links[name], files)
+            self._links[name].send(request)
         await self._until(lambda: self._raise_if_gone() or self._detached >= self._links.keys())
         self._stays = True
 
@@ -201,3 +204,8 @@ class Cluster:
 
     def _has_stopped(self, sites: Iterable[str]) -> bool:
         return all(site in self._lost or not self._waiting_stops.get(site, 0) for site in sites)
+
+
+def _send_files(link: AgentLink, files: Mapping[str, str]) -> None:
+    for path, text in files.items():
+        link.send(WriteFile(path, text, secret=path.endswith(KEY_FILE)))

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.client import JobsClient
 from cli.jobs import follow, queue_job, raise_unless_succeeded
-from cli.launch.agent.link import AgentLink
-from cli.launch.agent.protocol import Check, Ended, Start, WriteFile
+from cli.launch.agent.job_watch import read_ended_job
+from cli.launch.agent.link import AgentLink, RunEnded
+from cli.launch.agent.protocol import Check, Detach, Ended, RunOver, Start, WriteFile
 from cli.launch.cluster import START_ORDER, Cluster, Member
 from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.dry_run import describe_plan
@@ -22,7 +23,17 @@ from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
 from cli.launch.record import Run, forget_run, new_run_name, read_run, run_folder, write_run
 from cli.launch.run_certificates import RunCertificates
-from cli.launch.sites import LOCAL_PROGRAM, THIS_MACHINE, Site, check_all, close_all, connect_all, for_all
+from cli.launch.sites import (
+    LOCAL_PROGRAM,
+    THIS_MACHINE,
+    Site,
+    check_all,
+    close_all,
+    connect_all,
+    for_all,
+    raise_errors,
+    reach_all,
+)
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from cli.tracking import leave_trackers_to_aggregator
@@ -153,7 +164,7 @@ async def _launch(
                 if not options.detach:
                     return await _follow(cluster, client, job.id, output)
                 write_run(replace(run, job=job.id), folder, {})
-                await cluster.detach()
+                await cluster.detach(_detach_requests(job.id, run, links, certificates))
                 detached = True
                 return job
     finally:
@@ -162,7 +173,15 @@ async def _launch(
 
 
 async def _attach(run: Run, folder: Path, output: Output) -> jobs_pb2.Job:
-    links = await connect_all(run.sites, output, attach=True)
+    links, errors = await reach_all(run.sites)
+    results = [error.over for error in errors if isinstance(error, RunEnded)]
+    if results:
+        await _stop_all(run, links)  # they notice the end a little later
+        forget_run(folder)
+        return _job_of(results)
+    if errors:
+        await close_all(links.values())
+        raise_errors(errors, len(run.sites), output)
     over = False
     async with Cluster(links, run.members) as cluster:
         try:
@@ -182,13 +201,24 @@ async def _attach(run: Run, folder: Path, output: Output) -> jobs_pb2.Job:
 
 async def _stop(run: Run) -> None:
     """Stop the daemons on all hosts that can be reached, then raise the error of the first one that can't."""
-    answers = await asyncio.gather(*(site.connect(attach=True) for site in run.sites), return_exceptions=True)
-    links = {each.host: each for each in answers if isinstance(each, AgentLink)}
+    links, errors = await reach_all(run.sites)
+    await _stop_all(run, links)
+    for error in errors:
+        if not isinstance(error, AgentGone):
+            raise error
+
+
+async def _stop_all(run: Run, links: Mapping[str, AgentLink]) -> None:
     async with Cluster(links, [member for member in run.members if member.site in links]):
         pass  # its end stops the daemons
-    for error in answers:
-        if isinstance(error, BaseException) and not isinstance(error, AgentGone):
-            raise error
+
+
+def _job_of(results: Sequence[RunOver]) -> jobs_pb2.Job:
+    """Return the job of a run that has ended by itself; raise Failed with the reason if no agent knows it."""
+    for result in results:
+        if result.job:
+            return read_ended_job(result.job)
+    raise Failed(f"the run has ended, and how its job has isn't known: {results[0].text}")
 
 
 # ---- parts of a launch ----
@@ -259,6 +289,17 @@ async def _check_meshes(
                 raise Refused(f"host {link.host}: rank {rank.number}: its mesh fails the check: {reason}")
 
     await for_all(list(links.values()), check, output)
+
+
+def _detach_requests(
+    job: str, run: Run, links: Mapping[str, AgentLink], certificates: RunCertificates | None
+) -> dict[str, tuple[Detach, Mapping[str, str]]]:
+    """Return the request to each host's agent to go on without the launcher, and the files that it needs."""
+    requests: dict[str, tuple[Detach, Mapping[str, str]]] = {}
+    for name, link in links.items():
+        files = certificates.agent_files(link.facts.folder) if certificates else {}
+        requests[name] = (Detach(job, run.aggregator, tuple(files)), files)
+    return requests
 
 
 def _start(command: DaemonCommand, place: Place) -> Start:

@@ -38,6 +38,15 @@ class RunCertificates:
         """Return the files with which the launcher calls the aggregator, by name."""
         return self._files(issue(self._authority, CallerKind.ADMIN, "launcher", [], RUN_DAYS))
 
+    def agent_files(self, folder: str) -> dict[str, str]:
+        """Return the files with which a detached agent asks for the job, by path on its host.
+
+        Args:
+            folder: absolute path of the run's folder there.
+        """
+        files = self._files(issue(self._authority, CallerKind.PERSON, "agent", [], RUN_DAYS))
+        return {f"{folder}/{name}": text for name, text in files.items()}
+
     def _files(self, pair: KeyPair) -> dict[str, str]:
         return {
             CERTIFICATE_FILE: pair.certificate_pem().decode(),

@@ -77,9 +77,7 @@ class Site:
         return read_address(answer.decode(errors="replace"), self.host)
 
 
-async def connect_all(
-    sites: Collection[Site], output: Output, *, attach: bool = False
-) -> dict[str, AgentLink]:
+async def connect_all(sites: Collection[Site], output: Output) -> dict[str, AgentLink]:
     """Return the connections to the agents of all hosts, by the host's name; none stays open if one fails.
 
     Raises:
@@ -88,7 +86,7 @@ async def connect_all(
     opened: list[AgentLink] = []
 
     async def connect(site: Site) -> None:
-        opened.append(await site.connect(attach=attach))
+        opened.append(await site.connect())
 
     try:
         await for_all(sites, connect, output)
@@ -97,6 +95,19 @@ async def connect_all(
         raise
     by_name = {link.host: link for link in opened}
     return {site.name: by_name[site.name] for site in sites}
+
+
+async def reach_all(sites: Collection[Site]) -> tuple[dict[str, AgentLink], list[TiermeshError]]:
+    """Return the connections to the agents of a detached run by the host's name, and why others lack."""
+    answers = await asyncio.gather(*(site.connect(attach=True) for site in sites), return_exceptions=True)
+    links = {each.host: each for each in answers if isinstance(each, AgentLink)}
+    errors = []
+    for answer in answers:
+        if isinstance(answer, TiermeshError):
+            errors.append(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+    return links, errors
 
 
 async def check_all(links: Iterable[AgentLink], ports: Mapping[str, Sequence[int]], output: Output) -> None:
@@ -137,12 +148,22 @@ async def for_all(
         TiermeshError: the only one that was raised. Of several, each is printed, and the error counts them.
     """
     outcomes = await asyncio.gather(*(work(item) for item in items), return_exceptions=True)
-    errors = [each for each in outcomes if isinstance(each, BaseException)]
+    raise_errors([each for each in outcomes if isinstance(each, BaseException)], len(items), output)
+    return [each for each in outcomes if not isinstance(each, BaseException)]
+
+
+def raise_errors(errors: Sequence[BaseException], count: int, output: Output) -> None:
+    """Raise the only error of work on several hosts. Of several, print each, and raise one that counts them.
+
+    Args:
+        errors: what the work on some hosts raised; may be empty.
+        count: number of hosts.
+        output: where the errors go if there are several.
+    """
     for error in errors:
         if len(errors) == 1 or not isinstance(error, TiermeshError):
             raise error
     if errors:
         for error in errors:
             output.warn(str(error))
-        raise type(errors[0])(f"{len(errors)} of {len(items)} hosts can't be used; see the lines above")
-    return [each for each in outcomes if not isinstance(each, BaseException)]
+        raise type(errors[0])(f"{len(errors)} of {count} hosts can't be used; see the lines above")

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from cli.launch.agent import protocol
-from cli.launch.agent.protocol import PREFIX, Ended, Facts, Heartbeat, Probed, Start, WriteFile
+from cli.launch.agent.protocol import (
+    PREFIX,
+    Detach,
+    Ended,
+    Facts,
+    Heartbeat,
+    Probed,
+    RunOver,
+    Start,
+    WriteFile,
+)
 from cli.launch.hosts_file import MOST_RANKS, parse_host_list, parse_hosts
 from cli.launch.rank_bindings import parse_rank_bindings
 from cli.launch.rankfile import parse_rankfile
@@ -57,6 +67,8 @@ def _cut(content: bytes) -> None:
 
 
 _MESSAGES = (
+    Detach("1123-084732-5f97b52b", "box:7070", ("/run/daemon.crt", "/run/daemon.key", "/run/authority.crt")),
+    RunOver('{"id": "1123-084732-5f97b52b", "state": "SUCCEEDED"}', ""),
     Facts(1, "1.0", "3.12.1", "box", "/home/me/run", 1 << 40, True, False),
     Probed(1.5, (7070,)),
     Ended(4, -9, "rank4 ended, killed by SIGKILL"),

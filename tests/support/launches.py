@@ -122,5 +122,7 @@ def wait_until_nothing_is_left(sshd: Sshd, seconds: float = GONE_SECONDS, *, kil
     while left := processes_of(sshd):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    keys = (sshd.folder / "runs").glob("*/*/*/*.key")
-    assert [key for key in keys if key.parents[1].name != killed] == []
+    keys = [
+        key.relative_to(sshd.folder / "runs").parts for key in (sshd.folder / "runs").glob("*/*/**/*.key")
+    ]
+    assert [parts for parts in keys if parts[1] != killed] == []

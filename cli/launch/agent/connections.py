@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.launch.agent.process import SOCKET, Agent, explain_write_errors
+from cli.launch.agent.process import RESULT_FILE, SOCKET, Agent, explain_write_errors
 from cli.launch.agent.protocol import MAX_LINE_BYTES
 from cli.launch.openssh import NO_AGENT
 from services.errors import ExitCode, Refused
+from services.input_files import read_input_file
 from services.printable import printable_path
 from services.runtime.file_locks import try_lock
 from services.runtime.process import run_daemon
@@ -47,7 +49,7 @@ def relay(folder: str) -> int:
     """Connect standard input and output to the agent of a detached run; return the exit code.
 
     Raises:
-        Refused: there is none.
+        Refused: there is none, nor a result that it has left.
     """
     path = Path.home() / folder
     connection = socket.socket(socket.AF_UNIX)
@@ -55,7 +57,7 @@ def relay(folder: str) -> int:
         os.chdir(path)
         connection.connect(SOCKET)
     except OSError:
-        raise Refused(f"{printable_path(path)}: {NO_AGENT}; the run has ended") from None
+        return _tell_result(path)
 
     def forward() -> None:
         _pump(lambda: os.read(0, _BLOCK_BYTES), connection.sendall)
@@ -65,6 +67,16 @@ def relay(folder: str) -> int:
     threading.Thread(target=forward, name="standard-input", daemon=True).start()
     with os.fdopen(os.dup(1), "wb", buffering=0) as output:
         _pump(lambda: connection.recv(_BLOCK_BYTES), output.write)
+    return ExitCode.DONE
+
+
+def _tell_result(folder: Path) -> int:
+    """Print the message that an agent has left in the run's folder, as it would be sent; return the exit code."""
+    try:
+        line = read_input_file("", folder / RESULT_FILE, MAX_LINE_BYTES)
+    except Refused:
+        raise Refused(f"{printable_path(folder)}: {NO_AGENT}; the run has ended") from None
+    sys.stdout.buffer.write(line)
     return ExitCode.DONE
 
 

@@ -23,7 +23,9 @@ from cli.launch.agent.protocol import (
     LauncherMessage,
     Message,
     Problem,
+    RunOver,
 )
+from cli.launch.openssh import AgentGone
 from services.errors import Failed, Refused, TiermeshError
 from services.printable import one_line
 
@@ -38,6 +40,18 @@ _END_SECONDS = 15.0
 
 Answer = TypeVar("Answer", bound=Message)
 ExplainEnd = Callable[[int, Sequence[str]], TiermeshError]
+
+
+class RunEnded(AgentGone):
+    """Lack of the agent of a run that has ended by itself.
+
+    Attributes:
+        over: what the agent has left.
+    """
+
+    def __init__(self, host: str, over: RunOver) -> None:
+        super().__init__(f"host {host}: the run has ended: {over.text or 'its job has'}")
+        self.over = over
 
 
 class AgentLink:
@@ -77,6 +91,7 @@ class AgentLink:
             explain_end: returns one line about an end of the command, from its exit code and last lines of errors.
 
         Raises:
+            RunEnded: there is the result of a run that has ended by itself.
             TiermeshError: the agent can't be started, or is of another version of the protocol.
         """
         try:
@@ -181,6 +196,8 @@ class AgentLink:
                 message = self._decode(line)
                 if isinstance(message, Facts):
                     return message
+                if isinstance(message, RunOver):
+                    raise RunEnded(self.host, message)
                 if isinstance(message, Problem):
                     raise Refused(f"host {self.host}: {message.text}")
         raise Refused(

@@ -1,7 +1,8 @@
 """`tiermesh launch-agent`: run the daemons of one host for a launcher, which talks to it over OpenSSH or a pipe.
 
 The daemons end when the launcher's connection closes or falls silent, within 30 s. A detached agent goes on without a
-launcher. It listens on a Unix socket in the run's folder, and `relay` connects a later ssh session to it.
+launcher. It listens on a Unix socket in the run's folder, and `relay` connects a later ssh session to it. It stops its
+daemons once the job has ended, and leaves the job's last state in the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cli.launch.agent import protocol
 from cli.launch.agent.protocol import (
@@ -34,6 +35,7 @@ from cli.launch.agent.protocol import (
     Probed,
     Problem,
     Ready,
+    RunOver,
     Start,
     Stop,
     Stopped,
@@ -47,11 +49,21 @@ from services.printable import one_line, printable_path
 from services.system_errors import system_error, unexplained_system_error
 from services.version import tiermesh_version
 
+if TYPE_CHECKING:
+    from cli.launch.agent.job_watch import JobWatch
+
 SOCKET = "agent.sock"
+RESULT_FILE = "result"
+"""File with the message `RunOver`, for launchers that attach once the agent has ended."""
 LOG = "agent.log"
 GRACE_SECONDS = 10.0
 """Time that daemons have to end by themselves once the launcher is gone; with `SILENCE_SECONDS` it is below 30 s."""
+LINGER_SECONDS = 15.0
+"""Time that a detached agent stays after the job's end: agents notice it up to `POLL_SECONDS` apart."""
 _MAX_UNSENT_BYTES = 1 << 20
+_STOP_ORDER = ("worker", "aggregator", "optimizer")
+
+Streams = tuple[asyncio.StreamReader, asyncio.WriteTransport]
 
 
 class Agent:
@@ -69,11 +81,11 @@ class Agent:
         self._launcher: asyncio.WriteTransport | None = None
         self._secrets: list[Path] = []
         self._over = False
-        self.detached = False
+        self._job_watch: JobWatch | None = None
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
         """Serve the launcher on a connection and, once detached, those that attach later, until the run is over."""
-        connections: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.WriteTransport]] = asyncio.Queue(1)
+        connections: asyncio.Queue[Streams] = asyncio.Queue(1)
 
         async def offer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if self._launcher is not None or connections.full():
@@ -84,21 +96,27 @@ class Agent:
                 connections.put_nowait((reader, writer.transport))
 
         server: asyncio.Server | None = None
+        job_end: asyncio.Task[RunOver] | None = None
         try:
             while True:
                 await self._serve(reader, writer)
-                if self._over or not self.detached:
+                if self._over or self._job_watch is None:
                     return
-                if server is None:
+                if server is None or job_end is None:
                     _release_standard_streams(self._folder / LOG)
                     server = await _listen(self._folder, offer)
-                reader, writer = await connections.get()
+                    job_end = asyncio.create_task(self._job_watch.wait())
+                streams = await _next_launcher(connections, job_end)
+                if streams is None:
+                    await self._end_by_itself(server, job_end.result())
+                    return
+                reader, writer = streams
         finally:
             if server is not None:
                 server.close()
                 (self._folder / SOCKET).unlink(missing_ok=True)
             await self._stop(list(self._daemons), GRACE_SECONDS)
-            for task in self._tasks:
+            for task in (*self._tasks, *([] if job_end is None else [job_end])):
                 task.cancel()
             for path in self._secrets:
                 path.unlink(missing_ok=True)
@@ -112,9 +130,10 @@ class Agent:
             for state in self._states.values():
                 self._send(state)
             while (message := await receive(reader)) is not None:
-                self._answer(message)
                 if isinstance(message, Detach):
+                    await self._detach(message)
                     return
+                self._answer(message)
         except asyncio.TimeoutError:
             return  # the launcher is cut off
         except (TiermeshError, OSError) as error:
@@ -141,9 +160,6 @@ class Agent:
             case Stop():
                 # The next message may be that the launcher is gone, so this one does not wait for the daemons.
                 self._keep(self._stop_and_tell(message.ranks))
-            case Detach():
-                self.detached = True
-                self._send(Detached())
             case Heartbeat():
                 pass
             case _:
@@ -161,6 +177,25 @@ class Agent:
             raise system_error(error, f"{start.name}: can't be started ({error})") from None
         self._daemons[start.rank] = daemon
         self._keep(self._watch(start.rank, daemon))
+
+    async def _detach(self, request: Detach) -> None:
+        # Imported here, because gRPC takes time and memory that other agents don't need.
+        from cli.launch.agent.job_watch import JobWatch
+
+        watch = JobWatch(request)
+        await watch.check()
+        self._job_watch = watch
+        self._send(Detached())
+
+    async def _end_by_itself(self, server: asyncio.Server, over: RunOver) -> None:
+        """Keep how the job has ended for those who attach later, then stop the daemons."""
+        server.close()
+        (self._folder / SOCKET).unlink(missing_ok=True)
+        try:
+            _write(self._folder / RESULT_FILE, protocol.encode(over).decode())
+        finally:
+            for role in _STOP_ORDER:
+                await self._stop([rank for rank, daemon in self._daemons.items() if daemon.role == role])
 
     async def _check_and_tell(self, check: Check) -> None:
         self._send(await self._check(check))
@@ -262,6 +297,19 @@ class Agent:
             writer.abort()
             return
         writer.write(protocol.encode(message))
+
+
+async def _next_launcher(
+    connections: asyncio.Queue[Streams], job_end: asyncio.Task[RunOver]
+) -> Streams | None:
+    """Return the streams of the next launcher; None if the job has ended and none came for a while."""
+    getting = asyncio.create_task(connections.get())
+    try:
+        await asyncio.wait({getting, job_end}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({getting}, timeout=LINGER_SECONDS)
+        return getting.result() if getting.done() else None
+    finally:
+        getting.cancel()
 
 
 async def receive(reader: asyncio.StreamReader) -> Message | None:

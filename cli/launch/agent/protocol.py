@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_type_hints
 from services.errors import Refused
 from services.printable import printable
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Version of the messages. Launcher and agent must have the same one."""
 PREFIX = b"tiermesh-agent "
 MAX_LINE_BYTES = 1 << 20
@@ -116,6 +116,19 @@ class Detached:
     """Answer to `Detach`: the agent goes on without the launcher."""
 
 
+@dataclass(frozen=True)
+class RunOver:
+    """First message in place of `Facts` where a detached run has ended by itself.
+
+    Attributes:
+        job: last state of its job, as protobuf's JSON; empty if it isn't known.
+        text: one line about why it isn't.
+    """
+
+    job: str
+    text: str
+
+
 # ---- from the launcher ----
 
 
@@ -204,7 +217,17 @@ class Stop:
 
 @dataclass(frozen=True)
 class Detach:
-    """Request to go on without the launcher, until another one attaches."""
+    """Request to go on without the launcher, until another one attaches or the job has ended.
+
+    Attributes:
+        job: id of the run's job.
+        aggregator: `HOST:PORT` of the aggregator.
+        credentials: absolute paths of certificate, key and authority for calling it; none without TLS.
+    """
+
+    job: str
+    aggregator: str
+    credentials: tuple[str, ...]
 
 
 # ---- both ways ----
@@ -215,12 +238,12 @@ class Heartbeat:
     """Sign of life."""
 
 
-AgentMessage = Facts | Probed | Ready | Ended | Problem | Stopped | Detached | Heartbeat
+AgentMessage = Facts | Probed | Ready | Ended | Problem | Stopped | Detached | RunOver | Heartbeat
 LauncherMessage = Probe | WriteFile | Start | Check | Stop | Detach | Heartbeat
 Message = AgentMessage | LauncherMessage
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
-    *(Facts, Probed, Ready, Ended, Problem, Stopped, Detached, Heartbeat),
+    *(Facts, Probed, Ready, Ended, Problem, Stopped, Detached, RunOver, Heartbeat),
     *(Probe, WriteFile, Start, Check, Stop, Detach),
 )
 _TYPES: Mapping[str, type[Message]] = {each.__name__: each for each in MESSAGE_TYPES}

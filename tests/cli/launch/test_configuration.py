@@ -161,3 +161,16 @@ def test_all_folders_of_tt_train() -> None:
         ranks = len(found.bindings.ranks)
         assert len(found.placement.place(ranks)) == ranks == len(found.descriptors)
         assert all(each.path.parent == folder for each in found.descriptors)
+
+
+@pytest.mark.skipif(not _UPSTREAM, reason="tt-train's configuration folders are not beside the repository")
+def test_the_pipeline_folders_of_2025_say_nothing_of_pipelines() -> None:
+    """Check that nothing but the path tells them from those of the hierarchical example."""
+    compared = 0
+    for folder in sorted(set(_UPSTREAM)):
+        other = folder.parents[2] / "hierarchical_parallel" / "configurations" / folder.name
+        if "2025-11-10" in folder.parts and "pipeline_parallel_training" in folder.parts:
+            for path in folder.iterdir():
+                assert path.read_bytes() == (other / path.name).read_bytes()
+                compared += 1
+    assert compared

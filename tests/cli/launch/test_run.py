@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -163,3 +164,34 @@ def test_attaching_to_a_run_whose_job_has_ended_shows_its_end_and_stops_it(
     code, result, lines = run(command(sshd, "--attach", result["run"]))
     assert (code, result["state"]) == (0, "succeeded"), lines
     wait_until_nothing_is_left(sshd)
+
+
+def cancel(sshd: Sshd, name: str) -> None:
+    """Cancel the job of a detached run, with the launcher's certificate."""
+    folder = sshd.folder / "runs" / name
+    record = json.loads((folder / "run.json").read_text())
+    files = ("--tls-cert", "daemon.crt", "--tls-key", "daemon.key", "--tls-ca", "authority.crt")
+    options = [str(folder / each) if "." in each else each for each in files]
+    arguments = ("cancel", record["job"], "--aggregator", record["aggregator"])
+    code, result, lines = run([sys.executable, "-m", "cli.main", *arguments, *options])
+    assert (code, result["state"]) == (0, "cancelled"), lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+def test_a_detached_run_ends_with_its_job_and_keeps_the_result(
+    sshd: Sshd, tmp_path: Path, state: str
+) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", TWO_HOSTS)
+    more = ENDLESS if state == "cancelled" else ()
+    code, result, lines = run(command(sshd, *job_of(folder, *more), "--detach"))
+    assert code == 0, lines
+    name = result["run"]
+    if state == "cancelled":
+        cancel(sshd, name)
+    wait_until_nothing_is_left(sshd, 120)
+    code, result, lines = run(command(sshd, "--attach", name))
+    assert (code, result["state"], result["run"]) == (int(state == "cancelled"), state, name), lines
+    assert result["host"] == "127.0.0.2"
+    code, result, _ = run(command(sshd, "--attach", name))
+    assert (code, "none was launched from here" in result["error"]) == (2, True)

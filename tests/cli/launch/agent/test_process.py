@@ -7,14 +7,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.launch.agent.link import AgentLink
+from cli.launch.agent.job_watch import read_ended_job
+from cli.launch.agent.link import AgentLink, RunEnded
 from cli.launch.agent.protocol import (
     Check,
     Detach,
@@ -28,7 +29,9 @@ from cli.launch.agent.protocol import (
     Stopped,
     WriteFile,
 )
+from protos import jobs_pb2
 from services.errors import Failed, Refused
+from tests.support.fake_aggregator import FakeAggregator, serving
 
 ENDS_WITH_PARENT = """
 import os, pathlib, sys
@@ -146,14 +149,24 @@ def test_a_stubborn_daemon_of_a_silent_launcher_ends_within_30_seconds(tmp_path:
     run(test)
 
 
-def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(tmp_path: Path) -> None:
+@pytest.fixture
+def aggregator() -> Iterator[FakeAggregator]:
+    fake = FakeAggregator()
+    fake.jobs["job-1"] = jobs_pb2.Job(id="job-1", state=jobs_pb2.RUNNING)
+    with serving(fake):
+        yield fake
+
+
+def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(
+    tmp_path: Path, aggregator: FakeAggregator
+) -> None:
     async def test() -> None:
         async with agent(tmp_path) as link:
             link.send(start(tmp_path))
             link.send(start(tmp_path, DIES, rank=1))
             await link.receive()
             await link.receive()
-            link.send(Detach())
+            link.send(Detach("job-1", aggregator.address, ()))
             assert await link.receive() == Detached()
         pid = int((tmp_path / "rank0" / "pid").read_text())
         async with agent(tmp_path, "--attach") as link:
@@ -174,5 +187,42 @@ def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(tmp_
         with pytest.raises(Failed, match="the run has ended"):
             async with agent(tmp_path, "--attach"):
                 pass
+
+    run(test)
+
+
+@pytest.mark.long
+def test_a_detached_agent_ends_with_its_job_and_leaves_how(
+    tmp_path: Path, aggregator: FakeAggregator
+) -> None:
+    async def test() -> None:
+        async with agent(tmp_path) as link:
+            link.send(start(tmp_path))
+            assert await link.receive() == Ready(0)
+            link.send(Detach("job-1", aggregator.address, ()))
+            assert await link.receive() == Detached()
+        pid = int((tmp_path / "rank0" / "pid").read_text())
+        aggregator.jobs["job-1"] = jobs_pb2.Job(id="job-1", state=jobs_pb2.FAILED, detail="loss is NaN")
+        await wait_gone(pid)
+        with pytest.raises(RunEnded) as ended:
+            async with agent(tmp_path, "--attach"):
+                pass
+        assert read_ended_job(ended.value.over.job) == aggregator.jobs["job-1"]
+
+    run(test)
+
+
+def test_an_agent_that_cannot_ask_for_the_job_does_not_detach(
+    tmp_path: Path, aggregator: FakeAggregator
+) -> None:
+    async def test() -> None:
+        async with agent(tmp_path) as link:
+            link.send(start(tmp_path))
+            assert await link.receive() == Ready(0)
+            pid = int((tmp_path / "rank0" / "pid").read_text())
+            link.send(Detach("another", aggregator.address, ()))
+            with pytest.raises(Refused, match="no job 'another'"):
+                await link.receive()
+        await wait_gone(pid)
 
     run(test)

@@ -1,0 +1,76 @@
+"""A detached agent's watch over the run's job: once it has ended, nobody needs the daemons, and hosts are free again.
+
+Each agent asks the aggregator by itself, so none depends on another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from cli.client import JobsClient
+from cli.jobs import ENDED, retry_unreachable
+from cli.launch.agent.protocol import Detach, RunOver
+from cli.options import AggregatorTarget
+from protos import jobs_pb2
+from services.errors import Refused, TiermeshError
+from services.printable import one_line
+from services.protocol.plain_text import make_printable
+from services.transport.security import Security
+
+POLL_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0
+
+
+class JobWatch:
+    """Watch over the job of a run.
+
+    Args:
+        request: names the job and its aggregator.
+
+    Raises:
+        Refused: the certificate can't be used.
+    """
+
+    def __init__(self, request: Detach) -> None:
+        cert, key, ca = map(Path, request.credentials) if request.credentials else (None, None, None)
+        security = Security(cert, key, ca)
+        self._target = AggregatorTarget(request.aggregator, security, _ANSWER_SECONDS)
+        self._job = request.job
+
+    async def check(self) -> None:
+        """Ask for the job once.
+
+        Raises:
+            TiermeshError: this host can't reach the aggregator, or there is no such job.
+        """
+        async with JobsClient(self._target) as client:
+            await client.job(self._job)
+
+    async def wait(self) -> RunOver:
+        """Return how the job has ended; or why nobody can tell any more, after a limit."""
+        try:
+            async with JobsClient(self._target) as client:
+                while (job := await retry_unreachable(lambda: client.job(self._job))).state not in ENDED:
+                    await asyncio.sleep(POLL_SECONDS)
+        except TiermeshError as error:
+            return RunOver("", one_line(str(error)))
+        return RunOver(json_format.MessageToJson(job, indent=None), "")
+
+
+def read_ended_job(text: str) -> jobs_pb2.Job:
+    """Return the job in `RunOver.job`.
+
+    Raises:
+        Refused: the text has none.
+    """
+    try:
+        job = json_format.Parse(text, jobs_pb2.Job())
+    except json_format.ParseError as error:
+        raise Refused(
+            f"result of the run: {one_line(str(error), 150)}; install the same Tiermesh there"
+        ) from None
+    make_printable(job)
+    return job
