@@ -6,9 +6,10 @@ GPipe: Huang et al. 2019, arXiv:1811.06965. 1F1B (PipeDream-Flush): Narayanan et
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from services.errors import Refused
@@ -85,29 +86,37 @@ class Schedule:
         """Yield a stage's passes in order; each needs the result of the same micro-batch from its neighbour."""
         forward = self._order(stage, is_backward=False)
         backward = self._order(stage, is_backward=True)
-        yield from self._real(islice(forward, self._warm_up(stage)))
-        for one in forward:
-            yield from self._real(iter((one, next(backward))))
-        yield from self._real(backward)
+        for one in chain(islice(forward, self._warm_up(stage)), _alternate(forward, backward), backward):
+            if one.micro_batch < self.micro_batches:
+                yield one
 
     def merged_passes(self) -> Iterator[Pass]:
         """Yield the passes of all stages in an order that one thread can run; each stage keeps its own order.
 
-        In turn, each stage runs its next pass if that needs nothing, or what it needs has been computed.
+        A stage has its next turn as soon as its pass before has ended and what it needs has been computed.
         """
         orders = [self.passes(stage) for stage in range(self.stages)]
-        waiting = [next(order, None) for order in orders]
-        fed: set[Pass] = set()
-        while any(waiting):
-            for stage, one in enumerate(waiting):
-                if one is None or (self.is_fed(one) and one not in fed):
-                    continue
-                yield one
-                fed.discard(one)
-                successor = self.successor(one)
-                if successor is not None:
-                    fed.add(successor)
-                waiting[stage] = next(orders[stage], None)
+        waiting = [next(order) for order in orders]
+        fed: set[Pass] = set()  # computed by the neighbour, and not the next of its stage yet
+        ready = deque(stage for stage in range(self.stages) if not self.is_fed(waiting[stage]))
+        while ready:
+            stage = ready.popleft()
+            one = waiting[stage]
+            yield one
+            following = next(orders[stage], None)
+            if following is not None:
+                waiting[stage] = following
+                if following in fed or not self.is_fed(following):
+                    fed.discard(following)
+                    ready.append(stage)
+            successor = self.successor(one)
+            if successor is None:
+                continue
+            receiver = successor.range_index % self.stages
+            if waiting[receiver] == successor:
+                ready.append(receiver)
+            else:
+                fed.add(successor)
 
     def is_fed(self, one: Pass) -> bool:
         """Return whether a pass takes the result of the same micro-batch's pass through a neighbouring range."""
@@ -116,7 +125,7 @@ class Schedule:
     def successor(self, one: Pass) -> Pass | None:
         """Return the pass of a neighbouring range that takes a pass's result; None at the pipeline's ends."""
         neighbour = one.range_index + (-1 if one.is_backward else 1)
-        return one._replace(range_index=neighbour) if 0 <= neighbour < self.ranges else None
+        return Pass(one.is_backward, neighbour, one.micro_batch) if 0 <= neighbour < self.ranges else None
 
     def _warm_up(self, stage: int) -> int:
         """Return the number of forward passes before forward and backward passes alternate."""
@@ -140,8 +149,12 @@ class Schedule:
                 for micro_batch in range(first, first + group):
                     yield Pass(is_backward, turn * self.stages + stage, micro_batch)
 
-    def _real(self, passes: Iterator[Pass]) -> Iterator[Pass]:
-        return (one for one in passes if one.micro_batch < self.micro_batches)
+
+def _alternate(forward: Iterator[Pass], backward: Iterator[Pass]) -> Iterator[Pass]:
+    """Yield a pass of each in turn, until there are no more forward passes."""
+    for one in forward:
+        yield one
+        yield next(backward)
 
 
 def check_micro_batches(kind: ScheduleKind, stages: int, micro_batches: int) -> None:

@@ -1,0 +1,138 @@
+"""Times of a pipeline's schedule: how long a step takes, how long stages are idle, and what transfers cost.
+
+The step is simulated, pass by pass. After a start that depends on the stages, each further micro-batch takes the same
+time, so a step of many is simulated for two smaller numbers of them, and continued along the line through both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.pipeline.schedule import Pass, Schedule
+
+_START_PER_STAGE = 2
+"""Micro-batches per stage after which each further one takes the same time: all stages are full by then."""
+_LEAST_START = 32
+_LONGEST_START_PASSES = 1 << 18
+"""Maximum number of forward passes that are simulated as the start, which only hundreds of stages reach."""
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds that the passes of one micro-batch take.
+
+    Attributes:
+        forward: seconds of the forward pass through each range.
+        backward: seconds of the backward pass through each range.
+        transfer: seconds in which an activation, or its gradient, gets from one stage to the next. A link between two
+            stages carries one after the other each way, while both stages compute.
+    """
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    transfer: float = 0.0
+
+    @classmethod
+    def even(cls, ranges: int, forward: float, backward: float, transfer: float = 0.0) -> PassSeconds:
+        """Return the same seconds for each range.
+
+        Args:
+            ranges: number of ranges.
+            forward: seconds of the forward pass through the whole model.
+            backward: seconds of the backward pass through the whole model.
+            transfer: seconds of a transfer.
+        """
+        return cls((forward / ranges,) * ranges, (backward / ranges,) * ranges, transfer)
+
+
+@dataclass(frozen=True)
+class ScheduleTimes:
+    """Times of one step.
+
+    Attributes:
+        makespan_seconds: time from the start of the first forward pass to the end of the last backward pass.
+        idle_shares: share of the makespan in which each stage does not compute.
+        exposed_seconds: part of the makespan that there would not be if transfers took no time.
+        hidden_share: share of the transfers over one link that costs no time; 1 without transfers.
+    """
+
+    makespan_seconds: float
+    idle_shares: tuple[float, ...]
+    exposed_seconds: float
+    hidden_share: float
+
+    @property
+    def bubble(self) -> float:
+        """Share of all stages' time in which they are idle: (p - 1) / (v m + p - 1) with p even stages.
+
+        m is the number of micro-batches, v that of ranges per stage.
+        """
+        return sum(self.idle_shares) / len(self.idle_shares)
+
+
+def time_schedule(schedule: Schedule, seconds: PassSeconds) -> ScheduleTimes:
+    """Return the times of a schedule.
+
+    The work is bounded by the number of ranges and stages, whatever the number of micro-batches.
+
+    Args:
+        schedule: the schedule.
+        seconds: seconds of each pass; `forward` and `backward` have one entry for each range.
+
+    Raises:
+        ValueError: `seconds` is for another number of ranges.
+    """
+    if not len(seconds.forward) == len(seconds.backward) == schedule.ranges:
+        raise ValueError(f"times of {len(seconds.forward)} ranges for a schedule of {schedule.ranges}")
+    makespan = _extrapolate(schedule, seconds)
+    exposed = 0.0
+    if seconds.transfer and schedule.stages > 1:
+        exposed = max(0.0, makespan - _extrapolate(schedule, replace(seconds, transfer=0.0)))
+    carried = 2 * schedule.micro_batches * schedule.ranges_per_stage * seconds.transfer
+    busy = [
+        schedule.micro_batches
+        * (sum(seconds.forward[stage :: schedule.stages]) + sum(seconds.backward[stage :: schedule.stages]))
+        for stage in range(schedule.stages)
+    ]
+    return ScheduleTimes(
+        makespan_seconds=makespan,
+        idle_shares=tuple(max(0.0, 1 - own / makespan) if makespan else 0.0 for own in busy),
+        exposed_seconds=exposed,
+        hidden_share=max(0.0, 1 - exposed / carried) if carried else 1.0,
+    )
+
+
+def _extrapolate(schedule: Schedule, seconds: PassSeconds) -> float:
+    """Return the makespan, from simulations of a bounded number of micro-batches."""
+    stages, wanted = schedule.stages, schedule.micro_batches
+    start = min(max(_START_PER_STAGE * stages, _LEAST_START), _LONGEST_START_PASSES // schedule.ranges)
+    start = -(-start // stages) * stages
+    if wanted <= 3 * start:
+        return _simulate(schedule, seconds)
+    # Interleaving takes groups of `stages` micro-batches, so both simulations end with a last group of the same size.
+    one = start + wanted % stages
+    other = one + start
+    first, second = (_simulate(replace(schedule, micro_batches=count), seconds) for count in (one, other))
+    return second + (wanted - other) * (second - first) / (other - one)
+
+
+def _simulate(schedule: Schedule, seconds: PassSeconds) -> float:
+    """Return the makespan; each pass starts when its stage is free and its input has arrived."""
+    stages = schedule.stages
+    free = [0.0] * stages
+    arrivals: dict[Pass, float] = {}
+    link_free: dict[tuple[int, int], float] = {}  # by sending and receiving stage
+    for one in schedule.merged_passes():
+        stage = one.range_index % stages
+        duration = (seconds.backward if one.is_backward else seconds.forward)[one.range_index]
+        free[stage] = end = max(free[stage], arrivals.pop(one, 0.0)) + duration
+        successor = schedule.successor(one)
+        if successor is None:
+            continue
+        receiver = successor.range_index % stages
+        if receiver != stage:
+            end = max(end, link_free.get((stage, receiver), 0.0)) + seconds.transfer
+            link_free[stage, receiver] = end
+        arrivals[successor] = end
+    return max(free)
