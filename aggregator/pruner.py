@@ -34,6 +34,7 @@ from protos.cluster_pb2 import RemoveCheckpointsRequest
 from protos.jobs_pb2 import Job, JobEvent, PrunedJob
 from services.errors import Failed, Refused, TiermeshError, name_internal_error
 from services.instrumentation.failpoints import hit_failpoint
+from services.printable import counted
 from services.protocol.bounds import MAX_NAMED_JOBS, MAX_NAMED_STEPS
 from services.runtime.metrics import AggregatorMetrics
 
@@ -278,7 +279,8 @@ class Pruner:
             log.warning("job %s: not pruned: %s", job, error, extra={"job": job})
             return
         self._metrics.count_pruned(jobs=int(part is Part.JOBS), size_bytes=result.bytes)
-        text = f"{part.value} pruned by {by}: {result.checkpoints} checkpoints, {result.bytes} bytes"
+        freed = f"{counted(result.checkpoints, 'checkpoint')}, {counted(result.bytes, 'byte')}"
+        text = f"{part.value} pruned by {by}: {freed}"
         log.info("job %s: %s", job, text, extra={"job": job})
         if part is Part.CHECKPOINTS:
             self._journal.publish(JobEvent(job=result.job, seconds=self._clock(), kind="audit", text=text))

@@ -13,6 +13,7 @@ from cli.output import Output
 from protos.checks_pb2 import AxisReport, LinkReport, MeshReport
 from protos.jobs_pb2 import CheckedLink, CheckedMesh, CheckRequest
 from services.errors import Failed, NotYet
+from services.printable import counted
 
 SLOW_SHARE = 0.5
 """A link is slow if it carries less than this share of the median of its kind, in either direction."""
@@ -47,7 +48,8 @@ async def run(target: AggregatorTarget, mesh_shape: str | None, backend: str, ou
                 case "plan":
                     planned = result.plan.links
                     output.say(
-                        f"checking {result.plan.meshes} meshes and {planned} links; jobs wait meanwhile"
+                        f"checking {counted(result.plan.meshes, 'mesh', 'meshes')} and {counted(planned, 'link')}; "
+                        "jobs wait meanwhile"
                     )
                 case "mesh":
                     meshes.append(result.mesh)

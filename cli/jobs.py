@@ -17,6 +17,7 @@ from cli.progress import ProgressView
 from cli.tracking import FollowedTracking, check_follower
 from protos import jobs_pb2
 from services.errors import Failed
+from services.printable import counted
 from services.timeouts import STANDARD_TIMEOUTS
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ async def list_jobs(target: AggregatorTarget, output: Output, limit: int | None)
         jobs = await client.jobs(None if limit is None else limit + 1)
     if limit is not None and len(jobs) > limit:
         jobs = jobs[-limit:]
-        output.say(f"the newest {limit} jobs; --all lists the older ones too")
+        output.say(f"the newest {counted(limit, 'job')}; --all lists the older ones too")
     for job in jobs:
         output.say(job_line(job))
     if not jobs:

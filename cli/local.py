@@ -21,6 +21,7 @@ from cli.tracking import leave_trackers_to_aggregator
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.instrumentation.timeline import TimelineOptions
+from services.printable import counted
 from services.runtime.file_locks import try_lock
 from services.runtime.launcher import DaemonProcess, stop_all
 from services.transport.security import Security
@@ -232,7 +233,7 @@ def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | No
 
     if not options.sample_tokens or not can_generate(checkpoint):
         return None
-    output.say(f"sample of {options.sample_tokens} tokens:")
+    output.say(f"sample of {counted(options.sample_tokens, 'token')}:")
     return generate_text(checkpoint, "\n", output, max_new_tokens=options.sample_tokens)
 
 

@@ -16,6 +16,7 @@ from cli.options import AggregatorTarget
 from cli.output import Output, state_name
 from protos import jobs_pb2
 from services.errors import Failed, Refused
+from services.printable import counted
 from services.protocol.bounds import MAX_NAMED_JOBS
 
 PARTS = {"": jobs_pb2.WHOLE_JOB, "checkpoints": jobs_pb2.CHECKPOINTS, "logs": jobs_pb2.LOG}
@@ -132,7 +133,7 @@ def _show(found: Sequence[jobs_pb2.PrunedJob], only: str, output: Output) -> Non
 
 def _what(only: str, jobs: int) -> str:
     what = {"": "everything", "checkpoints": "older checkpoints", "logs": "logs"}[only]
-    return f"{what} of {jobs} {'job' if jobs == 1 else 'jobs'}"
+    return f"{what} of {counted(jobs, 'job')}"
 
 
 def _fields(each: jobs_pb2.PrunedJob) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 
 from cli.options import output_options, path_option
 from cli.output import Output
-from services.printable import printable_path
+from services.printable import counted, printable_path
 
 if TYPE_CHECKING:
     from aggregator.storage.queue_check import QueueSummary
@@ -89,7 +89,7 @@ def _describe(summary: QueueSummary) -> str:
     if summary.made_seconds is not None:
         made = f"a backup of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(summary.made_seconds))}"
     return (
-        f"{made}, {summary.jobs} jobs, {summary.live_jobs} of them queued or running, cluster "
+        f"{made}, {counted(summary.jobs, 'job')}, {summary.live_jobs} of them queued or running, cluster "
         f"{summary.cluster or '(none)'}, epoch {summary.epoch}"
     )
 

@@ -51,6 +51,17 @@ def one_line(text: str, limit: int = LINE_CHARACTERS) -> str:
     return printable(" ".join(text.split()), limit)
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number and what it counts, as in "1 mesh" and "2 meshes".
+
+    Args:
+        count: the number.
+        noun: noun in the singular.
+        plural: its plural; by default with an s.
+    """
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def escape(text: str) -> str:
     """Return a text of any length with each character escaped that is not printable, line ends too."""
     if text.isprintable():

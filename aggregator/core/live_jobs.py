@@ -17,6 +17,7 @@ from aggregator.core.setting_aside import seconds_until_start, why_set_aside
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, Job
 from services.errors import Refusal
+from services.printable import counted
 from services.protocol.plan import JobPlan
 
 
@@ -86,8 +87,8 @@ class LiveJobs:
         if record is None or not seconds:
             return None
         return (
-            f"job {record.job.id} starts in {seconds:.0f} s: the aggregator died {record.job.starts} times soon after "
-            "it started this job"
+            f"job {record.job.id} starts in {seconds:.0f} s: the aggregator died "
+            f"{counted(record.job.starts, 'time')} soon after it started this job"
         )
 
     def record_late_checkpoint(self, record: Job, written: pb.CheckpointWritten) -> None:

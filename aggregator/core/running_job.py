@@ -29,6 +29,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
+from services.printable import counted
 from services.protocol.fingerprint import CODE
 from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
@@ -116,7 +117,7 @@ class RunningJob:
             quorum=self.quorum,
             deaths=self._deaths,
             out=out,
-            finish=lambda: self.end(SUCCEEDED, f"finished {plan.steps} steps"),
+            finish=lambda: self.end(SUCCEEDED, f"finished {counted(plan.steps, 'step')}"),
         )
 
     # ---- the job ----
@@ -158,7 +159,8 @@ class RunningJob:
             return
         version = Version(status.generation, status.step)
         if status.step > self.plan.steps:
-            self.end(FAILED, f"the optimizer is at step {status.step}, the job has {self.plan.steps} steps")
+            steps = counted(self.plan.steps, "step")
+            self.end(FAILED, f"the optimizer is at step {status.step}, the job has {steps}")
             return
         if (
             status.state == pb.OptimizerStatus.TRAINING

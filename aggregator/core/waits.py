@@ -54,7 +54,7 @@ def describe_wait(run: RunningJob, now: float) -> str:
             f"{member.name} ({member.describe()})" for member in run.members.values()
         )
     holders = sum(member.loaded_version == run.progress.version for member in able)
-    return f"phase {run.job.phase}, step {run.job.step}; {holders} of {len(able)} workers have its weights{detail}"
+    return f"phase {run.job.phase}, step {run.job.step}; workers with its weights: {holders} of {len(able)}{detail}"
 
 
 def describe_optimizer_debt(run: RunningJob) -> str | None:

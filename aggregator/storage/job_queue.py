@@ -21,7 +21,7 @@ from protos import jobs_pb2
 from services.caps import Cap, CapReached, Caps
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import hit_failpoint
-from services.printable import printable
+from services.printable import counted, printable
 from services.timeouts import Timeouts
 
 LARGEST_PAGE_JOBS = 1_000
@@ -202,8 +202,9 @@ class JobQueue(QueueFile):
         if live >= caps.queued_jobs:
             raise CapReached(
                 Cap.QUEUED_JOBS,
-                f"queue: {live} jobs are queued or running, expected at most {caps.queued_jobs} (--max-queued-jobs of "
-                "the aggregator); submit again when some have ended, or cancel some with `tiermesh cancel`",
+                f"queue: {counted(live, 'job')} queued or running, expected at most {caps.queued_jobs} "
+                "(--max-queued-jobs of the aggregator); submit again when some have ended, or cancel some with "
+                "`tiermesh cancel`",
             )
         if not owner:
             return
@@ -212,7 +213,7 @@ class JobQueue(QueueFile):
         if own >= caps.jobs_per_person:
             raise CapReached(
                 Cap.JOBS_PER_PERSON,
-                f"person {printable(owner, 60)}: has {own} jobs queued or running, expected at most "
+                f"person {printable(owner, 60)}: has {counted(own, 'job')} queued or running, expected at most "
                 f"{caps.jobs_per_person} (--max-jobs-per-person of the aggregator); submit again when some have ended, "
                 "or cancel some with `tiermesh cancel`",
             )

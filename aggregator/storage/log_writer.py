@@ -14,6 +14,7 @@ from aggregator.storage.log_lines import Line
 from aggregator.storage.loss_mark import LossMark
 from services.caps import MB, Cap
 from services.instrumentation.failpoints import hit_failpoint
+from services.printable import counted
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -84,7 +85,7 @@ class LogWriter:
         """Append events to a log and how many lines it has lost before them, or leave the file as it was (OSError)."""
         lost = self._lost.get(job, 0)
         if lost:
-            text = f"{lost} lines of this log were lost before this one, since they could not be written"
+            text = f"{counted(lost, 'line')} of this log could not be written before this one"
             events = ({"seconds": round(time.time(), 3), "kind": "lost", "text": text}, *events)
         told = self._lost_before and self.log_of(job).first.exists()
         if told:

@@ -20,6 +20,7 @@ from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed, Refused
+from services.printable import counted
 from services.transport.security import Security
 
 
@@ -76,7 +77,7 @@ def run(options: ChaosOptions, output: Output) -> None:
     job, undisturbed = outcome.job, outcome.undisturbed
     same_bits = None if undisturbed is None else job.model_sha256 == undisturbed.model_sha256
     output.say(job_line(job))
-    output.say(f"{len(outcome.faults)} of {options.faults} faults happened before the job ended")
+    output.say(f"{len(outcome.faults)} of {counted(options.faults, 'fault')} happened before the job ended")
     if same_bits:
         output.say(f"same bits as without faults: model_sha256 {job.model_sha256}")
     output.result(

@@ -8,6 +8,7 @@ from cli.launch.command_line import DaemonCommand, Place, daemon_commands
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
 from cli.output import Output
+from services.printable import counted
 
 
 def dry_run(options: LaunchOptions, output: Output) -> None:
@@ -35,12 +36,11 @@ def dry_run(options: LaunchOptions, output: Output) -> None:
 
 def describe_plan(plan: LaunchPlan) -> str:
     """Return one line about the roles and hosts of a plan."""
-    workers = len(plan.workers)
-    roles = [f"{workers} worker{'s' if workers > 1 else ''}", "an aggregator"]
+    roles = [counted(len(plan.workers), "worker"), "an aggregator"]
     roles += ["an optimizer"] if plan.optimizer is not None else []
-    hosts = len(plan.hosts)
-    where = "this machine" if plan.is_local else f"{hosts} host{'s' if hosts > 1 else ''}"
-    return f"{len(plan.ranks)} ranks on {where}: {', '.join(roles[:-1])} and {roles[-1]} ({plan.tiers} tiers)"
+    where = "this machine" if plan.is_local else counted(len(plan.hosts), "host")
+    ranks = counted(len(plan.ranks), "rank")
+    return f"{ranks} on {where}: {', '.join(roles[:-1])} and {roles[-1]} ({plan.tiers} tiers)"
 
 
 def _fields(command: DaemonCommand) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cli.launch.hosts_file import Host
 from services.errors import Refused
+from services.printable import counted
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Placement:
         if self.rank_hosts:
             if len(self.rank_hosts) != ranks:
                 raise Refused(
-                    f"{self.source}: hosts of {len(self.rank_hosts)} ranks, expected those of {ranks}; give each rank "
-                    "one line"
+                    f"{self.source}: hosts of {counted(len(self.rank_hosts), 'rank')}, expected those of {ranks}; give "
+                    "each rank one line"
                 )
             return self.rank_hosts
         if not self.hosts:
@@ -45,7 +46,7 @@ class Placement:
         slots = [host.name for host in self.hosts for _ in range(host.slots)]
         if len(slots) < ranks:
             raise Refused(
-                f"{self.source}: {len(slots)} slots on {len(self.hosts)} hosts, expected one for each of {ranks} "
-                "ranks; add hosts or raise slots"
+                f"{self.source}: {counted(len(slots), 'slot')} on {counted(len(self.hosts), 'host')}, expected one "
+                f"for each of {counted(ranks, 'rank')}; add hosts or raise slots"
             )
         return tuple(slots[:ranks])

@@ -19,7 +19,7 @@ from mesh.descriptors.shape_check import find_local_shape
 from services.config.device import DeviceConfig
 from services.errors import Refused
 from services.names import NAME_CHARACTERS
-from services.printable import printable_path
+from services.printable import counted, printable_path
 
 Role = Literal["worker", "aggregator", "optimizer"]
 
@@ -149,7 +149,7 @@ def _roles(count: int, num_workers: int, source: str) -> list[Role]:
         fitting = max(count - 2, 1)
         fix = f"add multihost_config.enabled=true multihost_config.num_workers={fitting}"
     raise Refused(
-        f"{source}: {count} rank{'' if count == 1 else 's'}, but the job's num_workers of {num_workers} needs "
+        f"{source}: {counted(count, 'rank')}, but the job's num_workers of {num_workers} needs "
         f"{needed}; {fix}"
     )
 

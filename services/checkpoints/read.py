@@ -25,7 +25,7 @@ from services.checkpoints.format import (
     check_file_names,
 )
 from services.errors import Refused
-from services.printable import one_line, printable_path
+from services.printable import counted, one_line, printable_path
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -110,8 +110,8 @@ def find_newest(read: Callable[[Path], Result], root: Path) -> tuple[Result | No
             return result, [f"{damage}; falling back to {path.name}" for damage in damages]
     if damages:
         raise Refused(
-            f"{len(damages)} checkpoints, none of them intact; the newest: {damages[0]}; restore one from a copy, or "
-            "remove their folder to start from scratch"
+            f"{counted(len(damages), 'checkpoint')}, none intact; the newest: {damages[0]}; restore one from a copy, "
+            "or remove their folder to start from scratch"
         )
     return None, []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protos.tensors_pb2 import FLOAT16, DType, NonFinite
+from services.printable import counted
 
 MAX_NAMED_MICRO_BATCHES = 4
 """Maximum number of micro-batches that the line names; the others are counted."""
@@ -29,7 +30,8 @@ def describe_non_finite(found: Sequence[NonFinite], gradients: DType) -> str:
         )
         others = len(found) - MAX_NAMED_MICRO_BATCHES
         many = "at least " if len(found) >= MAX_REPORTED_MICRO_BATCHES else ""
-        more = f"; and {many}{others} more micro-batches" if others > 0 else ""
+        unnamed = counted(others, "more micro-batch", "more micro-batches")
+        more = f"; and {many}{unnamed}" if others > 0 else ""
         return f"{text}: {'; '.join(named)}{more}"
     if gradients == FLOAT16:
         return f"{text}; it is sent as float16, whose largest value is 65504; set wire_dtype to bfloat16 or float32"

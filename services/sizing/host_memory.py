@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from services.config.job import JobConfig
 from services.config.settings import optimizer_name
+from services.printable import counted
 from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.tensors.chunk_messages import bytes_per_element
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -77,7 +78,8 @@ def estimate_host_memory(
     state = count_state_arrays(config)
     tensors = (2 + state) * copy
     snapshot = (1 + state) * copy
-    holds = "weights, gradient" + (f", {state} arrays of {optimizer_name(config)}" if state else "")
+    arrays = f", {counted(state, 'array')} of {optimizer_name(config)}" if state else ""
+    holds = f"weights, gradient{arrays}"
     broadcast = f"weights in {config.wire_dtype.weights} for workers"
     worker = _worker_memory(config, copy, window + _TENSOR_COPIES * FLOAT32_BYTES * largest_elements, workers)
     if shards:

@@ -73,7 +73,7 @@ def test_submit_says_which_cap_is_reached_and_that_it_may_pass(
     code, _, errors = run("bob", "submit", config)
     assert code == 75
     assert errors.splitlines() == [
-        f"tiermesh: aggregator {cluster.aggregator.address}: queue: 3 jobs are queued or running, expected at most 3 "
+        f"tiermesh: aggregator {cluster.aggregator.address}: queue: 3 jobs queued or running, expected at most 3 "
         "(--max-queued-jobs of the aggregator); submit again when some have ended, or cancel some with "
         "`tiermesh cancel`"
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.printable import LINE_CHARACTERS, PATH_CHARACTERS, one_line, printable, printable_path
+from services.printable import LINE_CHARACTERS, PATH_CHARACTERS, counted, one_line, printable, printable_path
 from tests.support.processor_time import limit_work
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202e\u2066\x00\x85\u2028\ud800"
@@ -58,3 +59,11 @@ def test_work_does_not_grow_with_the_text() -> None:
         for _ in range(100):
             printable(text)
             one_line(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, "0 meshes"), (1, "1 mesh"), (2, "2 meshes"), (1000, "1000 meshes")]
+)
+def test_a_count_has_the_noun_s_number(count: int, expected: str) -> None:
+    assert counted(count, "mesh", "meshes") == expected
+    assert counted(count, "link") == expected.replace("meshes", "links").replace("mesh", "link")

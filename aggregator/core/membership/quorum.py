@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.members import Member
+from services.printable import counted
 
 
 class Quorum:
@@ -33,7 +34,7 @@ class Quorum:
         if present >= self._wanted or self._wanted == 1:
             if since is not None:
                 self._short_since_seconds = None
-                self._note(f"the job continues with {present} workers after {now - since:.0f} s")
+                self._note(f"the job continues with {counted(present, 'worker')} after {now - since:.0f} s")
             return True
         if since is None:
             self._short_since_seconds = now

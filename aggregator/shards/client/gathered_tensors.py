@@ -15,6 +15,7 @@ from services.checkpoints.format import (
     Checkpoint,
 )
 from services.errors import Refused
+from services.printable import counted
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.stripes import Stripe
@@ -85,7 +86,7 @@ class GatheredTensors:
         for name, missing in self._missing.items():
             if missing:
                 raise Refused(
-                    f"array {name}: {len(missing)} of its chunks are missing from the shards' answers; the first is "
+                    f"array {name}: the shards' answers lack {counted(len(missing), 'chunk')} of it; the first is "
                     f"chunk {min(missing)}"
                 )
 

@@ -12,6 +12,7 @@ from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
+from services.printable import counted
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.protocol.hello import Role, make_hello
 from services.transport.links import run_until_first_ends
@@ -70,7 +71,7 @@ class ShardedOptimizerLink:
 
     def _shards_ready(self) -> None:
         self._engine.connect(self._hello, self._callbacks)
-        self._connected(f"{self._engine.name}, tensors in {len(self._shards.links)} shards")
+        self._connected(f"{self._engine.name}, tensors in {counted(len(self._shards.links), 'shard')}")
 
     def _shards_lost(self, reason: str) -> None:
         self._engine.feed(TensorsLost())

@@ -9,7 +9,7 @@ from services.config.resolve.data import ResolvedData
 from services.config.sections import TrainingSection
 from services.config.windows import count_training_tokens, count_training_windows
 from services.errors import Refused
-from services.printable import one_line, printable_path
+from services.printable import counted, one_line, printable_path
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 
 _FIELD = "training_config.num_epochs"
@@ -78,8 +78,8 @@ def steps_of_epochs(
     if steps >= most:
         return most
     notices.append(
-        f"{_FIELD}: {training.num_epochs} of {windows:,} windows end the job after {steps} steps, before its "
-        f"{most} max_steps"
+        f"{_FIELD}: {training.num_epochs} of {windows:,} windows end the job after {counted(steps, 'step')}, before "
+        f"its {most} max_steps"
     )
     return steps
 

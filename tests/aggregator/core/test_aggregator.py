@@ -75,7 +75,9 @@ def test_each_stage_names_its_wait() -> None:
     assert dialogue.core.describe_wait(dialogue.now) == "waits for workers to build the job: w1 (connected)"
     dialogue.give(ev.DataStreamOpened(1))
     dialogue.ready(1)
-    assert dialogue.core.describe_wait(dialogue.now) == "phase train, step 0; 0 of 1 workers have its weights"
+    assert (
+        dialogue.core.describe_wait(dialogue.now) == "phase train, step 0; workers with its weights: 0 of 1"
+    )
     dialogue.give(ev.OptimizerLost("opt:1: refused"))
     assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer: opt:1: refused"
 

@@ -14,6 +14,7 @@ from aggregator.storage.capped_log import CappedLog
 from aggregator.storage.journal import Journal
 from protos.jobs_pb2 import Job, JobEvent
 from services.caps import Cap
+from services.printable import counted
 from services.protocol.bounds import LOG_LINE_CHARACTERS
 from tests.support.small_disk import small_disk
 
@@ -173,6 +174,6 @@ def test_a_full_disk_refuses_a_rewrite_and_nothing_is_removed(tmp_path: Path) ->
         disk.empty()
         job.publish()
         *_, told, last = job.texts()
-        assert told.startswith(f"{refused} lines of this log were lost before this one")
+        assert told.startswith(f"{counted(refused, 'line')} of this log could not be written before this one")
         assert last.startswith(f"line {job.published - 1} ")
         assert job.size() <= job.cap_bytes

@@ -35,7 +35,7 @@ def test_refusals_say_whose_the_cap_is_and_what_to_do(tmp_path: Path) -> None:
         full = submit(queue, "dan")
         assert isinstance(full, CapReached) and full.cap is Cap.QUEUED_JOBS
         assert str(full) == (
-            "queue: 4 jobs are queued or running, expected at most 4 (--max-queued-jobs of the aggregator); submit "
+            "queue: 4 jobs queued or running, expected at most 4 (--max-queued-jobs of the aggregator); submit "
             "again when some have ended, or cancel some with `tiermesh cancel`"
         )
         assert submit(queue, "ann", "request-0") == first, "a repeated request still yields its job"

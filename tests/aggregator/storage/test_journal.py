@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aggregator.storage.journal import BACKLOG_EVENTS, PIECE_BYTES, Journal
 from protos.jobs_pb2 import Job, JobEvent, LogLine
+from services.printable import counted
 from tests.support.small_disk import small_disk
 
 
@@ -91,7 +92,7 @@ def test_lines_that_a_full_disk_refuses_are_counted_and_told(tmp_path: Path) -> 
             for line in disk.path.joinpath("logs", f"{job}.jsonl").read_text().splitlines():
                 json.loads(line)
         assert read(journal, "a")[-1].text == (
-            f"{len(lost)} lines of this log were lost before this one, since they could not be written"
+            f"{counted(len(lost), 'line')} of this log could not be written before this one"
         )
         assert read(journal, "b")[-1].text.startswith("line 6 ")
 

@@ -126,7 +126,7 @@ def test_configs_are_found_by_tt_trains_relative_paths(
             "--optimizer-port 7071: also the port of the aggregator",
         ),
         (["elsewhere"], "'elsewhere': given after the folder"),
-        (["--hosts", "a:2"], "2 slots on 1 hosts, expected one for each of 5 ranks"),
+        (["--hosts", "a:2"], "2 slots on 1 host, expected one for each of 5 ranks"),
         (["--hosts", "none/hosts.txt"], "no such file"),
         (["--rankfile", "none"], "no such file"),
         (["--rank-bindings", "none"], "no such file"),
