@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.core.events import CloseWorker
+from aggregator.core.events import CloseWorker, Submitted
 from aggregator.core.job_report import CommittedStep, JobReport
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.quorum import Quorum
@@ -298,6 +298,32 @@ def opens_jobs_under_the_generation_on_record(patch: pytest.MonkeyPatch) -> None
     )
 
 
+def never_resumes_after_a_check(patch: pytest.MonkeyPatch) -> None:
+    def begin(self: AggregatorCore, under_way: bool) -> None:
+        vars(self)["checked"] = under_way or vars(self).get("checked", False)
+
+    patch.setattr(
+        AggregatorCore,
+        "check_under_way",
+        property(lambda self: vars(self).get("checked", False), begin),
+        raising=False,
+    )
+
+
+def starts_jobs_during_a_check(patch: pytest.MonkeyPatch) -> None:
+    ignored = property(lambda self: False, lambda self, under_way: None)
+    patch.setattr(AggregatorCore, "check_under_way", ignored, raising=False)
+
+
+def forgets_jobs_submitted_during_a_check(patch: pytest.MonkeyPatch) -> None:
+    handle = AggregatorCore.handle
+
+    def handled(self: AggregatorCore, event: Any, clock: Any) -> list[Any]:
+        return [] if self.check_under_way and isinstance(event, Submitted) else handle(self, event, clock)
+
+    patch.setattr(AggregatorCore, "handle", handled)
+
+
 MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
@@ -336,6 +362,12 @@ RESTORE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     skips_the_same_epochs_at_each_restore,
     never_tells_the_epoch_to_exceed,
     opens_jobs_under_the_generation_on_record,
+]
+
+CHECK_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    never_resumes_after_a_check,
+    starts_jobs_during_a_check,
+    forgets_jobs_submitted_during_a_check,
 ]
 
 FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {

@@ -40,6 +40,7 @@ class Scenario:
         liar: whether a worker that sometimes lies takes part.
         upgrade_seconds: time from which workers are replaced by others of new code, or None.
         fault_kinds: kinds of faults that may happen; empty means all.
+        checks: times from which a person asks for a check of meshes and links, until no job runs.
     """
 
     tiers: int
@@ -58,6 +59,7 @@ class Scenario:
     liar: bool = False
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
+    checks: tuple[float, ...] = ()
 
     @property
     def step_seconds(self) -> float:
@@ -95,6 +97,9 @@ class Scenario:
         checked = random.Random(seed)  # A generator of its own, so that it changes nothing else of a seed.
         for job in jobs:
             job.plan = replace(job.plan, verify_fraction=checked.choice((0.0, 0.0, 0.2, 1.0)))
+        checks = tuple(60 * checked.random() for _ in range(checked.choice((0, 0, 3))))
+        if checks:  # they can begin only where no job runs
+            jobs[0].submitted_seconds = 30 * checked.random()
         slow = rng.choice((0.002, 0.005, 0.02))
         return cls(
             tiers=rng.choice((2, 3, 3)),
@@ -110,6 +115,7 @@ class Scenario:
             copies_messages=seed % 16 == 0,
             faults=rng.choice((0, 4, 8, 12, 20)),
             odd_worker=len(jobs) == 1 and rng.random() < 0.1,
+            checks=checks,
         )
 
     @classmethod
@@ -199,6 +205,22 @@ class Scenario:
         third.plan = replace(third.plan, verify_fraction=first.plan.verify_fraction)
         return replace(
             usual, jobs=[first, second, third], tiers=2 + seed // 3 % 2, faults=min(usual.faults, 12)
+        )
+
+    @classmethod
+    def with_checks(cls, seed: int) -> Scenario:
+        """Return a scenario with checks of meshes and links before, between and beside short jobs, in 2 and 3 tiers."""
+        rng = random.Random(seed)
+        usual = cls.hostile(seed)
+        jobs = []
+        for number in range(4):
+            job = _job(rng, number, rng.randint(1, 12), rng.choice((1, 2, 3)), 5, usual.workers)
+            job.submitted_seconds = 60 * number * rng.random()
+            job.cancelled_seconds = job.submitted_seconds + 20 * rng.random() if rng.random() < 0.2 else None
+            jobs.append(job)
+        checks = tuple(180 * rng.random() for _ in range(12))
+        return replace(
+            usual, jobs=jobs, tiers=rng.choice((2, 3)), faults=rng.choice((0, 6, 12)), checks=checks
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from aggregator.core.job_report import cancel_job, copy_job
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
+from services.protocol.envelope import CheckReport
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.reduction_tree import Node
@@ -18,13 +19,19 @@ from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed,
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
+from tests.simulation.simulated_check import SimulatedCheck
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
 
 
 class SimulatedAggregator(Process):
-    """One life of the aggregator's process."""
+    """One life of the aggregator's process.
+
+    Attributes:
+        sessions: links to workers, by session.
+        check: the check of meshes and links that is under way, or None.
+    """
 
     def __init__(self, cluster: SimulatedCluster, epoch: int) -> None:
         super().__init__(cluster, f"aggregator-{epoch}")
@@ -44,7 +51,8 @@ class SimulatedAggregator(Process):
         self._windows = 1  # windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
         self._weights: dict[int, tuple[tuple[int, int], int]] = {}
-        self._sessions: dict[int, Link] = {}
+        self.sessions: dict[int, Link] = {}
+        self.check: SimulatedCheck | None = None
         self._last_session = 0
         self._optimizer: Link | None = None
         self._kernel = Queue(self)
@@ -68,8 +76,17 @@ class SimulatedAggregator(Process):
         self._able = self._count_able()
         for effect in self.effects(self._handle, event, clock):
             self._carry_out(effect, payload)
-        for link in self._sessions.values():
+        if self.check is not None:
+            require(self.core.run is None, "a job starts during a check of meshes and links")
+        for link in self.sessions.values():
             self.pump(link)
+
+    def begin_check(self, hangs_up_after_seconds: float) -> bool:
+        """Begin a check of meshes and links, unless a job runs or a check is under way; return whether it has begun."""
+        if self.core.run is not None or self.check is not None:
+            return False
+        self.check = SimulatedCheck(self, hangs_up_after_seconds)
+        return True
 
     def submit(self, job: Job, plan: JobPlan) -> None:
         """Queue a job: on disk first, then in the core."""
@@ -130,14 +147,14 @@ class SimulatedAggregator(Process):
                     self._check_quorum(effect.body)
                 if isinstance(effect.body, pb.Welcome):
                     effect.body.cluster = CLUSTER
-                link = self._sessions.get(effect.session)
+                link = self.sessions.get(effect.session)
                 if link is not None:
                     link.down_control.send(self.epoch, effect.body)
             case ev.ToOptimizer():
                 if self._optimizer is not None:
                     self._optimizer.up_control.send(self.epoch, effect.body)
             case ev.CloseWorker():
-                link = self._sessions.pop(effect.session, None)
+                link = self.sessions.pop(effect.session, None)
                 if link is not None:
                     link.close(effect.reason)
             case ev.SaveJob() if not self.replaced:
@@ -190,13 +207,13 @@ class SimulatedAggregator(Process):
 
     def beat(self) -> None:
         """Send a heartbeat to all workers."""
-        for link in self._sessions.values():
+        for link in self.sessions.values():
             link.down_control.send(self.epoch, pb.Heartbeat())
         self.later(self.core.timeouts.beat, self.beat)
 
     def thawed(self) -> None:
         """Continue after a freeze."""
-        for link in self._sessions.values():
+        for link in self.sessions.values():
             self.pump(link)
 
     # ---- workers ----
@@ -211,7 +228,7 @@ class SimulatedAggregator(Process):
             if refusal.obeyed_epoch:
                 self._exceed(refusal.obeyed_epoch)
             return
-        self._sessions[link.session] = link
+        self.sessions[link.session] = link
         self.feed(ev.WorkerConnected(link.session, hello))
 
     def _exceed(self, obeyed_epoch: int) -> None:
@@ -233,6 +250,9 @@ class SimulatedAggregator(Process):
             link.ended(body)
         elif isinstance(body, pb.Hello):
             self.accept(link, body)
+        elif isinstance(body, CheckReport):
+            if self.check is not None:
+                self.check.take_report(body)
         else:
             self.feed(ev.FromWorker(link.session, epoch, body))
 
@@ -249,7 +269,9 @@ class SimulatedAggregator(Process):
 
     def worker_lost(self, link: Link, reason: str) -> None:
         """Handle the loss of a worker's connection."""
-        self._sessions.pop(link.session, None)
+        self.sessions.pop(link.session, None)
+        if self.check is not None:
+            self.check.worker_lost(link.session)
         self.feed(ev.WorkerLost(link.session, reason))
 
     def pump(self, link: Link) -> None:

@@ -83,6 +83,7 @@ class SimulatedCluster:
         self._signals = random.Random(
             seed
         )  # a generator of its own, so that it changes nothing else of a seed
+        self._checks = random.Random(seed)
         self._progress_seconds = 0.0
         self._backups: list[QueueBackup] = []
         self._acknowledged: set[str] = set()  # jobs that users know to be in the queue
@@ -113,6 +114,8 @@ class SimulatedCluster:
             self.loop.at(self.scenario.upgrade_seconds, self._upgrade)
         if "restore" in self.scenario.fault_kinds:
             self._back_up()
+        for seconds in self.scenario.checks:
+            self.loop.at(seconds, self._check_links)
         self.loop.at(10.0, self._watch)
         self.faults.advance(self.commits)
         while self.disk.unfinished or not self._all_submitted:
@@ -136,7 +139,11 @@ class SimulatedCluster:
             )
             raise SimulationFailed(f"no progress for {idle:.0f} virtual seconds; waiting for {waits}")
         require(self.loop.now < MOST_SECONDS, f"not finished after {MOST_SECONDS:.0f} virtual seconds")
-        if self.faults.active and self.faults.over and self._all_submitted:
+        check = self.aggregator.check if self.aggregator is not None and self.aggregator.alive else None
+        if check is not None:
+            check.require_an_end()
+            self.moved()
+        if self.faults.active and self.faults.over and self._all_submitted and check is None:
             self._end_faults()
         if not self.faults.active:
             self.history.add(history.Ticked(self.loop.now / STANDARD_TIMEOUTS.tick))
@@ -194,6 +201,17 @@ class SimulatedCluster:
         if self.aggregator is not None and self.aggregator.running:
             self.aggregator.cancel(job)
         self.loop.after(1.0, self._cancel, job)
+
+    def _check_links(self) -> None:
+        """Begin a check of meshes and links, or retry while a job runs. It adds to the faults, and ends with them."""
+        aggregator, draw = self.aggregator, self._checks
+        hangs_up_after_seconds = draw.choice((0.5, 5.0, 300.0)) * draw.random()
+        if not self.faults.active:
+            return
+        if aggregator is None or not aggregator.running or not aggregator.begin_check(hangs_up_after_seconds):
+            self.loop.after(draw.random(), self._check_links)
+            return
+        self.injected["check of meshes and links"] += 1
 
     # ---- backups of the queue ----
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from services.protocol.envelope import CheckOrder, CheckReport
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
@@ -120,12 +123,32 @@ class SimulatedWorker(Process):
             link.closed(body)
             return
         self._heard_seconds = self.now
+        if isinstance(body, CheckOrder):
+            self._take_check_order(link, body)
+            return
         self.feed(ev.Ordered(epoch, body))
         if isinstance(body, pb.Welcome) and self.alive:
             self.cluster.obeyed(self.name, link.ends[0])
             link.up_data.send(None, None)
         if isinstance(body, pb.Leave) and self.is_sound and self.cluster.disk.is_running(body.job):
             self.later(REFUSED_SECONDS, self.die)
+
+    def _take_check_order(self, link: Link, order: CheckOrder) -> None:
+        """Answer an order of a check: the device checks the mesh, after all else that it has to do."""
+
+        def answer(report: CheckReport) -> None:
+            link.up_control.send(self.core.epoch, report)
+
+        if isinstance(order, pb.CheckLink):
+            self.later(self.cluster.rng.random(), answer, pb.LinkChecked(number=order.number))
+        elif self.core.job is not None:
+            answer(pb.MeshChecked(number=order.number))
+        else:
+            self.device.submit(self._check_mesh(partial(answer, pb.MeshChecked(number=order.number))))
+
+    def _check_mesh(self, done: Callable[[], None]) -> Task:
+        yield 10 * self.cluster.rng.random()
+        done()
 
     def received(self, link: Link, aggregator: Any, header: ChunkHeader, payload: int) -> None:
         """Handle a chunk of weights."""
