@@ -86,6 +86,7 @@ class SimulatedAggregator(Process):
         if self.core.run is not None or self.check is not None:
             return False
         self.check = SimulatedCheck(self, hangs_up_after_seconds)
+        self.check.begin()
         return True
 
     def submit(self, job: Job, plan: JobPlan) -> None:
