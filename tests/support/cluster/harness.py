@@ -182,7 +182,7 @@ class Cluster:
         recorded: whether aggregator and optimizer record their cores, in `folder`.
         kernels: value of TIERMESH_KERNELS for every daemon.
         worker_module: module that runs as a worker, in place of the command.
-        modules: the same for other roles, by role.
+        modules: the same for other roles, by role; "shard" for shards alone. What changes holds for later starts.
         failpoints: function that returns the failpoints of a daemon about to start, from its role or "shard". They are
             logged to `failpoints.log` in `folder`. None for no failpoints.
     """
@@ -209,7 +209,7 @@ class Cluster:
     ) -> None:
         self._failpoints = failpoints
         self.folder = folder
-        self._modules = {"worker": worker_module, **(modules or {})}
+        self.modules = {"worker": worker_module, **(modules or {})}
         self._kernels = kernels
         self.tiers = tiers
         self.closed = False
@@ -267,8 +267,8 @@ class Cluster:
     # ---- daemons ----
 
     def _start(self, role: str, name: str, *arguments: object) -> Daemon:
-        module = self._modules.get(role, "cli.main")
         kind = "shard" if "--shard" in arguments else role
+        module = self.modules.get(kind) or self.modules.get(role, "cli.main")
         options = (*arguments, *self._options, *tls_flags(self._certificates, kind))
         settings = {}
         if self._failpoints is not None:

@@ -1,0 +1,81 @@
+"""A daemon that speaks only the oldest version of the protocol, and knows nothing of what came after it.
+
+Run it like the command: `python -m tests.support.cluster.older_daemon worker ...`. What came after the oldest version
+is listed here: add to it with each version.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from aggregator.jobs_service import JobsServicer
+from cli.main import main
+from protos.jobs_pb2 import CheckResult
+from services.protocol import hello
+from services.protocol.envelope import CheckOrder
+from services.protocol.hello import HelloExpectations, ProtocolRange
+from services.protocol.versions import PROTOCOL_MIN
+from services.transport.http2.server import StreamServer
+from services.transport.security import Security
+from worker import job_on_mesh
+from worker.cluster_check import ClusterCheck
+
+OLDER = ProtocolRange(PROTOCOL_MIN, PROTOCOL_MIN)
+UNKNOWN_METHODS = {"MeasureLink"}
+"""Methods between daemons that protocol 4 added."""
+
+
+def speak_oldest_protocol(patch: pytest.MonkeyPatch) -> None:
+    """Offer and accept only the oldest version."""
+    init = HelloExpectations.__init__
+    defaults = init.__defaults__ or ()
+    assert hello.PROTOCOL_RANGE in defaults
+    older = tuple(OLDER if each == hello.PROTOCOL_RANGE else each for each in defaults)
+    patch.setattr(init, "__defaults__", older)
+    patch.setattr(hello, "PROTOCOL_VERSION", OLDER.newest)
+    patch.setattr(hello, "PROTOCOL_RANGE", OLDER)
+
+
+def forget_methods(patch: pytest.MonkeyPatch) -> None:
+    """Serve no method that came later, on no port."""
+    make_handler, start = grpc.method_handlers_generic_handler, StreamServer.start
+
+    def make_older_handler(service: str, handlers: Mapping[str, Any]) -> grpc.GenericRpcHandler:
+        known = {name: each for name, each in handlers.items() if name not in UNKNOWN_METHODS}
+        return make_handler(service, known)
+
+    async def start_older(
+        address: str, security: Security, handlers: Mapping[str, Any], **limits: Any
+    ) -> StreamServer:
+        known = {path: each for path, each in handlers.items() if path.split("/")[-1] not in UNKNOWN_METHODS}
+        return await start(address, security, known, **limits)
+
+    async def check(self: JobsServicer, request: Any, context: Any) -> AsyncIterator[CheckResult]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        yield CheckResult()  # never, but an answer is a stream
+
+    patch.setattr(grpc, "method_handlers_generic_handler", make_older_handler)
+    patch.setattr(StreamServer, "start", start_older)
+    patch.setattr(JobsServicer, "Check", check)
+
+
+def forget_messages(patch: pytest.MonkeyPatch) -> None:
+    """Send no field that came later, and break on an order that came later: nobody may send one."""
+
+    def take(self: ClusterCheck, order: CheckOrder, job: str) -> None:
+        raise AssertionError(f"protocol {OLDER} has no {type(order).__name__}")
+
+    patch.setattr(ClusterCheck, "take", take)
+    for name in ("count_flops_per_token", "find_peak_flops"):
+        patch.setattr(job_on_mesh, name, lambda *_: None)
+
+
+if __name__ == "__main__":
+    for forget in (speak_oldest_protocol, forget_methods, forget_messages):
+        forget(pytest.MonkeyPatch())
+    sys.exit(main())
