@@ -15,7 +15,6 @@ from cli.launch.openssh import OpenSSH, explain_end, read_address
 from cli.launch.preflight import check_facts, check_probe
 from cli.output import Output
 from services.errors import Refused, TiermeshError
-from services.printable import counted
 
 THIS_MACHINE = "this machine"
 LOCAL_PROGRAM = (sys.executable, "-m", "cli.main")
@@ -167,5 +166,4 @@ def raise_errors(errors: Sequence[BaseException], count: int, output: Output) ->
     if errors:
         for error in errors:
             output.warn(str(error))
-        hosts = counted(count, "host")
-        raise type(errors[0])(f"{len(errors)} of {hosts} can't be used; see the lines above")
+        raise type(errors[0])(f"{len(errors)} of {count} hosts can't be used; see the lines above")
