@@ -7,6 +7,7 @@ file: its files take turns at the mocked boards, so a second process would only 
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
+from services.corpora import cache
 
 # No test may depend on the speed of the machine, so none has a deadline for an example or for drawing it.
 ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,6 +52,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super()._assign_work_unit(node)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give the tests, and the processes that they start, a folder of their own for what is kept of token files."""
+    os.environ[cache.VARIABLE] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
 
+from services.corpora import cache
 from services.errors import Failed
 from services.tensors.kernels import compiler
 from services.timeouts import STANDARD_TIMEOUTS
@@ -27,6 +28,8 @@ READY_SECONDS = 120.0
 """Limit for a start; opening a device takes long, and so does a start on a busy machine."""
 
 _POLL_SECONDS = 0.05
+_HOST_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE, cache.VARIABLE)
+"""Environment variables that say something of the host, and are no options."""
 
 Self = TypeVar("Self", bound="DaemonProcess")
 
@@ -60,10 +63,15 @@ Spawn = Callable[[Sequence[str], IO[bytes]], ChildProcess]
 """Starts a command, with both outputs in a file and a pipe as standard input."""
 
 
-def environment_without_options(keep: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment without `TIERMESH_*` variables: they are flags of this command, not of its daemons."""
+def environment_without_options() -> dict[str, str]:
+    """Return the environment without the options of this command, which are not those of its daemons.
+
+    They are the `TIERMESH_*` variables, but for `_HOST_VARIABLES`.
+    """
     return {
-        name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_") or name in keep
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TIERMESH_") or name in _HOST_VARIABLES
     }
 
 
@@ -85,7 +93,7 @@ def spawn_subprocess(
         process_class: `Popen`, or a subclass that signals in another way.
     """
     if environment is None:
-        environment = environment_without_options(keep=("TIERMESH_DATA", compiler.VARIABLE))
+        environment = environment_without_options()
     return process_class(
         command,
         stdin=subprocess.PIPE,

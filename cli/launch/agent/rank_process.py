@@ -8,14 +8,11 @@ from pathlib import Path
 
 from cli.launch.agent.protocol import Start
 from services.runtime.launcher import DaemonProcess, environment_without_options, spawn_subprocess
-from services.tensors.kernels import compiler
-
-_KEPT_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE)
 
 
 def process_environment(added: Mapping[str, str], unset: Collection[str]) -> dict[str, str]:
     """Return the variables of a rank's process: those of the agent, without options of Tiermesh, and its own."""
-    own = environment_without_options(_KEPT_VARIABLES)
+    own = environment_without_options()
     return {**{name: value for name, value in own.items() if name not in unset}, **added}
 
 
