@@ -359,18 +359,20 @@ class Failure(_message.Message):
     def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ...) -> None: ...
 
 class Fetching(_message.Message):
-    __slots__ = ("job", "input", "bytes", "size", "problem")
+    __slots__ = ("job", "input", "bytes", "size", "problem", "local")
     JOB_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     job: str
     input: str
     bytes: int
     size: int
     problem: str
-    def __init__(self, job: _Optional[str] = ..., input: _Optional[str] = ..., bytes: _Optional[int] = ..., size: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    local: bool
+    def __init__(self, job: _Optional[str] = ..., input: _Optional[str] = ..., bytes: _Optional[int] = ..., size: _Optional[int] = ..., problem: _Optional[str] = ..., local: _Optional[bool] = ...) -> None: ...
 
 class CheckMesh(_message.Message):
     __slots__ = ("number", "rows", "columns", "backend")

@@ -19,6 +19,8 @@ from protos.checks_pb2 import MeshReport
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.config.job_inputs import relocate_inputs
+from services.corpora.conversion import is_conversion
+from services.corpora.reading_progress import watch_reading
 from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed, describe_internal_error
 from services.instrumentation import timeline
@@ -27,8 +29,9 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles
+from worker.input_reading import BuildDropped, InputReading
 from worker.job_on_mesh import JobBuilder, JobOnMesh
-from worker.lease_runner import LeaseRunner, describe_failure, report_damaged
+from worker.lease_runner import LeaseRunner, describe_failure
 from worker.mesh_check import check_mesh
 from worker.sum_memory import LeaseSum
 from worker.weight_loader import WeightInbox
@@ -74,12 +77,15 @@ class DeviceThread:
             metrics,
             inbox=self._inbox,
             load_arrived=self._load,
+            report_damaged=self._report_damaged,
             clock=builder.clock,
             patience_seconds=patience_seconds,
         )
         self._job: JobOnMesh | None = None
         self._unloadable: JobOnMesh | None = None  # a job whose weights could not be put on the mesh
         self._is_building = False
+        self._reading: InputReading | None = None  # of the build that is wanted
+        self._copies: frozenset[Path] = frozenset()  # the job's inputs that this worker has fetched
         self._last_shape: tuple[int, int] | None = None  # of the last job's mesh
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # A daemon thread, so that a build that hangs does not keep the process alive.
@@ -107,6 +113,7 @@ class DeviceThread:
                 self._leases.drop(effect.lease)
                 self._submit(self._leases.forget, effect.lease)
             case ev.DropJob():
+                self._drop_build()
                 self._metrics.end_job()
                 self._submit(self._drop_job)
 
@@ -118,7 +125,9 @@ class DeviceThread:
             spec: config of the job, a `JobConfig` as JSON.
             places: where inputs are that were fetched, by the path that the job names.
         """
-        self._submit(self._build, job, spec, places)
+        self._drop_build()
+        self._reading = InputReading(job, self._feed, self._builder.clock)
+        self._submit(self._build, self._reading, spec, places)
 
     def check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
         """Queue a check of the mesh, while there is no job.
@@ -144,6 +153,7 @@ class DeviceThread:
     def close(self) -> None:
         """Drop all leases, free the mesh and end the thread. A build that goes on is abandoned."""
         self.drop_leases()
+        self._drop_build()
         self._submit(self._drop_job)
         self._tasks.put(None)
         self._thread.join(ABANDON_SECONDS)
@@ -153,6 +163,11 @@ class DeviceThread:
             )
             return
         self._thread.join()
+
+    def _drop_build(self) -> None:
+        """End a build that is under way, if it reads a job's inputs."""
+        if self._reading is not None:
+            self._reading.drop()
 
     def _submit(self, task: Callable[..., None], *arguments: Any) -> None:
         self._tasks.put(partial(task, *arguments))
@@ -166,16 +181,20 @@ class DeviceThread:
             except BaseException as error:  # no caller waits for a task; SystemExit would end the thread
                 log.exception("%s", describe_internal_error(error))
 
-    def _build(self, job_id: str, spec: bytes, places: Mapping[str, Path]) -> None:
+    def _build(self, reading: InputReading, spec: bytes, places: Mapping[str, Path]) -> None:
         self._is_building = True
         try:
-            self._build_job(job_id, spec, places)
+            with watch_reading(reading.watch):
+                self._build_job(reading.job, spec, places)
+        except BuildDropped:
+            log.info("job %s: its build is dropped", reading.job)
         finally:
             self._is_building = False
 
     def _build_job(self, job_id: str, spec: bytes, places: Mapping[str, Path]) -> None:
         try:
             self._drop_job()
+            self._copies = frozenset(places.values())
             config = relocate_inputs(JobConfig.from_json(spec), places)
             try:
                 mesh = self._builder.open_job_mesh(config)
@@ -195,13 +214,21 @@ class DeviceThread:
                 on_non_finite=self._leases.note_non_finite,
             )
         except TokenFileDamaged as error:
-            report_damaged(job_id, error, self._feed)
+            self._report_damaged(job_id, error)
             return
+        except BuildDropped:
+            raise
         except BaseException as error:  # a model's SystemExit too
             self._feed(ev.BuildFailed(job_id, describe_failure(error)))
             return
         self._job = job
         self._feed(job.describe())
+
+    def _report_damaged(self, job: str, error: TokenFileDamaged) -> None:
+        log.error("job %s: %s", job, error)
+        is_own = error.path in self._copies or is_conversion(error.path)
+        damaged = ev.DamagedInput(str(error.path), error.inode) if is_own else None
+        self._feed(ev.InputDamaged(job, damaged, str(error)))
 
     def _check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
         self._is_building = True  # it may hang in a device, as a build may

@@ -24,6 +24,7 @@ from services.config.job import JobConfig
 from services.config.job_inputs import JobInput, inputs_of_job
 from services.corpora.conversion import TEXT_SUFFIXES, remove_conversion
 from services.corpora.sidecar import sidecar_of_copy, store_sidecar
+from services.corpora.verified import note_verified
 from services.errors import Failed, Refused, TiermeshError
 from services.files.errors import FileMissing
 from services.files.fetch import fetch
@@ -120,14 +121,19 @@ class JobInputs:
                     body = await self._fetch_identity(
                         wanted.identity, self._store, channel, aggregator, progress
                     )
-                if body is None:  # else each block is verified as it is read
+                if body is None:  # else opening it finds out whether it has changed
                     hashes = tuple(wanted.files.values())
                     await asyncio.to_thread(self._remove_damaged, wanted.field, hashes, self._store)
+                was_here = True
                 for sha256 in wanted.files.values():
+                    was_here = self._store.path_of(sha256).exists()
                     self._held.enter_context(
                         await fetch(channel, self._store, sha256, aggregator, progress.tell)
                     )
-                places[wanted.path] = await asyncio.to_thread(self._link, number, wanted, self._store, body)
+                place = await asyncio.to_thread(self._link, number, wanted, self._store, body)
+                if wanted.identity is not None and not was_here:  # it was verified as it arrived
+                    await asyncio.to_thread(note_verified, place, wanted.identity, place.stat())
+                places[wanted.path] = place
             except FileMissing:
                 folder = " and in --data" if self._data_dir else ""
                 raise Failed(
@@ -147,9 +153,6 @@ class JobInputs:
         """Remove the copy of a file of token ids that was found damaged, so that it is read, or converted, again.
 
         A file that a person has put on this host stays.
-
-        Raises:
-            Refused: the cache's folder can't be created.
         """
         await asyncio.to_thread(self._remove, damaged)
 

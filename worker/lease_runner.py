@@ -59,6 +59,7 @@ class LeaseRunner:
         metrics: metrics of this worker.
         inbox: weights that have arrived and are not on the mesh yet.
         load_arrived: callback that puts the inbox's weights on the mesh.
+        report_damaged: callback that tells the core, for a job's id, that a file of token ids is damaged on this host.
         clock: monotonic clock in seconds.
         patience_seconds: time that a lease waits for weights before the log says so. It goes on waiting until
             it is dropped, because the link breaks, newer weights come or the aggregator revokes it.
@@ -74,6 +75,7 @@ class LeaseRunner:
         *,
         inbox: WeightInbox,
         load_arrived: Callable[[], None],
+        report_damaged: Callable[[str, TokenFileDamaged], None],
         clock: Callable[[], float],
         patience_seconds: float,
     ) -> None:
@@ -82,6 +84,7 @@ class LeaseRunner:
         self._metrics = metrics
         self._inbox = inbox
         self._load_arrived = load_arrived
+        self._report_damaged = report_damaged
         self._clock = clock
         self._patience_seconds = patience_seconds
         self._run: _LeaseRun | None = None
@@ -130,7 +133,7 @@ class LeaseRunner:
         except LeaseDropped:
             return  # the core dropped it
         except TokenFileDamaged as error:
-            report_damaged(job.job, error, self._feed)
+            self._report_damaged(job.job, error)
         except (
             BaseException
         ) as error:  # SystemExit of a model too, which would end this thread without a word
@@ -284,12 +287,6 @@ def _compute_with_checksum(
 
     loss = step.micro_batch(number, index, out, ready)
     return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
-
-
-def report_damaged(job: str, error: TokenFileDamaged, feed: Callable[[ev.Input], None]) -> None:
-    """Tell the core that a file of the job is damaged on this host."""
-    log.error("job %s: %s", job, error)
-    feed(ev.InputDamaged(job, ev.DamagedInput(str(error.path), error.inode), str(error)))
 
 
 def describe_failure(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from services.corpora.cache import make_cache_folder
+from services.corpora.cache import cache_folder, make_cache_folder
 from services.corpora.id_text import IdText
 from services.corpora.reading_progress import report_reading
 from services.corpora.sidecar import SUFFIX, load_sidecar, sidecar_path
@@ -55,13 +55,17 @@ def converted(path: Path, field: str) -> Path:
     return binary
 
 
-def remove_conversion(binary: Path) -> bool:
-    """Remove a converted file that is damaged, so that it is made again; return whether the path is that of one.
+def is_conversion(binary: Path) -> bool:
+    """Return whether a path is that of a converted file."""
+    try:
+        return binary.parent == cache_folder(_FOLDER)
+    except Refused:  # there is no cache
+        return False
 
-    Raises:
-        Refused: the cache's folder can't be created.
-    """
-    if binary.parent != make_cache_folder(_FOLDER):
+
+def remove_conversion(binary: Path) -> bool:
+    """Remove a converted file that is damaged, so that it is made again; return whether the path is that of one."""
+    if not is_conversion(binary):
         return False
     sidecar_path(binary).unlink(missing_ok=True)
     binary.unlink(missing_ok=True)

@@ -51,7 +51,7 @@ class TokenSidecar(BaseModel):
         largest_id: largest of the ids.
         largest_id_position: index of its first occurrence.
         file_bytes: size of the file.
-        modified_ns: time of the file's last change when it was described, in nanoseconds since 1970.
+        modified_ns: time of the file's last change when it was described, in nanoseconds since 1970; 0 if unknown.
         sha256: SHA-256 of the whole file.
         block_bytes: size of a block; the last one may be shorter.
         block_sha256: SHA-256 of each block of the file, one hexadecimal text after the other.
@@ -129,10 +129,12 @@ def parse_sidecar(content: bytes, place: str) -> TokenSidecar:
 def sidecar_of_copy(identity_body: bytes, sha256: str, path: Path) -> TokenSidecar:
     """Return the sidecar of a copy of a file of ids, from what its identity stands for.
 
+    The copy's time is not in it: its record (`verified`) says whether it has changed since it arrived.
+
     Args:
         identity_body: `TokenSidecar.identity_body` of the file. The position of the largest id is not in it, and is 0.
         sha256: SHA-256 of the file.
-        path: the copy, of the size that the description gives, or cut short, which opening it says.
+        path: the copy, for the error.
 
     Raises:
         Refused: it is no such body.
@@ -140,7 +142,7 @@ def sidecar_of_copy(identity_body: bytes, sha256: str, path: Path) -> TokenSidec
     try:
         body = json.loads(identity_body)
         size_bytes = body["offset_bytes"] + body["count"] * ITEM_BYTES[body["dtype"]]
-        known = {"sha256": sha256, "file_bytes": size_bytes, "modified_ns": path.stat().st_mtime_ns}
+        known = {"sha256": sha256, "file_bytes": size_bytes, "modified_ns": 0}
         fields = {**{name: body[name] for name in _IDENTITY_FIELDS}, **known, "largest_id_position": 0}
     except (ValueError, TypeError, KeyError, RecursionError):
         fields = {}

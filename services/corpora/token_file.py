@@ -1,5 +1,7 @@
 """Files of token ids: opened by their sidecar alone, and verified block by block as they are read.
 
+A file that may have changed since it was described or verified on this host is verified as a whole when it is opened.
+
 Ids are read at their position (`pread`), not through a memory map: the memory of the process stays constant whatever is
 read, and a file that gets shorter meanwhile is an error with a text, where a map ends the process by SIGBUS.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,13 +22,21 @@ from services.corpora import binary_format
 from services.corpora.block_digest import BLOCK_BYTES
 from services.corpora.conversion import TEXT_SUFFIXES, converted
 from services.corpora.description import describe
+from services.corpora.reading_progress import report_reading
 from services.corpora.sidecar import ITEM_BYTES, TokenSidecar, load_sidecar, store_sidecar
+from services.corpora.verified import is_unchanged, note_verified
 from services.errors import Refused
 from services.input_files import open_input_file
 from services.printable import printable_path
 
 SUFFIXES = (*TEXT_SUFFIXES, *binary_format.SUFFIXES)
 """Suffixes of files of token ids."""
+_MAX_THREADS = 4
+"""Largest number of threads that verify a file: hashing in each gives 1 to 2 GB/s, more than most disks."""
+_PIECE_BLOCKS = 16
+"""Number of blocks that a thread verifies before the next report of progress."""
+_DIGEST_CHARACTERS = 12
+"""Length to which errors shorten a SHA-256."""
 
 
 def is_token_file(path: Path) -> bool:
@@ -48,14 +60,17 @@ def describe_token_file(path: Path, field: str) -> TokenSidecar:
     with open_input_file(field, path) as file:
         known = load_sidecar(path)
         status = os.fstat(file.fileno())
-        if known is not None and known.fits(status):
-            return known
         if known is not None:
             _check_size(known, status.st_size, place)
+            if is_unchanged(path, known, status):
+                note_verified(path, known.identity, status)
+                return known
         sidecar = describe(file, path, known, place)
         if known is not None and sidecar.identity != known.identity:
-            raise _changed(place, _first_difference(sidecar, known), known)
+            block = _first_difference(sidecar, known)
+            raise _changed(place, block, sidecar.block_hash(block), known)
     store_sidecar(path, sidecar)
+    note_verified(path, sidecar.identity, status)
     return sidecar
 
 
@@ -104,6 +119,9 @@ class TokenFile:
     def open(cls, path: Path, field: str, identity: str | None = None) -> TokenFile:
         """Open a file of token ids, by its sidecar alone if it has one.
 
+        A file that is not, by its size, time and inode, the one that was described or verified on this host is verified
+        as a whole first.
+
         Args:
             path: the file, of any size.
             field: dotted name of the field that names the file, for errors.
@@ -111,7 +129,7 @@ class TokenFile:
 
         Raises:
             Refused: the file is missing or unusable, or has another identity.
-            TokenFileDamaged: it has another size than its sidecar says.
+            TokenFileDamaged: it has changed, and has another size or another block than its sidecar says.
             NotYet: the disk is full, if a sidecar or a converted file has to be written.
         """
         path = converted(path, field)
@@ -119,7 +137,6 @@ class TokenFile:
         file = open_input_file(field, path)
         try:
             sidecar = load_sidecar(path)
-            # The time of a copy differs, which says nothing: a job's identity fixes each block.
             if sidecar is None or identity is None:
                 sidecar = describe_token_file(path, field)
             if identity is not None and sidecar.identity != identity:
@@ -132,10 +149,14 @@ class TokenFile:
                 _check_size(sidecar, status.st_size, place)
             except Refused as error:
                 raise TokenFileDamaged(str(error), path, status.st_ino) from None
+            opened = cls(path, file, sidecar, place)
+            if not is_unchanged(path, sidecar, status):
+                opened.verify()
+            note_verified(path, sidecar.identity, status)
         except BaseException:
             file.close()
             raise
-        return cls(path, file, sidecar, place)
+        return opened
 
     def read(self, start: int, count: int) -> npt.NDArray[np.uint32]:
         """Return `count` ids from position `start` on, uint32; safe to call from several threads.
@@ -158,15 +179,47 @@ class TokenFile:
                 self._verified[block] = 1
         return np.frombuffer(self._read(first, last - first), self._dtype).astype(np.uint32)
 
+    def verify(self) -> None:
+        """Verify all blocks, in constant memory on a few threads; `watch_reading` sees how far that is.
+
+        Raises:
+            TokenFileDamaged: the first block that differs from the sidecar, or can't be read.
+        """
+        threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(threads, "verify") as pool:
+            pieces: deque[Future[int]] = deque()
+            try:
+                for first in range(0, len(self._verified), _PIECE_BLOCKS):
+                    if len(pieces) == 2 * threads:
+                        self._report_verified(pieces.popleft().result())
+                    pieces.append(pool.submit(self._verify_piece, first))
+                for piece in pieces:
+                    self._report_verified(piece.result())
+            finally:
+                pool.shutdown(cancel_futures=True)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _verify_piece(self, first: int) -> int:
+        """Verify `_PIECE_BLOCKS` blocks; return the number of the block after them."""
+        after = min(first + _PIECE_BLOCKS, len(self._verified))
+        for block in range(first, after):
+            self._verify(block)
+            self._verified[block] = 1
+        return after
+
+    def _report_verified(self, blocks: int) -> None:
+        size_bytes = self.sidecar.file_bytes
+        report_reading(self.path, min(blocks * BLOCK_BYTES, size_bytes), size_bytes)
+
     def _verify(self, block: int) -> None:
         start = block * BLOCK_BYTES
         content = self._read(start, min(BLOCK_BYTES, self.sidecar.file_bytes - start))
-        if hashlib.sha256(content).hexdigest() != self.sidecar.block_hash(block):
-            raise self._damaged(str(_changed(self._place, block, self.sidecar)))
+        found = hashlib.sha256(content).hexdigest()
+        if found != self.sidecar.block_hash(block):
+            raise self._damaged(str(_changed(self._place, block, found, self.sidecar)))
         ids = np.frombuffer(content, self._dtype, offset=0 if block else self.sidecar.offset_bytes)
         if ids.size and not 0 <= ids.min() <= ids.max() <= self.largest_id:
             odd = int(np.argmax((ids < 0) | (ids > self.largest_id)))
@@ -226,16 +279,17 @@ def _check_size(sidecar: TokenSidecar, size_bytes: int, place: str) -> None:
         )
 
 
-def _changed(place: str, block: int, sidecar: TokenSidecar) -> Refused:
-    """Return the error about a block that differs from the sidecar."""
+def _changed(place: str, block: int, sha256: str, sidecar: TokenSidecar) -> Refused:
+    """Return the error about a block that has another SHA-256 than the sidecar says."""
     item_bytes = ITEM_BYTES[sidecar.dtype]
     first, last = (
         min(max(0, at * BLOCK_BYTES - sidecar.offset_bytes) // item_bytes, sidecar.count)
         for at in (block, block + 1)
     )
+    found, expected = (each[:_DIGEST_CHARACTERS] for each in (sha256, sidecar.block_hash(block)))
     return Refused(
-        f"{place}: ids {first} to {last - 1} differ from its sidecar, so the file has changed; copy it again, or "
-        "remove the sidecar to take the file as it is"
+        f"{place}: block {block} (ids {first} to {last - 1}) has sha256 {found}..., its sidecar says {expected}...; "
+        "copy the file again, or remove its sidecar and submit again"
     )
 
 

@@ -124,7 +124,7 @@ class FileStore:
         """Remove files that no job keeps and that were last used before a time."""
         kept = self._kept_files()
         for path, status in self._list():
-            if path.name not in kept and status.st_mtime < before_seconds:
+            if path.name not in kept and _last_use_seconds(status) < before_seconds:
                 _remove_unless_locked(path)
 
     def _list(self) -> list[tuple[Path, os.stat_result]]:
@@ -133,7 +133,7 @@ class FileStore:
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             with suppress(FileNotFoundError):  # renamed or removed meanwhile
                 found.append((path, path.stat()))
-        return sorted(found, key=lambda each: each[1].st_mtime)
+        return sorted(found, key=lambda each: _last_use_seconds(each[1]))
 
     # ---- reading ----
 
@@ -153,7 +153,7 @@ class FileStore:
         path = self._path(ref.sha256)
         with self._lock, suppress(FileNotFoundError):
             if path.stat().st_size == ref.size:
-                os.utime(path)
+                _note_use(path)
                 return None
             # Either the disk has damaged the file, which an upload replaces, or the reference is wrong.
         try:
@@ -178,7 +178,7 @@ class FileStore:
             return text, len(text)
         try:
             file = self._path(sha256).open("rb")
-            os.utime(file.fileno())
+            _note_use(self._path(sha256))
             return file, os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             found = self._library.open(sha256) if self._library is not None else None
@@ -230,7 +230,7 @@ class FileStore:
                 file = path.open("rb")
                 fcntl.flock(file, fcntl.LOCK_SH)  # waits no longer than a removal takes
                 if _is_same(file, path):
-                    os.utime(file.fileno())
+                    _note_use(path)
                     return file
                 file.close()
             except FileNotFoundError:
@@ -290,7 +290,7 @@ class FileStore:
         """Return when a file, or a part of it, was last used, as Unix time; None if nothing of it is here."""
         for path in (self._path(sha256), self._partial(sha256)):
             with suppress(FileNotFoundError):
-                return path.stat().st_mtime
+                return _last_use_seconds(path.stat())
         return None
 
     def _text(self, sha256: str) -> bytes | None:
@@ -390,6 +390,17 @@ class FileStore:
 
     def _partial(self, sha256: str) -> Path:
         return self._folder / f".{sha256}{_PARTIAL}"
+
+
+def _note_use(path: Path) -> None:
+    """Set the time of a file's last use, and not that of its last change, by which its readers know it again."""
+    with suppress(PermissionError):  # a file of another user only counts as unused
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+
+
+def _last_use_seconds(status: os.stat_result) -> float:
+    """Return when a file was last read or written, as Unix time."""
+    return max(status.st_atime, status.st_mtime)
 
 
 def _is_same(file: IO[bytes], path: Path) -> bool:

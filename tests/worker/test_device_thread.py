@@ -17,6 +17,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
+from services.corpora.reading_progress import report_reading
 from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed
 from services.runtime.metrics import WorkerMetrics
@@ -112,20 +113,52 @@ class DamagedCorpus(TrainingStep):
         raise TokenFileDamaged("ids.bin: differs", Path("ids.bin"), 7)
 
 
-def test_a_damaged_file_is_no_failed_lease(make_device: Callable[..., Device]) -> None:
-    expected = ev.InputDamaged("a", ev.DamagedInput("ids.bin", 7), "ids.bin: differs")
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_a_damaged_file_is_no_failed_lease(make_device: Callable[..., Device], is_copy: bool) -> None:
+    places = {"/elsewhere/ids.bin": Path("ids.bin")} if is_copy else {}
+    damaged = ev.DamagedInput("ids.bin", 7) if is_copy else None
+    expected = ev.InputDamaged("a", damaged, "ids.bin: differs")
 
     def refuse(*arguments: Any, **settings: Any) -> TrainingStep:
         raise TokenFileDamaged("ids.bin: differs", Path("ids.bin"), 7)
 
     device = make_device(refuse)
-    device.thread.build("a", JOB.encode())
+    device.thread.build("a", JOB.encode(), places)
     assert device.next_input() == expected
     device = make_device(DamagedCorpus)
-    device.thread.build("a", JOB.encode())
+    device.thread.build("a", JOB.encode(), places)
     device.next_input()
     device.carry_out(_make_lease(1))
     assert device.next_input() == expected
+
+
+@pytest.mark.parametrize("ends_by", ["another job", "a dropped job", "a stop"])
+def test_a_build_that_reads_files_ends_when_it_is_not_wanted(
+    make_device: Callable[..., Device], ends_by: str
+) -> None:
+    reads, wanted = threading.Event(), threading.Event()
+
+    def read_or_make(*arguments: Any, **settings: Any) -> TrainingStep:
+        if wanted.is_set():
+            return TrainingStep(*arguments, **settings)
+        while True:
+            report_reading(Path("ids.bin"), 1, 2)
+            reads.set()
+
+    device = make_device(read_or_make)
+    device.thread.build("a", JOB.encode())
+    assert reads.wait(LIMIT_SECONDS)
+    wanted.set()
+    if ends_by == "a stop":
+        device.thread.close()
+    else:
+        if ends_by == "a dropped job":
+            device.carry_out(ev.DropJob())
+        device.thread.build("b", JOB.encode())
+        while isinstance(found := device.next_input(), ev.Fetching):
+            continue
+        assert isinstance(found, ev.Built) and found.job == "b", "the first build's end is not told"
+    assert _is_closed(device.meshes[0])
 
 
 class FullMesh(TrainingStep):

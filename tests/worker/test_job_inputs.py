@@ -194,6 +194,37 @@ def test_a_file_of_token_ids_that_is_found_damaged_is_read_again(
     with_aggregator(tmp_path, scenario)
 
 
+def test_a_file_of_token_ids_is_verified_as_it_arrives_and_not_again(
+    client: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = client / "ids.u32.bin"
+    with new_token_file(binary, "uint32", tokenizer_vocab_size=None) as writer:
+        writer.write(np.array(IDS, np.uint32))
+    sidecar = describe_token_file(binary, "data_path")
+    wanted = JobInput("data_path", "/away/ids.u32.bin", {"": sidecar.sha256}, sidecar.identity)
+    inputs = JobInputs("w", None, tmp_path / "cache")
+    verified: list[Path] = []
+    monkeypatch.setattr(TokenFile, "verify", lambda self: verified.append(self.path))
+
+    async def scenario(aggregator: FileStore, channel: grpc.aio.Channel) -> None:
+        aggregator.put(binary.read_bytes())
+        aggregator.put(sidecar.identity_body())
+
+        async def open_again() -> None:
+            (place,) = (await inputs.fetch([wanted], channel, "a", Reports())).values()
+            TokenFile.open(place, "data_path", sidecar.identity).close()
+
+        for _ in range(2):
+            await open_again()
+        assert verified == []
+        monkeypatch.setenv("TIERMESH_CACHE", str(tmp_path / "other"))  # nothing says that it was verified
+        for _ in range(2):
+            await open_again()
+        assert len(verified) == 1
+
+    with_aggregator(tmp_path, scenario)
+
+
 def test_a_damaged_file_of_a_person_stays_and_a_damaged_conversion_goes(
     client: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

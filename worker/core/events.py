@@ -17,7 +17,7 @@ from services.protocol.versions import Version
 
 @dataclass(frozen=True)
 class DamagedInput:
-    """A damaged file on this host.
+    """A damaged file on this host that was made or fetched by the worker.
 
     Attributes:
         path: its path.
@@ -101,14 +101,15 @@ class BuildFailed:
 
 @dataclass(frozen=True)
 class Fetching:
-    """The job's inputs are on their way from the aggregator.
+    """The job's inputs are on their way from the aggregator, or are being read on this host.
 
     Attributes:
         job: id of the job.
         field: setting of the job that names the input.
-        bytes: number of bytes that are here, over all files that were missing.
+        bytes: number of bytes that are here, over all files that were missing; or that were read.
         size: number of bytes of the files whose sizes are known.
         problem: why it does not go on; empty if it does.
+        local: whether files of this host are read, to verify or convert them, and none from the aggregator.
     """
 
     job: str
@@ -116,6 +117,7 @@ class Fetching:
     bytes: int
     size: int
     problem: str = ""
+    local: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,12 @@ class InputDamaged:
 
     Attributes:
         job: id of the job.
-        input: the file.
+        input: the file; None for one that a person has put there, which the worker can't replace.
         reason: one line for people.
     """
 
     job: str
-    input: DamagedInput
+    input: DamagedInput | None
     reason: str
 
 

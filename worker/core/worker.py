@@ -225,12 +225,12 @@ class WorkerCore:
         self._effects.append(BuildLater(job.attempt, pause_seconds))
 
     def _note_damaged(self, event: InputDamaged) -> None:
-        """Build the job again without the damaged file, unless that has happened too often."""
+        """Build the job again with another copy of the damaged file, unless it has none or that happened often."""
         job = self.job
         if job is None or job.job != event.job:
             return
         self._drop_job()
-        retries = job.repairs < MOST_REPAIRS
+        retries = event.input is not None and job.repairs < MOST_REPAIRS
         self._send(pb.Failure(job=job.job, reason=event.reason, retries=retries))
         if retries:
             self.job = JoinedJob(job.job, job.spec, unfit_reason=event.reason, repairs=job.repairs + 1)
@@ -239,7 +239,12 @@ class WorkerCore:
     def _report_fetching(self, event: Fetching) -> None:
         self._send(
             pb.Fetching(
-                job=event.job, input=event.field, bytes=event.bytes, size=event.size, problem=event.problem
+                job=event.job,
+                input=event.field,
+                bytes=event.bytes,
+                size=event.size,
+                problem=event.problem,
+                local=event.local,
             )
         )
 

@@ -134,7 +134,9 @@ class JobMembers:
         if member.building_since_seconds is None:  # it tries again
             member.building_since_seconds = now
         before = member.fetch
-        if before is not None and fetching.bytes > before.progress.bytes:
+        if before is not None and (
+            fetching.bytes > before.progress.bytes or fetching.local != before.progress.local
+        ):
             member.unfit = None
             member.fetch = Fetch(fetching, now)
         else:
@@ -168,7 +170,9 @@ class JobMembers:
                 peer=each.name,
                 job=job.id,
                 step=job.step,
-                what="to build the job" if each.fetch is None else f"to fetch {each.fetch.describe()}",
+                what="to build the job"
+                if each.fetch is None
+                else f"to {each.fetch.verb} {each.fetch.describe()}",
                 seconds=now - each.building_since_seconds,
             )
             for each in self._members.values()

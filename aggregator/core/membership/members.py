@@ -49,7 +49,7 @@ class CodeWait:
 
 @dataclass(frozen=True)
 class Fetch:
-    """The reading of a job's input from the aggregator.
+    """The reading of a job's input, from the aggregator or on the worker's own host.
 
     Attributes:
         progress: what the worker reported last.
@@ -59,10 +59,16 @@ class Fetch:
     progress: Fetching
     since_seconds: float
 
+    @property
+    def verb(self) -> str:
+        """What the worker does with the input, for people."""
+        return "read" if self.progress.local else "fetch"
+
     def describe(self) -> str:
         """Return what the worker reads, how much of it is there, and why it does not go on."""
         found = self.progress
-        text = f"{found.input} from the aggregator, {found.bytes / MB:,.0f} of {found.size / MB:,.0f} MB"
+        place = "on its own host" if found.local else "from the aggregator"
+        text = f"{found.input} {place}, {found.bytes / MB:,.0f} of {found.size / MB:,.0f} MB"
         return f"{text}: {found.problem}" if found.problem else text
 
 
@@ -81,7 +87,7 @@ class Member:
         refusal: why it takes no part in the running job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         building_since_seconds: since when it builds the job; None if it does not.
-        fetch: what it reads from the aggregator before it can build the job; None if it lacks nothing.
+        fetch: what it reads, from the aggregator or on its own host, before it can build the job; None for nothing.
         code_wait: why it waits until the job is pinned to its code; None if it does not.
         loaded_version: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from services.corpora import conversion, description, token_file
 from services.corpora import sidecar as sidecar_module
 from services.corpora.block_digest import BLOCK_BYTES
 from services.corpora.new_file import new_file
+from services.corpora.reading_progress import watch_reading
 from services.corpora.sidecar import load_sidecar, parse_sidecar, sidecar_path
 from services.corpora.token_file import TokenFile, describe_token_file, is_token_file, refuse_ids_beyond
 from services.errors import Refused
@@ -81,8 +83,8 @@ def test_opening_reads_the_sidecar_alone(tmp_path: Path, monkeypatch: pytest.Mon
     path = write(tmp_path / "ids.bin", LONG)
     identity = describe_token_file(path, FIELD).identity
     monkeypatch.setattr(token_file, "describe", None)  # a pass over the file would fail
+    monkeypatch.setattr(TokenFile, "verify", None)
     assert TokenFile.open(path, FIELD).identity == identity
-    os.utime(path)  # a copy has another time; the job's identity fixes its blocks
     assert TokenFile.open(path, FIELD, identity).count == LONG.size
 
 
@@ -145,19 +147,103 @@ def test_a_sidecar_goes_to_the_cache_if_the_folder_is_read_only(
     assert load_sidecar(path) == sidecar
 
 
-def test_a_changed_block_is_found_at_its_use(tmp_path: Path) -> None:
-    path = write(tmp_path / "ids.bin", LONG)
-    identity = describe_token_file(path, FIELD).identity
+def change_a_block(path: Path, *, keep_time: bool = False) -> None:
+    """Change a byte of block 1 in place."""
+    status = path.stat()
     with path.open("r+b") as file:
         file.seek(BLOCK_BYTES + 10)
         file.write(b"\xff")
+    os.utime(path, ns=(0, status.st_mtime_ns if keep_time else 1))
+
+
+def test_a_changed_block_is_found_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = write(tmp_path / "ids.bin", LONG)
+    identity = describe_token_file(path, FIELD).identity
+    wanted = load_sidecar(path)
+    assert wanted is not None
+    change_a_block(path)
+    found = hashlib.sha256(path.read_bytes()[BLOCK_BYTES : 2 * BLOCK_BYTES]).hexdigest()
+    for look in (describe_token_file, TokenFile.open, partial(TokenFile.open, identity=identity)):
+        text = refusal(partial(look, path, FIELD))
+        assert text == (
+            f"{FIELD}: {printable_path(path)}: block 1 (ids 524288 to 1048575) has sha256 {found[:12]}..., its sidecar "
+            f"says {wanted.block_hash(1)[:12]}...; copy the file again, or remove its sidecar and submit again"
+        )
+
+
+def test_a_change_that_keeps_the_time_is_found_at_the_use_of_the_block(tmp_path: Path) -> None:
+    path = write(tmp_path / "ids.bin", LONG)
+    identity = describe_token_file(path, FIELD).identity
+    change_a_block(path, keep_time=True)
     found = TokenFile.open(path, FIELD, identity)
     assert found.read(0, BLOCK_BYTES // 2).size
     for _ in range(2):
-        text = refusal(lambda: found.read(BLOCK_BYTES // 2, 1))
-        assert "ids 524288 to 1048575 differ from its sidecar" in text
-    for look in (describe_token_file, TokenFile.open):
-        assert "ids 524288 to 1048575 differ" in refusal(partial(look, path, FIELD))
+        assert "block 1 (ids 524288 to 1048575)" in refusal(lambda: found.read(BLOCK_BYTES // 2, 1))
+
+
+def test_a_file_that_replaces_another_is_verified_whatever_its_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "ids.bin", LONG)
+    identity = describe_token_file(path, FIELD).identity
+    other = write(tmp_path / "other.bin", LONG[::-1])
+    time_ns = path.stat().st_mtime_ns
+    os.utime(other, ns=(time_ns, time_ns))
+    other.replace(path)
+    assert "block 0" in refusal(lambda: TokenFile.open(path, FIELD, identity))
+
+
+def test_a_longest_line_about_a_changed_block(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*(50 * "x" for _ in range(4)))
+    folder.mkdir(parents=True)
+    path = write(folder / "ids.bin", LONG)
+    identity = describe_token_file(path, FIELD).identity
+    change_a_block(path)
+    text = refusal(lambda: TokenFile.open(path, f"{FIELD}[511]", identity))
+    assert text.endswith("or remove its sidecar and submit again")
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of each block that is verified."""
+    blocks: list[int] = []
+    verify = TokenFile._verify
+
+    def note(self: TokenFile, block: int) -> None:
+        blocks.append(block)
+        verify(self, block)
+
+    monkeypatch.setattr(TokenFile, "_verify", note)
+    return blocks
+
+
+def test_a_copy_is_verified_once(tmp_path: Path, verified: list[int]) -> None:
+    path = write(tmp_path / "ids.bin", LONG)
+    identity = describe_token_file(path, FIELD).identity
+    os.utime(path, ns=(0, 0))
+    before = sidecar_path(path).read_bytes()
+    for blocks in ([0, 1, 2, 3], []):
+        TokenFile.open(path, FIELD, identity).close()
+        assert sorted(verified) == blocks
+        verified.clear()
+    assert sidecar_path(path).read_bytes() == before, "only a person's command writes it"
+
+
+def test_a_file_is_verified_in_pieces_that_a_watcher_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verified: list[int]
+) -> None:
+    monkeypatch.setattr(token_file, "_PIECE_BLOCKS", 2)
+    path = write(tmp_path / "ids.bin", LONG)
+    identity = describe_token_file(path, FIELD).identity
+    os.utime(path, ns=(0, 0))
+    seen: list[tuple[int, int]] = []
+
+    def watch(file: Path, read_bytes: int, size_bytes: int) -> None:
+        seen.append((read_bytes, size_bytes))
+
+    with watch_reading(watch):
+        TokenFile.open(path, FIELD, identity).close()
+    size_bytes = path.stat().st_size
+    assert seen == [(2 * BLOCK_BYTES, size_bytes), (size_bytes, size_bytes)]
+    assert sorted(verified) == [0, 1, 2, 3]
 
 
 def test_a_change_after_the_first_use_is_found(tmp_path: Path) -> None:
@@ -167,7 +253,7 @@ def test_a_change_after_the_first_use_is_found(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.write(b"\xff\xff")
     os.utime(path, ns=(0, 0))
-    assert "ids 0 to 524287 differ" in refusal(lambda: found.read(0, 5))
+    assert "block 0 (ids 0 to 524287) has sha256" in refusal(lambda: found.read(0, 5))
 
 
 def test_a_file_that_gets_shorter_is_found(tmp_path: Path) -> None:
@@ -214,9 +300,12 @@ def test_another_identity_is_refused(tmp_path: Path) -> None:
 
 def test_a_sidecar_may_not_lie_about_the_largest_id(tmp_path: Path) -> None:
     path = write(tmp_path / "ids.bin", LONG)
-    record = describe_token_file(path, FIELD).model_copy(update={"largest_id": 6, "largest_id_position": 0})
-    sidecar_path(path).write_text(record.model_dump_json())
-    text = refusal(lambda: TokenFile.open(path, FIELD, record.identity).read(0, 1))
+    record = describe_token_file(path, FIELD).model_dump_json().encode()
+    lie = parse_sidecar(
+        json.dumps({**json.loads(record), "largest_id": 6, "largest_id_position": 0}).encode(), ""
+    )
+    sidecar_path(path).write_text(lie.model_dump_json())
+    text = refusal(lambda: TokenFile.open(path, FIELD, lie.identity).read(0, 1))
     assert "id 7 at position 1, its sidecar says at most 6" in text
 
 
@@ -348,7 +437,7 @@ def test_the_sidecar_of_another_file(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one.bin", LONG), write(tmp_path / "other.bin", LONG[::-1])
     describe_token_file(one, FIELD)
     sidecar_path(one).rename(sidecar_path(other))
-    assert "differ from its sidecar" in refusal(lambda: describe_token_file(other, FIELD))
+    assert "its sidecar says" in refusal(lambda: describe_token_file(other, FIELD))
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,21 @@ def test_unused_files_give_way_and_kept_ones_do_not(tmp_path: Path) -> None:
         store.put(b"too large")
 
 
+def test_a_use_does_not_change_the_time_of_the_last_change(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, max_store_bytes=10)
+    paths = []
+    for number, content in enumerate((b"1234", b"5678")):
+        paths.append(store.path_of(store.put(content).sha256))
+        os.utime(paths[-1], (number, number))
+    held = store.hold(paths[0].name)
+    assert held is not None
+    held.close()
+    assert store.offset(make_ref(b"1234")) is None
+    assert paths[0].stat().st_mtime == 0.0
+    store.put(b"abcde")
+    assert [path.exists() for path in paths] == [True, False], "the one that was used last stays"
+
+
 def test_the_files_of_a_job_that_has_ended_are_removed_once_unused(tmp_path: Path) -> None:
     now = 1e9
     store = FileStore(tmp_path, clock=lambda: now)

@@ -42,7 +42,12 @@ INPUTS = st.one_of(
     st.builds(ev.Loaded, st.just("a"), st.builds(Version, st.just(1), st.integers(0, 3))),
     st.builds(ev.BuildFailed, st.just("a"), st.just("no mesh"), st.booleans()),
     st.builds(ev.LoadFailed, st.just("a"), st.just("memory is full")),
-    st.just(ev.InputDamaged("a", ev.DamagedInput("ids.bin", 1), "differs")),
+    st.builds(
+        ev.InputDamaged,
+        st.just("a"),
+        st.sampled_from([None, ev.DamagedInput("ids.bin", 1)]),
+        st.just("differs"),
+    ),
     st.builds(ev.BuildDue, st.integers(0, 3)),
     st.sampled_from([ev.Connected(), ev.Disconnected()]),
 )

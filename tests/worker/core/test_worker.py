@@ -107,6 +107,12 @@ def test_a_job_with_a_damaged_file_is_built_again_a_few_times_and_then_left() ->
     assert talk.join() == ["build a"], "the next order to join is obeyed"
 
 
+def test_a_job_with_a_damaged_file_that_has_no_other_copy_is_left_at_once() -> None:
+    talk = start_with_weights()
+    damaged = ev.InputDamaged("a", None, "ids.bin: differs")
+    assert talk.give(damaged) == ["drop job", "send Failure: ids.bin: differs"]
+
+
 def test_pauses_between_tries_to_open_a_mesh_grow() -> None:
     talk = Dialogue()
     talk.connect()

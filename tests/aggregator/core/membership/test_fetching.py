@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, Member
@@ -20,11 +22,16 @@ def building() -> Dialogue:
     return dialogue
 
 
-def fetches(dialogue: Dialogue, here_mb: int, problem: str = "") -> None:
+def fetches(dialogue: Dialogue, here_mb: int, problem: str = "", *, local: bool = False) -> None:
     dialogue.says(
         1,
         pb.Fetching(
-            job="a", input="training_config.data_path", bytes=here_mb * MB, size=5000 * MB, problem=problem
+            job="a",
+            input="training_config.data_path",
+            bytes=here_mb * MB,
+            size=5000 * MB,
+            problem=problem,
+            local=local,
         ),
     )
 
@@ -52,10 +59,19 @@ def test_what_a_worker_fetches_is_named_among_the_waits() -> None:
     assert waits(dialogue) == []
 
 
-def test_a_worker_that_gets_on_is_never_too_slow() -> None:
+def test_what_a_worker_reads_on_its_own_host_is_named_too() -> None:
     dialogue = building()
+    dialogue.goes_by(10.0, 1)
+    fetches(dialogue, 1200, local=True)
+    assert waits(dialogue) == [("to read training_config.data_path on its own host, 1,200 of 5,000 MB", 10.0)]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_worker_that_gets_on_is_never_too_slow(local: bool) -> None:
+    dialogue = building()
+    fetches(dialogue, 5000)
     for here_mb in range(8):
-        fetches(dialogue, here_mb)
+        fetches(dialogue, here_mb + (0 if local else 5000), local=local)
         dialogue.goes_by(STANDARD_TIMEOUTS.stall / 2, 1)
     assert member(dialogue).state != "unfit"
 
