@@ -278,16 +278,18 @@ class MakeWeights(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class SendUpTo(_message.Message):
-    __slots__ = ("session", "generation", "step", "limit")
+    __slots__ = ("session", "generation", "step", "limit", "restart")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     step: int
     limit: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    restart: bool
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ..., restart: _Optional[bool] = ...) -> None: ...
 
 class CopyPart(_message.Message):
     __slots__ = ("copy",)

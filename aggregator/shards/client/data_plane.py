@@ -187,6 +187,9 @@ class ShardedDataPlane:
         self._wake_scheduled = False
         for session in self._open_streams:
             changed: set[int] = set()
+            restarted: set[int] = (
+                set()
+            )  # shards whose chunks the worker gets again, since it builds the job again
             while (header := self._core.next_weights(session)) is not None:
                 due = Version(header.generation, header.step)
                 version, limits = self._send_limits.get(session, (None, []))
@@ -194,11 +197,20 @@ class ShardedDataPlane:
                     limits = [0] * len(self._shards.links)
                     self._send_limits[session] = due, limits
                 stripe = self._shards.link_of_chunk(header.index).stripe
-                limits[stripe.index] = stripe.to_local(header.index) + 1
+                limit = stripe.to_local(header.index) + 1
+                if limit <= limits[stripe.index]:
+                    restarted.add(stripe.index)
+                limits[stripe.index] = limit
                 changed.add(stripe.index)
             for index in changed:
                 (generation, step), limits = self._send_limits[session]
-                order = pb.SendUpTo(session=session, generation=generation, step=step, limit=limits[index])
+                order = pb.SendUpTo(
+                    session=session,
+                    generation=generation,
+                    step=step,
+                    limit=limits[index],
+                    restart=index in restarted,
+                )
                 self._shards.links[index].send_order(order)
 
     def close(self) -> None:

@@ -128,11 +128,18 @@ class ShardCore:
         """Forget a worker."""
         self._progress.pop(session, None)
 
-    def send_up_to(self, session: int, version: Version, limit: int) -> None:
-        """Allow a worker to get the first `limit` of the shard's chunks of a version."""
+    def send_up_to(self, session: int, version: Version, limit: int, *, restart: bool = False) -> None:
+        """Allow a worker to get the first `limit` of the shard's chunks of a version.
+
+        Args:
+            session: session of the worker.
+            version: version of the weights.
+            limit: number of chunks, from the shard's first.
+            restart: whether the worker has lost the chunks that it got.
+        """
         progress = self._progress.get(session)
         if progress is None:
             return
-        if progress.version != version:
+        if progress.version != version or restart:
             progress.version, progress.limit, progress.sent = version, 0, 0
         progress.limit = max(progress.limit, limit)

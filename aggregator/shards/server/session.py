@@ -238,7 +238,8 @@ class ShardSession:
                 self._pop_arrived(body.arrival)
                 self._backlog.cancel()
             case pb.SendUpTo():
-                self._core.send_up_to(body.session, Version(body.generation, body.step), body.limit)
+                version = Version(body.generation, body.step)
+                self._core.send_up_to(body.session, version, body.limit, restart=body.restart)
                 worker = self._workers.get(body.session)
                 if worker is not None:
                     worker.wake.set()

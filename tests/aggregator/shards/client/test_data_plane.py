@@ -42,7 +42,8 @@ def line(body: Message) -> str:
         case pb.DiscardChunk():
             return f"discard arrival {body.arrival}"
         case pb.SendUpTo():
-            return f"send {body.session} {body.generation}.{body.step} up to {body.limit}"
+            again = " again" if body.restart else ""
+            return f"send {body.session} {body.generation}.{body.step} up to {body.limit}{again}"
         case pb.MergeSums() | pb.FinishSum() | pb.DropSum():
             return f"{type(body).__name__} #{body.chunk}"
     return type(body).__name__
@@ -235,6 +236,12 @@ def test_each_shard_is_ordered_to_send_its_own_weights() -> None:
         assert dialogue.orders() == [(1, "send 1 1.4 up to 2")], (
             "no order to a shard whose limit is unchanged"
         )
+        due(4, 0, 1)  # the worker builds the job again
+        await asyncio.sleep(0)
+        assert dialogue.orders() == [(0, "send 1 1.4 up to 1 again"), (1, "send 1 1.4 up to 1 again")]
+        due(4, 2, 3)
+        await asyncio.sleep(0)
+        assert dialogue.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 2")]
         due(5, 0)
         await asyncio.sleep(0)
         assert dialogue.orders() == [(0, "send 1 1.5 up to 1")]

@@ -66,6 +66,17 @@ def test_a_worker_gets_the_weights_that_are_allowed_and_ready() -> None:
     assert sent(core) == [], "each once"
 
 
+def test_a_worker_that_builds_the_job_again_gets_all_weights_again() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
+    assert len(sent(core)) == 3
+    core.send_up_to(1, V1, 2, restart=True)
+    assert sent(core) == [(1, 1), (1, 3)]
+    core.send_up_to(1, V1, 3)
+    assert sent(core) == [(1, 5)]
+
+
 def test_a_newer_version_is_sent_from_its_first_chunk() -> None:
     core = core_with_job(6)
     core.weights_ready("j", V1, 3)
