@@ -7,6 +7,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from cli.launch.agent.link import AgentLink
 from cli.launch.agent.protocol import Detach, Detached, Ended, Ready, Start, Stop, Stopped, WriteFile
@@ -45,14 +46,20 @@ class Cluster:
     Args:
         links: connections to the agents, by the host's name.
         members: daemons, started or to be started.
+        lost: why there is no connection to the other hosts.
     """
 
-    def __init__(self, links: Mapping[str, AgentLink], members: Iterable[Member]) -> None:
+    def __init__(
+        self,
+        links: Mapping[str, AgentLink],
+        members: Iterable[Member],
+        lost: Mapping[str, TiermeshError] = MappingProxyType({}),
+    ) -> None:
         self._links = dict(links)
         self._members = {member.rank: member for member in members}
         self._ready: set[int] = set()
         self._ended: dict[int, Ended] = {}
-        self._lost: dict[str, TiermeshError] = {}
+        self._lost = dict(lost)
         self._waiting_stops: dict[str, int] = {}
         self._detached: set[str] = set()
         self._stays = False

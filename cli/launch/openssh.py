@@ -137,7 +137,9 @@ def explain_end(host: str, code: int, errors: Sequence[str], remote: Sequence[st
             f"host {host}: has a Tiermesh without `launch`; install this version there, or give --remote PATH"
         )
     if NO_AGENT in text:
-        return AgentGone(f"host {host}: {NO_AGENT}; end the run on the other hosts with --stop")
+        return AgentGone(
+            f"host {host}: {NO_AGENT}, so its daemons have ended; --stop ends the run on the other hosts"
+        )
     if code in (_NOT_EXECUTABLE, _NOT_FOUND):
         return Refused(
             f"host {host}: {remote[0]} can't be started there ({last or f'exit code {code}'}); install Tiermesh "

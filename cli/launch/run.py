@@ -174,16 +174,18 @@ async def _launch(
 
 async def _attach(run: Run, folder: Path, output: Output) -> jobs_pb2.Job:
     links, errors = await reach_all(run.sites)
-    results = [error.over for error in errors if isinstance(error, RunEnded)]
+    results = {site: error.over for site, error in errors.items() if isinstance(error, RunEnded)}
     if results:
         await _stop_all(run, links)  # they notice the end a little later
         forget_run(folder)
-        return _job_of(results)
-    if errors:
+        return _job_of(run, results)
+    # The job can go on without the workers of a host that was started anew, for example.
+    needed = {member.site for member in run.members if member.role != "worker"}
+    if any(site in needed or not isinstance(error, AgentGone) for site, error in errors.items()):
         await close_all(links.values())
-        raise_errors(errors, len(run.sites), output)
+        raise_errors(list(errors.values()), len(run.sites), output)
     over = False
-    async with Cluster(links, run.members) as cluster:
+    async with Cluster(links, run.members, errors) as cluster:
         try:
             async with JobsClient(run.target(folder)) as client:
                 job = await _follow(cluster, client, run.job, output)
@@ -203,7 +205,7 @@ async def _stop(run: Run) -> None:
     """Stop the daemons on all hosts that can be reached, then raise the error of the first one that can't."""
     links, errors = await reach_all(run.sites)
     await _stop_all(run, links)
-    for error in errors:
+    for error in errors.values():
         if not isinstance(error, AgentGone):
             raise error
 
@@ -213,12 +215,14 @@ async def _stop_all(run: Run, links: Mapping[str, AgentLink]) -> None:
         pass  # its end stops the daemons
 
 
-def _job_of(results: Sequence[RunOver]) -> jobs_pb2.Job:
+def _job_of(run: Run, results: Mapping[str, RunOver]) -> jobs_pb2.Job:
     """Return the job of a run that has ended by itself; raise Failed with the reason if no agent knows it."""
-    for result in results:
+    for result in results.values():
         if result.job:
             return read_ended_job(result.job)
-    raise Failed(f"the run has ended, and how its job has isn't known: {results[0].text}")
+    leader = next(member.site for member in run.members if member.role == "aggregator")
+    site = leader if leader in results else min(results)
+    raise Failed(f"host {site}: the run ended before its job: {results[site].text}")
 
 
 # ---- parts of a launch ----

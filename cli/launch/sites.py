@@ -97,15 +97,16 @@ async def connect_all(sites: Collection[Site], output: Output) -> dict[str, Agen
     return {site.name: by_name[site.name] for site in sites}
 
 
-async def reach_all(sites: Collection[Site]) -> tuple[dict[str, AgentLink], list[TiermeshError]]:
-    """Return the connections to the agents of a detached run by the host's name, and why others lack."""
+async def reach_all(sites: Sequence[Site]) -> tuple[dict[str, AgentLink], dict[str, TiermeshError]]:
+    """Return the connections to the agents of a detached run, and why the others lack, both by the host's name."""
     answers = await asyncio.gather(*(site.connect(attach=True) for site in sites), return_exceptions=True)
-    links = {each.host: each for each in answers if isinstance(each, AgentLink)}
-    errors = []
-    for answer in answers:
-        if isinstance(answer, TiermeshError):
-            errors.append(answer)
-        elif isinstance(answer, BaseException):
+    links, errors = {}, {}
+    for site, answer in zip(sites, answers, strict=True):
+        if isinstance(answer, AgentLink):
+            links[site.name] = answer
+        elif isinstance(answer, TiermeshError):
+            errors[site.name] = answer
+        else:
             raise answer
     return links, errors
 

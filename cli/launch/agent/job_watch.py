@@ -10,8 +10,8 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from cli.client import JobsClient
-from cli.jobs import ENDED, retry_unreachable
+from cli.client import JobsClient, Unreachable
+from cli.jobs import ENDED, OUTAGE_SECONDS, retry_unreachable
 from cli.launch.agent.protocol import Detach, RunOver
 from cli.options import AggregatorTarget
 from protos import jobs_pb2
@@ -55,6 +55,9 @@ class JobWatch:
             async with JobsClient(self._target) as client:
                 while (job := await retry_unreachable(lambda: client.job(self._job))).state not in ENDED:
                     await asyncio.sleep(POLL_SECONDS)
+        except Unreachable:
+            address = self._target.address
+            return RunOver("", f"aggregator {address} has not answered for {OUTAGE_SECONDS:g} s")
         except TiermeshError as error:
             return RunOver("", one_line(str(error)))
         return RunOver(json_format.MessageToJson(job, indent=None), "")

@@ -191,6 +191,9 @@ class Agent:
         """Keep how the job has ended for those who attach later, then stop the daemons."""
         server.close()
         (self._folder / SOCKET).unlink(missing_ok=True)
+        if not over.job:  # a daemon that ended here may be the reason
+            ends = [state.text for state in self._states.values() if isinstance(state, Ended)]
+            over = RunOver("", "; ".join((*ends, over.text)))
         try:
             _write(self._folder / RESULT_FILE, protocol.encode(over).decode())
         finally:

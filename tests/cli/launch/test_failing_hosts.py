@@ -33,6 +33,9 @@ ONE_HOST = "127.0.0.1 slots=5\n"
 OTHER_VERSION = "import services.version as v; v.tiermesh_version = lambda: '0.0.1'"
 OTHER_PYTHON = "import platform; platform.python_version = lambda: '3.9.18'"
 CLOCK_AHEAD = "import time; right = time.time; time.time = lambda: right() + 3600"
+SPACE_AT_FIRST = (
+    "import shutil; import types; shutil.disk_usage = lambda path: types.SimpleNamespace(free=1 << 40)"
+)
 CLOCK_BEHIND = "import time; right = time.time; time.time = lambda: right() - 90"
 
 
@@ -107,6 +110,23 @@ def test_a_disk_without_space_is_refused(sshd: Sshd, tmp_path: Path) -> None:
         disk.fill()
         error = refuse(sshd, folder)
         assert "No space left on device" in error or "0 MB free at " in error
+
+
+def test_a_disk_that_fills_after_the_check_ends_the_start(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", ONE_HOST)
+    disguise(sshd, SPACE_AT_FIRST)
+    monkeypatch.setenv("HOME", str(tmp_path))  # the launcher's own disk has space
+    with small_disk(sshd.home) as disk:
+        disk.path.chmod(0o777)
+        disk.fill()
+        code, result, lines = run(command(sshd, *job_of(folder, "--state-dir", "runs")))
+        assert (code, len(lines)) == (1, 2), lines
+        assert result["error"].startswith("host 127.0.0.1: ")
+        assert "can't be written (No space left on device)" in result["error"]
+        assert not list(disk.path.rglob("*.key"))
+    assert not list(tmp_path.glob("runs/*/*"))
 
 
 def test_a_home_that_cannot_be_written_is_refused(sshd: Sshd, tmp_path: Path) -> None:
@@ -185,3 +205,17 @@ def test_a_host_that_is_lost_with_a_worker_does_not_end_the_run(sshd: Sshd, tmp_
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 1
         wait_until_nothing_is_left(sshd, killed=LOST)
+
+
+def test_a_detached_run_that_lost_a_worker_is_attached_to(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", ONE_RANK_EACH)
+    code, result, lines = run(command(sshd, *job_of(folder, *ENDLESS), "--detach"))
+    assert code == 0, lines
+    with host_lost(sshd, signal.SIGKILL):
+        pass
+    with training(command(sshd, "--attach", result["run"])) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 1
+    code, result, lines = run(command(sshd, "--stop", result["run"]))
+    assert code == 0, lines
+    wait_until_nothing_is_left(sshd, killed=LOST)
