@@ -25,8 +25,8 @@ from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 """Longest message sent or received, without its 5-byte gRPC prefix."""
-MAX_CHUNKS = 1 << 18
-"""Maximum number of chunks of a layout, which has at most 2^37 elements."""
+MAX_CHUNKS = 1 << 21
+"""Maximum number of chunks of a layout, which has at most 2^40 elements."""
 MAX_RUNS = 1024
 """Maximum number of ranges that name chunks; where there were more, they are joined, and name further chunks."""
 MAX_MICRO_BATCHES = 1 << 16

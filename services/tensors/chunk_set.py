@@ -1,4 +1,4 @@
-"""Sets of a layout's chunks, whose operations take no Python step for each chunk: the largest layout has 2^18."""
+"""Sets of a layout's chunks, whose operations take no Python step for each chunk: the largest layout has 2^21."""
 
 from __future__ import annotations
 

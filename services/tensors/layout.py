@@ -18,8 +18,8 @@ from services.printable import printable
 
 CHUNK_ELEMENTS = 512 * 1024
 """Number of elements of a chunk: 2 MiB of float32, 1 MiB of bfloat16. The last chunk may be shorter."""
-MAX_ELEMENTS = 1 << 37
-"""Maximum number of elements of a layout from a peer or file: 512 GiB of float32. A larger one must be damaged."""
+MAX_ELEMENTS = 1 << 40
+"""Maximum number of elements of a layout from a peer or file: 4 TiB of float32. A larger one must be damaged."""
 MAX_DIMENSIONS = 8
 """Maximum number of dimensions of a parameter in a layout from a peer or file."""
 MAX_NAME_CHARACTERS = 500

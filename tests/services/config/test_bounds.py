@@ -127,7 +127,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         ),
         (
             {"model": {"model_type": "llama", "num_blocks": 126, "num_heads": 128, "num_groups": 8,
-                       "embedding_dim": 16384, "intermediate_dim": 53248}},
+                       "embedding_dim": 2**17, "intermediate_dim": 53248}},
             ("a llama with", f"at most {MAX_ELEMENTS}"),
         ),
         ({"device": {"mesh_shape": [64, 64], "enable_ddp": True, "enable_tp": True}}, ("[64, 64]", "1024 chips")),
