@@ -26,19 +26,30 @@ MOST_DATA_ELEMENTS = 1 << 31
 """Maximum number of elements of a regression's data, which each worker makes in memory: 8 GiB."""
 
 
-def check_step_size(num_workers: int, gradient_accumulation_steps: int, verify_fraction: float) -> None:
+def check_step_size(
+    num_workers: int, stages: int, gradient_accumulation_steps: int, verify_fraction: float
+) -> None:
     """Check the number of micro-batches of a step, and how many of them are computed twice.
+
+    Args:
+        num_workers: number of ranks of all pipelines.
+        stages: number of stages of a pipeline, which divides `num_workers`; 1 for none.
+        gradient_accumulation_steps: micro-batches of each pipeline.
+        verify_fraction: share of the micro-batches that are computed twice.
 
     Raises:
         ValueError: there are too many; one line with the field, its value, the bound and how to fix it.
     """
-    micro_batches = num_workers * gradient_accumulation_steps
+    pipelines = num_workers // stages
+    micro_batches = pipelines * gradient_accumulation_steps
     if micro_batches > MOST_MICRO_BATCHES:
-        most = MOST_MICRO_BATCHES // num_workers
+        most = MOST_MICRO_BATCHES // pipelines
+        split = f" in {pipelines} pipelines" if stages > 1 else ""
         raise ValueError(
             f"training_config.gradient_accumulation_steps: {gradient_accumulation_steps} given with "
-            f"multihost_config.num_workers {num_workers}, expected a product of at most {MOST_MICRO_BATCHES} "
-            f"micro-batches; write for example gradient_accumulation_steps: {most} and raise batch_size"
+            f"multihost_config.num_workers {num_workers}{split}, expected a product of at most "
+            f"{MOST_MICRO_BATCHES} micro-batches; write for example gradient_accumulation_steps: {most} and raise "
+            "batch_size"
         )
     if micro_batches * verify_fraction > MOST_CHECKS:
         raise ValueError(

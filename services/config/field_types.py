@@ -32,6 +32,8 @@ HeadCount = Annotated[int, Field(ge=1, le=2**12)]
 """Attention heads of a block."""
 BlockCount = Annotated[int, Field(ge=1, le=2**10)]
 """Blocks of a model."""
+StageCount = Annotated[int, Field(ge=1, le=2**10)]
+"""Stages of a pipeline, each with a block."""
 SequenceLength = Annotated[int, Field(ge=1, le=2**24)]
 """Tokens of a sequence."""
 AxisLength = Annotated[int, Field(ge=1, le=2**10)]

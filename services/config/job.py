@@ -35,6 +35,7 @@ from services.config.job_parts import (
 )
 from services.config.mesh_fit import check_mesh_fit
 from services.config.models import ModelConfig, RegressionConfig
+from services.config.pipeline import PipelineConfig, check_pipeline
 from services.config.refusals import validation_refused
 from services.errors import Refused
 from services.printable import printable_path
@@ -57,7 +58,8 @@ class JobConfig(ConfigRecord):
         validation_batch_size: sequences of a validation batch.
         validation_batches: validation batches of an evaluation, taken at even distances; 0: all.
         num_workers: number of workers that tt-train would have. It sizes the step, not the cluster.
-        gradient_accumulation_steps: micro-batches per step of each of those workers.
+        pipeline: stages that the model is split into; None for none. Each pipeline takes as many of those workers.
+        gradient_accumulation_steps: micro-batches per step of each of those workers, or of each pipeline.
         evaluate_every: steps between evaluations; 0: only at the end, where there always is one.
         checkpoint_every: steps between checkpoints; 0: only at the end, where there always is one.
         checkpoint: schedule by time and retention of checkpoints.
@@ -87,6 +89,7 @@ class JobConfig(ConfigRecord):
     validation_batch_size: BatchSize = 4
     validation_batches: Annotated[int, Field(ge=0, le=MOST_EVALUATION_BATCHES)] = 0
     num_workers: MicroBatchCount = 1
+    pipeline: PipelineConfig | None = None
     gradient_accumulation_steps: MicroBatchCount = 1
     evaluate_every: NonNegativeInt = 0
     checkpoint_every: NonNegativeInt = 500
@@ -111,7 +114,9 @@ class JobConfig(ConfigRecord):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> JobConfig:
-        check_step_size(self.num_workers, self.gradient_accumulation_steps, self.verify_fraction)
+        if self.pipeline is not None:
+            check_pipeline(self.pipeline, self.model, self.num_workers, self.gradient_accumulation_steps)
+        check_step_size(self.num_workers, self.stages, self.gradient_accumulation_steps, self.verify_fraction)
         check_mesh_size(self.device)
         check_model_size(self.model)
         check_batches(self.model, self.batch_size, self.validation_batch_size)
@@ -154,9 +159,14 @@ class JobConfig(ConfigRecord):
             )
 
     @property
+    def stages(self) -> int:
+        """Stages of a pipeline; 1 without one."""
+        return self.pipeline.stages if self.pipeline else 1
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of a step, the leaves of its reduction tree."""
-        return self.num_workers * self.gradient_accumulation_steps
+        return self.num_workers // self.stages * self.gradient_accumulation_steps
 
     @property
     def sequences_per_step(self) -> int:
@@ -190,8 +200,16 @@ class JobConfig(ConfigRecord):
         )
 
     def to_json(self) -> str:
-        """Return the job as canonical JSON (equal jobs give equal text), which `submit` sends and checkpoints keep."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Return the job as canonical JSON (equal jobs give equal text), which `submit` sends and checkpoints keep.
+
+        What concerns pipelines alone is left out of jobs without one: they have the text of earlier versions.
+        """
+        fields = self.model_dump(mode="json")
+        if self.pipeline is None:
+            del fields["pipeline"]
+        if self.start_from is not None and not self.start_from.change_split:
+            del fields["start_from"]["change_split"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> JobConfig:

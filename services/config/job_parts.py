@@ -248,6 +248,7 @@ class StartConfig(ConfigRecord):
         optimizer: whether the state of the update rule is taken too; else it begins with zeros.
         step_counter: `restart` calls the step with these weights 0; `continue` counts on from the checkpoint's step,
             so that data and schedule go on where the earlier job ended.
+        change_split: whether a job that continues may have other stages than the earlier one.
     """
 
     job: JobId
@@ -255,6 +256,7 @@ class StartConfig(ConfigRecord):
     model_sha256: Sha256 | None = None
     optimizer: bool = True
     step_counter: Literal["restart", "continue"] = "restart"
+    change_split: bool = False
 
     @property
     def first_step(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any, TypeGuard, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -152,8 +153,14 @@ def _schema_at(schema: type[BaseModel], location: Iterable[int | str]) -> type[B
             inner = next(iter(get_args(inner)), None)  # the type of a list's items
         else:
             field = inner.model_fields.get(part) if _is_schema(inner) else None
-            inner = field.annotation if field else None
+            inner = _without_none(field.annotation) if field else None
     return inner if _is_schema(inner) else None
+
+
+def _without_none(annotation: object) -> object:
+    """Return the schema of an optional mapping; any other annotation is unchanged."""
+    choices = get_args(annotation)
+    return choices[0] if len(choices) == 2 and choices[1] is NoneType else annotation
 
 
 def _is_schema(value: object) -> TypeGuard[type[BaseModel]]:

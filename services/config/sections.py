@@ -27,6 +27,7 @@ from services.config.field_types import (
     Probability,
     SampleCount,
     SequenceLength,
+    StageCount,
     ThreadCount,
     Width,
 )
@@ -43,6 +44,7 @@ from services.config.job_parts import (
 from services.config.models import RunnerType
 from services.config.refusals import format_value, validation_refused, yaml_keys
 from services.errors import Refused
+from services.pipeline.schedule import ScheduleKind
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 
 
@@ -187,13 +189,35 @@ class DeviceSection(Section):
     trace: bool = False
 
 
+def _check_blocks(value: Any) -> Any:
+    if value is None or isinstance(value, dict) or value == "auto":
+        return value
+    raise ValueError(
+        f"multihost_config.pipeline_parallel_config.blocks_per_rank: {format_value(value)} given, expected the "
+        "blocks of each rank, such as {0: 16, 1: 16}, or auto; correct it"
+    )
+
+
+class PipelineSection(Section):
+    """`multihost_config.pipeline_parallel_config`, with Tiermesh's own `num_stages`, `ranges_per_rank` and `schedule`.
+
+    tt-train casts the keys and values of `blocks_per_rank`, so texts are accepted there.
+    """
+
+    num_blocks: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    blocks_per_rank: Annotated[dict[Any, Any] | Literal["auto"] | None, BeforeValidator(_check_blocks)] = None
+    num_stages: StageCount | None = None
+    ranges_per_rank: BlockCount = 1
+    schedule: ScheduleKind = "1f1b"
+
+
 class MultihostSection(Section):
     """`multihost_config`. Tiermesh always speaks gRPC; `socket_type` has no effect."""
 
     enabled: bool = False
     num_workers: Annotated[int, Field(ge=0, le=MOST_MICRO_BATCHES)] | None = None
     socket_type: Literal["mpi", "fabric", "grpc"] = "grpc"
-    pipeline_parallel_config: dict[Any, Any] | None = None
+    pipeline_parallel_config: PipelineSection | None = None
 
 
 class ExperimentalSection(Section):

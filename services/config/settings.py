@@ -37,6 +37,7 @@ class Setting:
     written: str = ""
 
 
+_PIPELINE = "multihost_config.pipeline_parallel_config"
 _KEYS = {
     "name": ("training_config.project_name",),
     "steps": ("training_config.max_steps", "training_config.steps"),
@@ -45,6 +46,8 @@ _KEYS = {
     "evaluate_every": ("training_config.eval_every",),
     "checkpoint_every": ("training_config.model_save_interval",),
     "num_workers": ("multihost_config.num_workers", "multihost_config.enabled"),
+    "pipeline.blocks_per_stage": (f"{_PIPELINE}.blocks_per_rank", f"{_PIPELINE}.num_blocks"),
+    "pipeline.ranges_per_stage": (f"{_PIPELINE}.ranges_per_rank",),
     "clip_grad_norm": ("training_config.clip_grad_norm_max_norm",),
     "pretrained": ("transformer_config.model_path",),
     "wire_dtype": ("training_config.wire_dtype",),
@@ -79,6 +82,7 @@ _SECTIONS = {
     "sampling": "eval_config",
     "start_from": "training_config.start_from",
     "tracking": "training_config.tracking",
+    "pipeline": _PIPELINE,
 }
 """Section of the keys of a job's part."""
 
@@ -86,6 +90,8 @@ _FLAT_PARTS = ("optimizer",)
 """Parts whose settings old files have in `training_config` itself."""
 
 _OWN = (
+    f"{_PIPELINE}.ranges_per_rank",
+    f"{_PIPELINE}.schedule",
     "training_config.start_from",
     "training_config.vocabulary",
     "training_config.validation_batches",
@@ -148,7 +154,7 @@ def list_settings(config: JobConfig, origins: Origins) -> list[Setting]:
 def _fields(config: JobConfig) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each field that is read, with those of parts as `part.field`."""
     for name, value in config.model_dump(mode="json").items():
-        if name in ("pretrained", "clip_grad_norm") or (name == "data" and value is None):
+        if name in ("pretrained", "clip_grad_norm") or (name in ("data", "pipeline") and value is None):
             continue
         if isinstance(value, dict) and name not in _KEYS:
             for inner, part in value.items():
@@ -187,6 +193,8 @@ def _effective(part: str, name: str, value: Any, config: JobConfig) -> Any:
             return optimizer_name(config)
         case "sampling", "top_k":
             return value or -1  # tt-train's way to say all tokens
+        case "pipeline", "blocks_per_stage":
+            return dict(enumerate(value))
         case "model", "vocab_size":
             return config.vocabulary
         case "model", "intermediate_dim" if isinstance(config.model, LlamaConfig):

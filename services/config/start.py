@@ -2,7 +2,7 @@
 
 The checkpoint's tensors must be those of the new job's layout and update rule, and its `config.json` and tokenizer go
 into the new job's checkpoints. So the model and the tokenizer are the same; data, schedule, batches, learning rate and
-all else may differ.
+all else may differ. A job that continues has the same stages, unless it says that they change.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from services.config.job import JobConfig
 from services.config.job_parts import DataConfig, OptimizerConfig, StartConfig
 from services.config.refusals import format_value
 from services.errors import Refused
+from services.pipeline.split import Split
 
 _SECTIONS = {"linear_regression": "linear_regression_config", "mlp": "mlp_config"}
 _FREE_MODEL_KEYS = frozenset({"dropout_prob", "runner_type", "training_samples", "noise"})
@@ -36,6 +37,7 @@ def check_start(job: JobConfig, earlier: JobConfig, tokenizer_sha256: str) -> No
     start = job.start_from
     assert start is not None
     _check_model(job, earlier, start)
+    _check_split(job, earlier, start)
     if job.optimizer.weight_decay_on != earlier.optimizer.weight_decay_on:
         raise _differs(
             start,
@@ -56,6 +58,26 @@ def _check_model(job: JobConfig, earlier: JobConfig, start: StartConfig) -> None
     for key in given:
         if key not in _FREE_MODEL_KEYS and given[key] != expected[key]:
             raise _differs(start, f"{section}.{key}", given[key], expected[key])
+
+
+def _check_split(job: JobConfig, earlier: JobConfig, start: StartConfig) -> None:
+    """Check that a job that continues has the earlier one's stages, which decide what each chip must hold."""
+    if start.step_counter == "restart" or start.change_split:
+        return
+    given, expected = (each.pipeline.split if each.pipeline else None for each in (job, earlier))
+    if given == expected:
+        return
+    raise Refused(
+        f"multihost_config.pipeline_parallel_config: {_describe_split(given)} given, but job {start.job}, which this "
+        f"job continues, has {_describe_split(expected)}; write the same, or start_from.change_split: true"
+    )
+
+
+def _describe_split(split: Split | None) -> str:
+    if split is None:
+        return "no stages"
+    ranges = f" in {split.ranges_per_stage} ranges each" if split.ranges_per_stage > 1 else ""
+    return f"{split.stages} stages of {format_value(list(split.blocks_per_stage))} blocks{ranges}"
 
 
 def _model_fields(job: JobConfig) -> dict[str, Any]:

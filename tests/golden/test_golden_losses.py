@@ -15,16 +15,10 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from mesh.device import open_mesh
-from optimizer.master_tensors import MasterTensors
-from services.config.job import JobConfig
 from services.config.load import load_job
-from services.tensors.layout import chunk_range
-from training.step import TrainingStep
-from worker.node_sum import NodeSum
+from tests.support.training_runs import train
 
 GOLDEN = Path(__file__).parent / "losses.json"
 STEPS = 12
@@ -58,36 +52,6 @@ JOBS: dict[str, tuple[Path, list[str]]] = {
 }
 
 
-def compute_losses(config: JobConfig) -> list[float]:
-    """Return the losses of the first steps, computed as a cluster does, but in one process and without a wire."""
-    losses = []
-    with open_mesh((1, 1), backend="emulator", dtype="float32") as mesh:
-        step = TrainingStep(config, mesh)
-        tensors = MasterTensors(config, step.layout)
-        tensors.weights[:] = step.initial_weights()
-        chunks = range(step.layout.chunks)
-        for number in range(STEPS):
-            for index, entry in enumerate(step.layout.entries):
-                step.load(index, tensors.weights[entry.offset : entry.stop])
-            total = np.empty(step.layout.elements, np.float32)
-            node_sum = NodeSum(total, config.micro_batches, lambda offset: None)
-            micro_batch_losses = [
-                node_sum.add_leaf(
-                    lambda out, ready, number=number, index=index: step.micro_batch(number, index, out, ready)
-                )
-                for index in range(config.micro_batches)
-            ]
-            losses.append(float(np.mean(micro_batch_losses)))
-            for chunk in chunks:
-                tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
-            norm, finite, rate = tensors.measure(number)
-            assert finite
-            tensors.begin_update(norm, rate, number)
-            for chunk in chunks:
-                tensors.update(chunk)
-    return losses
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_losses_are_what_they_were(name: str, tmp_path: Path) -> None:
     file, overrides = JOBS[name]
@@ -95,7 +59,7 @@ def test_losses_are_what_they_were(name: str, tmp_path: Path) -> None:
         corpus = tmp_path / "corpus.txt"
         corpus.write_text(TEXT)
         overrides = [*overrides, f"data_path={corpus}"]
-    losses = compute_losses(load_job(file, overrides)[0])
+    losses, _ = train(load_job(file, overrides)[0], STEPS)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if os.environ.get("TIERMESH_REWRITE_GOLDEN"):
         GOLDEN.write_text(json.dumps({**golden, name: losses}, indent=1) + "\n")

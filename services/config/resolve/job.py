@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from services.config.foreign_keys import refuse_foreign_keys, refuse_misplaced_keys
 from services.config.job import JobConfig, check_spec_size
 from services.config.job_parts import SamplingConfig
-from services.config.refusals import format_value, validation_refused
+from services.config.refusals import validation_refused
 from services.config.resolve.batches import resolve_batches
 from services.config.resolve.data import resolve_data
 from services.config.resolve.device import resolve_device
@@ -24,15 +24,16 @@ from services.config.resolve.length import (
 )
 from services.config.resolve.model import resolve_model
 from services.config.resolve.optimizer import resolve_optimizer, resolve_schedule, schedule_notices
+from services.config.resolve.pipeline import balance_pipeline, resolve_num_workers, resolve_pipeline
 from services.config.resolve.unsupported import check_supported, ineffective_settings
 from services.config.sections import (
+    DeviceSection,
     EvalSection,
     MultihostSection,
     SchedulerSection,
     TrainingSection,
     parse_section,
 )
-from services.errors import Refused
 
 
 class ResolvedJob(NamedTuple):
@@ -77,15 +78,26 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
                 f"job {training.start_from.job} (training_config.start_from)"
             )
         multihost = parse_section(sections.get("multihost_config"), "multihost_config", MultihostSection)
-        workers = _num_workers(multihost, notices)
+        workers = resolve_num_workers(multihost, notices)
+        pipeline = resolve_pipeline(
+            multihost,
+            parse_section(sections.get("device_config"), "device_config", DeviceSection).enable_pp,
+            resolved.model,
+            workers,
+            batches.gradient_accumulation_steps,
+            notices,
+        )
         data = resolve_data(training, resolved, folder, notices)
         check_evaluation(training, data, batches.validation_batch_size)
         steps = max_steps_of(training)
         # As in tt-train, the schedule is that of all max_steps, also if the epochs end before.
         schedule = resolve_schedule(training, scheduler, optimizer, steps)
+        vocabulary = data.config.vocab_size if data.config else None
+        pipeline = balance_pipeline(pipeline, multihost, data.model, vocabulary)
         in_epochs = counts_epochs(training, multihost.enabled, notices)
         if in_epochs:
-            sequences = workers * batches.gradient_accumulation_steps * batches.batch_size
+            pipelines = workers // (pipeline.stages if pipeline else 1)
+            sequences = pipelines * batches.gradient_accumulation_steps * batches.batch_size
             steps = steps_of_epochs(training, data, sequences, notices)
         job = JobConfig(
             name=training.project_name,
@@ -95,6 +107,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
             validation_batch_size=batches.validation_batch_size,
             validation_batches=training.validation_batches,
             num_workers=workers,
+            pipeline=pipeline,
             gradient_accumulation_steps=batches.gradient_accumulation_steps,
             evaluate_every=training.eval_every,
             checkpoint_every=training.model_save_interval,
@@ -121,29 +134,6 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
         raise validation_refused(error, "", JobConfig) from None
     check_spec_size(job.to_json())
     return ResolvedJob(job, notices, known_training_windows(data))
-
-
-def _num_workers(multihost: MultihostSection, notices: list[str]) -> int:
-    workers = 1 if multihost.num_workers is None else multihost.num_workers
-    pipeline = multihost.pipeline_parallel_config
-    if not multihost.enabled:
-        ineffective = {"num_workers": workers if workers > 1 else None, "pipeline_parallel_config": pipeline}
-        notices += [
-            f"multihost_config.{key}: {format_value(given)} is without effect: multihost_config.enabled is false"
-            for key, given in ineffective.items()
-            if given
-        ]
-        return 1
-    if pipeline:
-        raise Refused(
-            f"multihost_config.pipeline_parallel_config: {format_value(pipeline)} is not supported yet; remove it: the "
-            "job is then trained without a pipeline"
-        )
-    if workers == 0:
-        raise Refused(
-            "multihost_config.num_workers: 0 given, expected at least 1; write for example num_workers: 2"
-        )
-    return workers
 
 
 def _sampling(value: Any) -> SamplingConfig:

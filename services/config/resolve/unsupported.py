@@ -55,7 +55,6 @@ _SUPPORTED_STRATEGIES = "use enable_ddp, enable_fsdp or enable_tp"
 _NOT_BUILT = (
     _Rule("training_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
     _Rule("transformer_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
-    _Rule("device_config.enable_pp", _is_true, f"pipeline parallelism comes later; {_SUPPORTED_STRATEGIES}"),
     _Rule("device_config.enable_cp", _is_true, f"context parallelism comes later; {_SUPPORTED_STRATEGIES}"),
     _Rule("device_config.enable_sp", _is_true, f"sequence parallelism comes later; {_SUPPORTED_STRATEGIES}"),
     _Rule("device_config.enable_ep", _is_true, f"expert parallelism comes later; {_SUPPORTED_STRATEGIES}"),

@@ -34,6 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 Load = Callable[..., tuple[JobConfig, list[str]]]
+Refuse = Callable[..., str]
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ FREE = {
     "options": "checked by services.config.options and the length of the whole job",
     "mesh_shape": "checked by services.config.resolve.device",
     "multihost_config": "a path or a section, parsed by its own schema",
-    "pipeline_parallel_config": "refused if it is given",
+    "blocks_per_rank": "checked by services.config.resolve.pipeline",
     "optimizer": "parsed by its own schema",
     "rope_scaling": "parsed by its own schema",
     "transformer_config": "parsed by its own schema",

@@ -282,7 +282,7 @@ def test_the_dialects_mean_what_they_say(folder: Path) -> None:
         (FLAT_LLAMA_ON_HOSTS.replace("num_heads: 8", "num_heads: 4").replace("num_groups: 8", "num_groups: 4"),
          "transformer_config.num_heads: 4 given"),
         (FLAT_LLAMA_ON_HOSTS.replace("fabric", "fabric\n  pipeline_parallel_config: {num_blocks: 1}"),
-         "multihost_config.pipeline_parallel_config: {'num_blocks': 1} is not supported yet"),
+         "multihost_config.pipeline_parallel_config.blocks_per_rank: missing"),
         (MODEL_FILE.replace("batch_size: 64", "batch_size: 12"), "training_config.batch_size: 12 given"),
         (OPTIMIZER_BLOCK.replace("MorehAdamW", "MuonWithAdamW"),
          'training_config.optimizer.type: "MuonWithAdamW" is not supported yet'),

@@ -60,7 +60,7 @@ def test_keys_of_other_trainers_say_what_they_are(folder: Path, document: dict, 
 
 @pytest.mark.parametrize(
     ("field", "name"),
-    [("enable_pp", "pipeline"), ("enable_cp", "context"), ("enable_sp", "sequence"), ("enable_ep", "expert")],
+    [("enable_cp", "context"), ("enable_sp", "sequence"), ("enable_ep", "expert")],
 )
 def test_other_kinds_of_parallelism_are_refused_by_name_when_they_are_on(
     load: Load, refused: Refuse, field: str, name: str

@@ -94,8 +94,9 @@ REFUSED: list[tuple[str, str, str, Any, str]] = [
     ("gpt2", "training_config", "grpo_config", {}, "GRPO"),
     ("gpt2", "training_config", "model_type", "qwen3", "not supported yet"),
     ("gpt2", "transformer_config", "model_type", "deepseek", "not supported yet"),
-    ("hosts", "multihost_config", "pipeline_parallel_config", {"num_blocks": 6}, "not supported yet"),
-    *(("mesh", "device_config", f"enable_{each}", True, "not supported yet") for each in ("pp", "cp", "sp", "ep")),
+    ("hosts", "multihost_config", "pipeline_parallel_config", 2, "mapping"),
+    ("mesh", "device_config", "enable_pp", True, "pipeline_parallel_config"),
+    *(("mesh", "device_config", f"enable_{each}", True, "not supported yet") for each in ("cp", "sp", "ep")),
 ]  # fmt: skip
 
 

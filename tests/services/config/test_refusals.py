@@ -116,9 +116,6 @@ def test_a_bad_value_is_refused(refused: Refuse, sections: dict, facts: str) -> 
     [
         ({"training_config": {"model_type": "deepseek"}}, "training_config.model_type"),
         ({"transformer_config": {"model_type": "qwen3"}}, "transformer_config.model_type"),
-        ({"device_config": {"enable_pp": True}}, "device_config.enable_pp"),
-        ({"multihost_config": {"enabled": True, "pipeline_parallel_config": {"blocks_per_rank": {0: 6}}}},
-         "multihost_config.pipeline_parallel_config"),
         ({"training_config": {"sync_gradients_every": 4}}, "training_config.sync_gradients_every"),
         ({"training_config": {"wire_dtype": "int8"}}, "training_config.wire_dtype"),
         ({"training_config": {"wire_dtype": {"gradients": "int4"}}}, "training_config.wire_dtype.gradients"),

@@ -9,6 +9,7 @@ import pytest
 from services.config.job import JobConfig
 from services.config.start import check_start, continued, pin_start
 from services.errors import Refused
+from tests.support.facts import has_facts
 
 SHA256 = "ab" * 32
 OTHER_SHA256 = "cd" * 32
@@ -105,6 +106,40 @@ def test_a_pinned_start_names_one_checkpoint() -> None:
     counting = job(start_from={"job": ID, "step_counter": "continue"})
     with pytest.raises(Refused, match=r"max_steps: 100 given to continue job .* at step 100, expected more"):
         pin_start(counting, 100, SHA256)
+
+
+HALVES = {"num_workers": 2, "pipeline": {"blocks_per_stage": (3, 3)}}
+THIRDS = {"num_workers": 3, "pipeline": {"blocks_per_stage": (2, 2, 2)}}
+
+
+@pytest.mark.parametrize(
+    ("new", "earlier", "facts"),
+    [
+        (THIRDS, HALVES, "3 stages of [2, 2, 2] blocks given ... has 2 stages of [3, 3] blocks"),
+        ({}, HALVES, "no stages given ... has 2 stages"),
+        (HALVES, {}, "2 stages of [3, 3] blocks given ... has no stages"),
+    ],
+)
+def test_a_job_that_continues_says_if_its_stages_change(
+    new: dict[str, Any], earlier: dict[str, Any], facts: str
+) -> None:
+    start = {"job": ID, "step_counter": "continue"}
+    line = refused(job(**new, start_from=start), job(**earlier))
+    assert has_facts(
+        line, f"multihost_config.pipeline_parallel_config: {facts} ... start_from.change_split: true"
+    )
+    assert len(line) <= 300
+    check_start(job(**new, start_from=start | {"change_split": True}), job(**earlier), "")
+    check_start(starting(**new), job(**earlier), "")
+
+
+def test_a_job_that_continues_keeps_its_stages_and_may_change_their_schedule() -> None:
+    earlier = job(**HALVES)
+    check_start(continued(earlier, ID, step=None, steps=200, total_steps=None), earlier, "")
+    gpipe = HALVES["pipeline"] | {"schedule": "gpipe"}
+    check_start(
+        job(num_workers=2, pipeline=gpipe, start_from={"job": ID, "step_counter": "continue"}), earlier, ""
+    )
 
 
 def test_a_job_that_goes_on_differs_in_its_steps_alone() -> None:

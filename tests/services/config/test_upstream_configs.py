@@ -34,7 +34,6 @@ TOKENIZERS = {"gpt2": 50257, "tinyllama": 32000}
 """Numbers of tokens of the tokenizers that the configs name."""
 
 IMAGES = "is a setting of the MNIST example"
-PIPELINE = "multihost_config.pipeline_parallel_config: "
 NOT_YET = "is not supported yet"
 
 NOT_GIVEN = {
@@ -47,14 +46,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     # Another trainer's.
     "2025-11-10/training_mnist_mlp": ("training_config.logging_interval: ", IMAGES),
     "2026-04-25/mnist": ("training_config.logging_interval: ", IMAGES),
-    # Pipelines.
-    "2025-11-10/training_shakespeare_llama70b_pp_fabric_galaxy": (PIPELINE, NOT_YET),
-    "2025-11-10/training_shakespeare_llama8b_pp_fabric": (PIPELINE, NOT_YET),
-    "2025-11-10/training_shakespeare_llama8b_pp_fabric_galaxy": (PIPELINE, NOT_YET),
-    "2026-04-25/training_shakespeare_llama405b_pp_fabric": (PIPELINE, NOT_YET),
-    "2026-04-25/training_shakespeare_llama70b_pp16_fabric_galaxy": (PIPELINE, NOT_YET),
-    "2026-04-25/training_shakespeare_llama70b_pp4_tp32_fabric_galaxy": (PIPELINE, NOT_YET),
-    "2026-04-25/training_shakespeare_llama8b_intrahost_pp4": (PIPELINE, NOT_YET),
     # Models and optimizers that come later.
     "2026-04-25/training_shakespeare_nano_deepseek": ('transformer_config.model_type: "deepseek"', NOT_YET),
     "2026-04-25/training_shakespeare_tiny_deepseek": ('transformer_config.model_type: "deepseek"', NOT_YET),

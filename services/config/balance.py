@@ -1,0 +1,70 @@
+"""Splits of a model's blocks over the stages of a pipeline, balanced by estimate: by arithmetic, then by parameters.
+
+The slowest stage sets the pace of a pipeline. So the largest number of operations of a stage is made as small as
+possible; the projection to the vocabulary counts for the last stage, an embedding is only looked up. Among the splits
+that reach it, the one is taken whose largest stage has the fewest parameters, with the tables of both ends. No time is
+measured.
+"""
+
+from __future__ import annotations
+
+from services.config.models import GPT2Config, LlamaConfig
+from services.config.parameters import model_parts
+
+
+def divide_evenly(blocks: int, stages: int) -> tuple[int, ...]:
+    """Return the blocks of each stage, as equal as possible; the earlier stages have the remainder."""
+    return tuple(blocks // stages + (stage < blocks % stages) for stage in range(stages))
+
+
+def balance_blocks(
+    model: GPT2Config | LlamaConfig, vocabulary: int, stages: int, least: int
+) -> tuple[int, ...]:
+    """Return the blocks of each stage of a balanced split.
+
+    Args:
+        model: config of the model.
+        vocabulary: number of tokens.
+        stages: number of stages.
+        least: least number of blocks of a stage; `stages * least` is at most the model's number of blocks.
+    """
+    parts = {part.name: part for part in model_parts(model, vocabulary)}
+    table = vocabulary * model.embedding_dim
+    block_size = parts["blocks"].elements // model.num_blocks
+    first_size, last_size = parts["embeddings"].elements, table + parts["norm"].elements
+    # In units of 6 operations a token; `services/sizing/flops.py` has the formula.
+    block_work = block_size + 2 * model.num_heads * model.head_width * model.max_sequence_length
+    work, size = _at_ends(stages, 0, last_size), _at_ends(stages, first_size, last_size)
+    unlimited = [model.num_blocks] * stages
+    fastest = _deal_out(model.num_blocks, least, work, block_work, unlimited)
+    limit = max(end + count * block_work for end, count in zip(work, fastest, strict=True))
+    most = [max(least, (limit - end) // block_work) for end in work]
+    return _deal_out(model.num_blocks, least, size, block_size, most)
+
+
+def _at_ends(stages: int, first: int, last: int) -> list[int]:
+    costs = [0] * stages
+    costs[0] += first
+    costs[-1] += last
+    return costs
+
+
+def _deal_out(blocks: int, least: int, ends: list[int], each: int, most: list[int]) -> tuple[int, ...]:
+    """Return blocks by stage, each block given to the stage that costs least with it.
+
+    For equal blocks no other way makes the largest cost smaller. Of equal stages the later one gets a block, since
+    earlier stages keep more micro-batches' activations.
+
+    Args:
+        blocks: number of blocks of all stages.
+        least: least number of blocks of a stage.
+        ends: cost of each stage without its blocks.
+        each: cost of a block.
+        most: largest number of blocks of each stage.
+    """
+    counts = [least] * len(ends)
+    for _ in range(blocks - sum(counts)):
+        open_stages = [stage for stage in reversed(range(len(ends))) if counts[stage] < most[stage]]
+        chosen = min(open_stages, key=lambda stage: ends[stage] + (counts[stage] + 1) * each)
+        counts[chosen] += 1
+    return tuple(counts)

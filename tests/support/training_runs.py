@@ -1,0 +1,43 @@
+"""Training runs in one process: the steps of a cluster, without a wire."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.device import open_mesh
+from optimizer.master_tensors import MasterTensors
+from services.config.job import JobConfig
+from services.tensors.layout import chunk_range
+from training.step import TrainingStep
+from worker.node_sum import NodeSum
+
+
+def train(config: JobConfig, steps: int) -> tuple[list[float], npt.NDArray[np.float32]]:
+    """Return the losses of a job's first steps on one emulated chip, and the weights after them."""
+    losses = []
+    with open_mesh((1, 1), backend="emulator", dtype="float32") as mesh:
+        step = TrainingStep(config, mesh)
+        tensors = MasterTensors(config, step.layout)
+        tensors.weights[:] = step.initial_weights()
+        chunks = range(step.layout.chunks)
+        for number in range(steps):
+            for index, entry in enumerate(step.layout.entries):
+                step.load(index, tensors.weights[entry.offset : entry.stop])
+            total = np.empty(step.layout.elements, np.float32)
+            node_sum = NodeSum(total, config.micro_batches, lambda offset: None)
+            micro_batch_losses = [
+                node_sum.add_leaf(partial(step.micro_batch, number, index))
+                for index in range(config.micro_batches)
+            ]
+            losses.append(float(np.mean(micro_batch_losses)))
+            for chunk in chunks:
+                tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
+            norm, finite, rate = tensors.measure(number)
+            assert finite
+            tensors.begin_update(norm, rate, number)
+            for chunk in chunks:
+                tensors.update(chunk)
+        return losses, tensors.weights.copy()
