@@ -170,13 +170,12 @@ def _as_in_ttml(phases: Sequence[MemoryPhase]) -> list[MemoryPhase]:
     """Return the phases with a model that is made with its weights, and the optimizer's memory, which is elsewhere."""
     shown: list[MemoryPhase] = []
     for phase in phases:
-        if phase.name == WEIGHTS_LOADED and shown:
-            phase = replace(
-                phase, name=shown[-1].name, segment=shown.pop().segment.followed_by(phase.segment)
-            )
-            shown += [phase, replace(phase, name="OPTIMIZER_CREATION", segment=MemorySegment())]
-        else:
+        if phase.name != WEIGHTS_LOADED or not shown:
             shown.append(phase)
+            continue
+        model = shown.pop()
+        shown.append(replace(phase, name=model.name, segment=model.segment.followed_by(phase.segment)))
+        shown.append(replace(phase, name="OPTIMIZER_CREATION", segment=MemorySegment()))
     return shown
 
 

@@ -1,10 +1,11 @@
 """Floating-point operations of training on a token, and the peak of the chips that compute them.
 
 tt-train counts 6N + 12LHQT operations a token (the formula of PaLM, arXiv:2204.02311, appendix B). N is the number of
-parameters without embeddings, which are only looked up; the output projection counts, tied or not (tt-metal's pull
-request 50114 of 2026-07, as in `ttml/models/qwen3/flops.py`). L is the number of blocks, H of heads, Q the width of a
-head, and T the tokens of a sequence. The forward pass has 2 operations for each weight and token, the backward pass 4.
-Attention is counted without the causal mask, as our kernels compute it, and a recomputed forward pass is not counted.
+parameters without the embeddings of tokens and positions, which are only looked up; the output projection counts, tied
+or not (tt-metal's pull request 50114 of 2026-07, as in `ttml/models/qwen3/flops.py`). L is the number of blocks, H of
+heads, Q the width of a head, and T the tokens of a sequence. The forward pass has 2 operations for each weight and
+token, the backward pass 4. Attention is counted without the causal mask, as our kernels compute it, and a recomputed
+forward pass is not counted.
 """
 
 from __future__ import annotations

@@ -148,6 +148,13 @@ def test_analyze_memory_finds_what_it_reads(mesh: Mesh, capsys: pytest.CaptureFi
     del kept
 
 
+def test_two_segments_make_one() -> None:
+    first = MemorySegment(peak_bytes=5, allocated_bytes=5, freed_bytes=3, l1_peak_bytes=7)
+    second = MemorySegment(peak_bytes=4, allocated_bytes=9, freed_bytes=9, l1_peak_bytes=6)
+    both = MemorySegment(peak_bytes=6, allocated_bytes=14, freed_bytes=12, l1_peak_bytes=7)
+    assert first.followed_by(second) == both
+
+
 def test_printed_lines_have_the_host_s_memory_and_l1_too(
     mesh: Mesh, capsys: pytest.CaptureFixture[str]
 ) -> None:
