@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mesh.axes import Axes
-from mesh.placement import PARTIAL, ROWS, WHOLE, Placements, over_data, over_tensor, sharded
+from mesh.placement import PARTIAL, REPLICATED, ROWS, WHOLE, Placements, over_data, over_tensor, sharded
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
 
@@ -228,7 +228,7 @@ def test_a_value_that_does_not_enter_the_loss_is_an_error():
     tape = Tape(MESH)
     a = make_parameter("a", 2.0)
     scale(tape, a, 3.0)
-    with pytest.raises(ValueError, match="does not enter the loss"):
+    with pytest.raises(ValueError, match="does not enter the result"):
         run_backward(tape, scale(tape, a, 2.0))
 
 
@@ -237,3 +237,36 @@ def test_an_abandoned_tape_leaves_nothing_on_parameters():
     scale(Tape(MESH), a, 3.0)
     tape = Tape(MESH)
     assert run_backward(tape, scale(tape, a, 5.0)) == [("a", 5.0)]
+
+
+def test_a_pass_cut_in_two_gives_the_gradients_of_the_whole():
+    a, b = make_parameter("a", 3.0), make_parameter("b", 5.0)
+    first, second = Tape(MESH), Tape(MESH)
+    left = scale(first, multiply(first, Variable(2.0, WHOLE), a), 7.0)
+    entered = second.begin(left.value, left.placements)
+    result = multiply(second, multiply(second, entered, b), entered)
+    assert result.value == 42.0 * 42.0 * 5.0
+    assert run_backward(second, result) == [("b", 42.0 * 42.0)]
+    assert entered.gradient is not None
+    assert run_backward(first, left, entered.gradient.value) == [("a", 2 * 42.0 * 5.0 * 7.0 * 2.0)]
+    assert not Tape(MESH, recording=False).begin(1.0, WHOLE).requires_grad
+
+
+def test_tapes_in_flight_keep_their_gradients_apart():
+    weight = make_parameter("w", 3.0)
+    tapes = [Tape(MESH), Tape(MESH)]
+    results = [
+        multiply(tape, Variable(at, WHOLE), weight) for tape, at in zip(tapes, (2.0, 5.0), strict=True)
+    ]
+    found = [run_backward(tape, result) for tape, result in zip(tapes, results, strict=True)]
+    assert found == [[("w", 2.0)], [("w", 5.0)]]
+
+
+def test_the_gradient_of_a_copy_leaves_unreduced_and_is_added_before_the_sum_over_devices():
+    table, copy = make_parameter("table", 3.0), make_parameter("table", 3.0)
+    copy.partial_gradient = Placements(PARTIAL, REPLICATED)
+    first, last = Tape(MESH), Tape(MESH)
+    own = multiply(first, Variable(2.0, ROWS), table)
+    assert run_backward(last, multiply(last, Variable(5.0, ROWS), copy)) == [("table", 5.0)]
+    first.add_summand(table, 5.0, Placements(PARTIAL, REPLICATED))
+    assert run_backward(first, own) == [("table", 5.0 + 2.0 + 10)]

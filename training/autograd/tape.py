@@ -80,6 +80,30 @@ class Tape:
             value = upload(self.mesh, prepare(source), dtype=dtype, layout=layout, placements=placements)
         return Variable(value, placements)
 
+    def begin(self, value: Tensor, placements: Placements) -> Variable:
+        """Return a value that another tape computed as a variable from which this pass starts.
+
+        After `backward`, the variable's gradient is that of the result that this tape ended with.
+
+        Args:
+            value: tensor on the mesh, such as the activation between two blocks.
+            placements: placements over the mesh's axes.
+        """
+        return Variable(value, placements, Gradient(placements) if self._recording else None)
+
+    def add_summand(self, parameter: Parameter, summand: Tensor, placements: Placements) -> None:
+        """Add to a parameter's gradient what the pass of another tape computed for a copy of it.
+
+        Called between the forward pass and `backward`, it gives the first summand, as if this tape had recorded the
+        use of the copy after all its own operations.
+
+        Args:
+            parameter: a parameter that the forward pass used.
+            summand: gradient of the copy.
+            placements: placements of the summand; see `Parameter.gradient_placements`.
+        """
+        self._parameters[parameter].add(self.mesh, summand, placements)
+
     def record(
         self,
         value: Tensor,
@@ -152,23 +176,27 @@ class Tape:
 
         return self._record(result.value, (*inputs, *parameters), replay, result.placements)
 
-    def backward(self, loss: Variable, seed: float, on_final: Callable[[Parameter, Tensor], None]) -> None:
-        """Replay the tape backwards from `loss`, which empties it.
+    def backward(
+        self, result: Variable, gradient: float | Tensor, on_final: Callable[[Parameter, Tensor], None]
+    ) -> None:
+        """Replay the tape backwards from `result`, which empties it.
 
         Args:
-            loss: result of a loss operation. Its gradient is the number `seed`, the weight of each of its elements.
-            seed: weight of an element, for example 1 / tokens for the mean over the tokens.
+            result: value that was recorded last: a loss, or the activation that the pass ends with.
+            gradient: gradient of the result. For a loss it is a number, the weight of each of its elements, for example
+                1 / tokens for the mean over the tokens. For an activation it is a tensor that lies as the activation.
             on_final: callback, called with each parameter and its gradient as soon as that is complete, last used
-                first. The gradient lies as the parameter does, and is dropped when the call returns.
+                first. The gradient lies as `Parameter.gradient_placements` says, and is dropped when the call returns.
 
         Raises:
-            ValueError: `loss` is not what was recorded last, or a recorded value does not enter it.
+            ValueError: `result` is not what was recorded last, or a recorded value does not enter it.
         """
-        if not self._records or loss.gradient is not self._records[-1][0]:
+        if not self._records or result.gradient is not self._records[-1][0]:
             raise ValueError(
-                "backward: the loss is not this tape's last record; call it on the tape that recorded it"
+                "backward: the result is not this tape's last record; call it on the tape that recorded it"
             )
-        loss.gradient.value = seed
+        result.gradient.value = gradient
+        del gradient  # freed with the first record
         while self._records:
             self._replay_last(on_final)
 
@@ -188,7 +216,7 @@ class Tape:
         gradient = variable.gradient
         if isinstance(variable, Parameter):
             # A parameter outlives the tape, so the tape keeps its gradient.
-            gradient = self._parameters.setdefault(variable, Gradient(variable.placements, variable))
+            gradient = self._parameters.setdefault(variable, Gradient(variable.gradient_placements, variable))
         if gradient is None:
             return None
         used = variable.used_placements
@@ -198,7 +226,7 @@ class Tape:
         """Replay one record; its values are freed when this frame ends."""
         result, summands, backward = self._records.pop()
         if result.value is None:
-            raise ValueError("a recorded value does not enter the loss")
+            raise ValueError("a recorded value does not enter the result")
         depth = len(self._records)
         computed = backward(result.complete(self.mesh))
         recomputed = len(self._records) > depth

@@ -107,6 +107,8 @@ class Parameter(Variable):
         initial_deviation: standard deviation of the normal distribution of its initial values; 0 for a constant.
         initial_mean: mean of that distribution, or the constant.
         export_name: name of the tensor in `model.safetensors`.
+        partial_gradient: placements of the gradient of a copy of another range's parameter. It leaves the pass as the
+            devices hold it, so that the other range adds it up with its own summand; None for a parameter.
         fetch: callback that puts newer weights on the mesh, set while they are on their way. It is called before the
             next use of the value, waits for the weights, and unsets itself.
     """
@@ -119,6 +121,7 @@ class Parameter(Variable):
         "initial_mean",
         "mesh_shape",
         "name",
+        "partial_gradient",
         "shape",
         "split",
     )
@@ -143,6 +146,7 @@ class Parameter(Variable):
         self.initial_deviation = initial_deviation
         self.initial_mean = initial_mean
         self.export_name = export_name
+        self.partial_gradient: Placements | None = None
 
     @property
     def value(self) -> Tensor:
@@ -170,3 +174,8 @@ class Parameter(Variable):
     def used_placements(self) -> Placements:
         """Placements after a parameter that is sharded over the data axis is gathered."""
         return Placements(REPLICATED, self.placements.tensor)
+
+    @property
+    def gradient_placements(self) -> Placements:
+        """Placements of the gradient that leaves a pass: those of the value, unless it is a copy."""
+        return self.partial_gradient or self.placements
