@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mesh.axes import Axes
 from mesh.device import Mesh
-from mesh.placement import REPLICATED, Placement, Placements, sharded
+from mesh.placement import PARTIAL, REPLICATED, Placement, Placements, sharded
 from services.config.device import DeviceConfig
 from services.errors import Refused
 from training.autograd.variable import Parameter, Split
@@ -43,6 +43,20 @@ def choose_placements(parameter: Parameter, mesh: Mesh) -> Placements:
     return Placements(_sharded_dim(parameter, tensor, leading, mesh), tensor)
 
 
+def place_summand(parameter: Parameter, mesh: Mesh) -> Placements:
+    """Return how one use of a parameter gives its gradient: each data-parallel device has the share of its own rows."""
+    return Placements(REPLICATED if mesh.axes.data is None else PARTIAL, parameter.placements.tensor)
+
+
+def shape_on_mesh(parameter: Parameter, mesh: Mesh) -> tuple[int, ...]:
+    """Return the shape of a parameter's pieces together, with the padding that tensor-parallel devices need."""
+    shape = list(parameter.mesh_shape)
+    dim = parameter.placements.tensor.dim
+    if dim is not None and parameter.split is not None and parameter.split.padded:
+        shape[dim] = round_up_to_tiles(shape[dim], mesh.tensor_size)
+    return tuple(shape)
+
+
 def to_mesh(parameter: Parameter, values: Array, mesh: Mesh) -> Array:
     """Return a parameter's flat, logical values as the array whose pieces the devices get."""
     array = values.reshape(parameter.mesh_shape)
@@ -50,9 +64,8 @@ def to_mesh(parameter: Parameter, values: Array, mesh: Mesh) -> Array:
     if split is None or dim is None:
         return array
     if split.padded:
-        widths = [(0, 0)] * array.ndim
-        widths[dim] = (0, round_up_to_tiles(array.shape[dim], mesh.tensor_size) - array.shape[dim])
-        array = np.pad(array, widths)
+        shape = shape_on_mesh(parameter, mesh)
+        array = np.pad(array, [(0, size - had) for size, had in zip(shape, array.shape, strict=True)])
     if split.parts:
         parts = np.split(array, np.cumsum(split.parts)[:-1], axis=dim)
         shares = [np.split(part, mesh.tensor_size, axis=dim) for part in parts]

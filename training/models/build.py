@@ -10,14 +10,16 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from mesh.transfer import upload, upload_into
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
+from services.errors import Refused
+from services.pipeline.split import BlockRange
 from training.autograd.variable import Parameter
 from training.models.custom import build_custom_model
 from training.models.gpt2 import GPT2
 from training.models.linear_regression import LinearRegression
 from training.models.llama import Llama
 from training.models.mlp import MLP
-from training.models.model import Model
-from training.parameter_placement import choose_placements, to_mesh
+from training.models.model import Model, RangeModel
+from training.parameter_placement import choose_placements, place_summand, to_mesh
 
 
 def build_model(
@@ -37,23 +39,60 @@ def build_model(
             code is not allowed, can't be imported, or returns no model.
     """
     model = _build(config, vocabulary, mesh, allowed_models)
-    for parameter in model.parameters():
-        parameter.placements = choose_placements(parameter, mesh)
+    _place(model, mesh)
     return model
 
 
 def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Collection[str]) -> Model:
     match config:
-        case GPT2Config():
-            return GPT2(config, vocabulary, mesh)
-        case LlamaConfig():
-            return Llama(config, vocabulary, mesh)
+        case GPT2Config() | LlamaConfig():
+            return _build_blocks(config, vocabulary, mesh, BlockRange.whole(config.num_blocks))
         case LinearRegressionConfig():
             return LinearRegression(config)
         case MLPConfig():
             return MLP(config)
         case _:
             return build_custom_model(config, vocabulary, mesh, allowed_models)
+
+
+def build_range(config: ModelConfig, vocabulary: int, mesh: Mesh, blocks: BlockRange) -> RangeModel:
+    """Build the part of a model that a range of its blocks has; its parameters have no values yet.
+
+    Args:
+        config: config of the model.
+        vocabulary: number of tokens.
+        mesh: the mesh to run on.
+        blocks: the range.
+
+    Raises:
+        Refused: the model declares no blocks; the device library has no kernels for the sizes, or the mesh's devices do
+            not divide them.
+    """
+    if not isinstance(config, GPT2Config | LlamaConfig):
+        raise Refused(
+            f"transformer_config.model_type: {config.model_type} declares no blocks, expected gpt2 or llama for a "
+            "pipeline; train it without multihost_config.pipeline_parallel_config"
+        )
+    model = _build_blocks(config, vocabulary, mesh, blocks)
+    _place(model, mesh)
+    copy = model.tied_copy
+    if copy is not None:
+        copy.placements = choose_placements(copy, mesh)
+        copy.partial_gradient = place_summand(copy, mesh)
+    return model
+
+
+def _build_blocks(
+    config: GPT2Config | LlamaConfig, vocabulary: int, mesh: Mesh, blocks: BlockRange
+) -> RangeModel:
+    if isinstance(config, GPT2Config):
+        return GPT2(config, vocabulary, mesh, blocks)
+    return Llama(config, vocabulary, mesh, blocks)
+
+
+def _place(model: Model, mesh: Mesh) -> None:
+    for parameter in model.parameters():
+        parameter.placements = choose_placements(parameter, mesh)
 
 
 def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.float32]) -> None:

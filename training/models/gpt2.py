@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from services.config.models import GPT2Config
+from services.pipeline.split import BlockRange
 from training import ops
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
@@ -33,16 +34,21 @@ class GPT2(LanguageModel):
         config: config of the model.
         vocabulary: number of the tokenizer's tokens. It is padded on the mesh only.
         mesh: the mesh to run on.
+        blocks: the blocks that are built, with what belongs to their range, see `LanguageModel`; None for all.
 
     Raises:
         Refused: the device library has no kernel for the sequence length.
     """
 
-    def __init__(self, config: GPT2Config, vocabulary: int, mesh: Mesh) -> None:
+    def __init__(
+        self, config: GPT2Config, vocabulary: int, mesh: Mesh, blocks: BlockRange | None = None
+    ) -> None:
+        blocks = blocks or BlockRange.whole(config.num_blocks)
         width = config.embedding_dim
         super().__init__(
             config,
             mesh,
+            blocks,
             tokens=Tokens(
                 mesh,
                 vocabulary,
@@ -50,13 +56,15 @@ class GPT2(LanguageModel):
                 embedding_export="transformer.wte.weight",
                 projection_export=None if config.weight_tying else "lm_head.weight",
             ),
-            norm=LayerNorm("norm", width, bias=config.bias, export_prefix="transformer.ln_f."),
+            norm=LayerNorm("norm", width, bias=config.bias, export_prefix="transformer.ln_f.")
+            if blocks.is_last
+            else None,
             key_value_heads=config.num_heads,
         )
         self._config = config
         self._vocabulary = vocabulary
         self.position_embedding: Parameter | None = None
-        if config.positional_embedding_type == "trainable":
+        if config.positional_embedding_type == "trainable" and blocks.is_first:
             self.position_embedding = Parameter(
                 "position_embedding.weight",
                 (config.max_sequence_length, width),
@@ -65,7 +73,7 @@ class GPT2(LanguageModel):
             )
         self.blocks = [
             GPT2Block(f"blocks.{index}", config, f"transformer.h.{index}.")
-            for index in range(config.num_blocks)
+            for index in range(blocks.first, blocks.stop)
         ]
 
     def _inner_parameters(self) -> Iterator[Parameter]:

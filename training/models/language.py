@@ -1,4 +1,7 @@
-"""The common part of language models: token embedding, blocks, and the projection to the vocabulary."""
+"""The common part of language models: token embedding, blocks, and the projection to the vocabulary.
+
+A model is built from a range of its blocks. The whole model is the range of all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from mesh.device import Mesh
 from services.config.models import GPT2Config, LlamaConfig
+from services.pipeline.split import BlockRange
 from training import ops
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
@@ -32,13 +36,15 @@ class Norm(Protocol):
 
 
 class LanguageModel(ABC):
-    """A token embedding, blocks, a last norm, and the projection to the vocabulary.
+    """A token embedding, blocks, a last norm, and the projection to the vocabulary, or a range of them.
 
     Args:
         config: config of the model.
         mesh: the mesh to run on.
+        blocks: the blocks that are built. What comes before them is in the first range, what comes after them in the
+            last one.
         tokens: the model's first and last layer.
-        norm: the norm before the last layer.
+        norm: the norm before the last layer; None if it is in another range.
         key_value_heads: number of heads of keys and values in each block.
 
     Raises:
@@ -49,9 +55,10 @@ class LanguageModel(ABC):
         self,
         config: GPT2Config | LlamaConfig,
         mesh: Mesh,
+        blocks: BlockRange,
         *,
         tokens: Tokens,
-        norm: Norm,
+        norm: Norm | None,
         key_value_heads: int,
     ) -> None:
         check_tokens(config.max_sequence_length)
@@ -60,13 +67,15 @@ class LanguageModel(ABC):
         self.norm = norm
         self._key_value_heads = key_value_heads
         self._head_width = config.head_width
-        self._blocks = config.num_blocks
+        self._range = blocks
+        self._window = config.max_sequence_length
+        self._width = config.embedding_dim
         self._recomputes = config.runner_type == "memory_efficient"
         self._masks = Masks(mesh, config.max_sequence_length)
 
     @abstractmethod
     def _inner_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters between token embedding and last norm, in order of first use."""
+        """Yield the parameters between token embedding and last norm that this range has, in order of first use."""
 
     @abstractmethod
     def _enter(self, tape: Tape, ids: Array, position: int) -> Variable:
@@ -74,14 +83,48 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def _runs(self, tape: Tape, mask: Variable, position: int, tokens: int) -> Sequence[RunBlock]:
-        """Return functions that run each block, for a pass over `tokens` tokens from `position` on."""
+        """Return functions that run each block of the range, for a pass over `tokens` tokens from `position` on."""
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return self._width
+
+    @property
+    def tied_table(self) -> Parameter | None:
+        """The first range's token embedding if the last range has a copy, see `RangeModel`."""
+        return self.tokens.embedding if self._range.is_first and self._is_copied else None
+
+    @property
+    def tied_copy(self) -> Parameter | None:
+        """The last range's copy of the token embedding, see `RangeModel`."""
+        return self.tokens.projection if self._range.is_last and self._is_copied else None
+
+    @property
+    def _is_copied(self) -> bool:
+        """Whether the first and the last range both have the table of a tied model."""
+        return self.tokens.is_tied and not self._range.is_whole
 
     def parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters in order of first use; a tied projection is the token embedding and comes once."""
-        yield self.tokens.embedding
+        """Yield the range's parameters in order of first use.
+
+        A tied projection is the token embedding and comes once, in the first range.
+        """
+        if self._range.is_first:
+            yield self.tokens.embedding
         yield from self._inner_parameters()
-        yield from self.norm.parameters()
-        yield from self.tokens.last_parameters()
+        if self.norm is not None:
+            yield from self.norm.parameters()
+        if self._range.is_last:
+            yield from self.tokens.last_parameters()
+
+    def run_blocks(self, tape: Tape, entering: Array | Variable) -> Variable:
+        """Run the range's blocks in a training pass, see `RangeModel`."""
+        return self._through_blocks(tape, entering, self._window, (), 0)
+
+    def leave(self, tape: Tape, x: Variable, targets: Array) -> Variable:
+        """Return the losses for the last range's result; see `loss`."""
+        return self.tokens.loss(tape, self._normalised(tape, x), targets)
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
         """Return the negative log-likelihood of each target.
@@ -94,35 +137,49 @@ class LanguageModel(ABC):
         Returns:
             float32 [1, 1, sequences x tokens of one device, 1].
         """
-        return self.tokens.loss(tape, self._hidden(tape, inputs, (), 0), targets)
+        return self.leave(tape, self.run_blocks(tape, inputs), targets)
 
     def logits(
         self, tape: Tape, ids: Array, row: int, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
     ) -> Variable:
         """Return the logits of the next token, see `TextModel`."""
-        hidden = self._hidden(tape, ids, caches, position)
-        return self.tokens.logits(tape, ops.take_rows(tape, hidden, row, row + 1))
+        x = self._through_blocks(tape, ids, ids.shape[1], caches, position)
+        return self.tokens.logits(tape, ops.take_rows(tape, self._normalised(tape, x), row, row + 1))
 
     def caches(self, window: int) -> tuple[ops.KeyValueCache, ...]:
         """Return empty caches, see `TextModel`."""
         return tuple(
             ops.KeyValueCache(self._mesh, self._key_value_heads, window, self._head_width)
-            for _ in range(self._blocks)
+            for _ in range(len(self._range))
         )
 
-    def _hidden(self, tape: Tape, ids: Array, caches: Sequence[ops.KeyValueCache], position: int) -> Variable:
-        """Return the projection's input, [1, 1, sequences x tokens of one device, width]."""
-        tokens = ids.shape[1]
+    def _through_blocks(
+        self,
+        tape: Tape,
+        entering: Array | Variable,
+        tokens: int,
+        caches: Sequence[ops.KeyValueCache],
+        position: int,
+    ) -> Variable:
+        """Return the last block's result, [1, 1, sequences x tokens of one device, width]."""
         mask = self._masks.of_one(position, caches[0].window) if position else self._masks.of(tokens)
         blocks = self._runs(tape, mask, position, tokens)
-        x = self._enter(tape, ids, position)
+        x = entering if isinstance(entering, Variable) else self._enter(tape, entering, position)
         for index, block in enumerate(blocks):
             past = ops.Past(caches[index], position) if caches else None
 
             def run(x: Variable, block: RunBlock = block, past: ops.Past | None = past) -> Variable:
                 return block(x, past)
 
-            # The backward pass needs the last block's values at once, so recomputing it would only cost time.
-            keeps = not self._recomputes or block is blocks[-1]
+            # The backward pass needs the model's last block at once, so recomputing it would only cost time. Ranges
+            # before the last one run further micro-batches first, so they recompute every block.
+            keeps = not self._recomputes or (self._range.is_last and block is blocks[-1])
             x = run(x) if keeps else tape.recompute(run, x)
+        return x
+
+    def _normalised(self, tape: Tape, x: Variable) -> Variable:
+        if self.norm is None:
+            raise ValueError(
+                "model: the last norm is in the last range of blocks, expected a pass that ends before it"
+            )
         return self.norm(tape, x)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from services.config.models import LlamaConfig
+from services.pipeline.split import BlockRange
 from training import ops
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
@@ -34,16 +35,21 @@ class Llama(LanguageModel):
         config: config of the model.
         vocabulary: number of tokens. It is padded on the mesh only.
         mesh: the mesh to run on.
+        blocks: the blocks that are built, with what belongs to their range, see `LanguageModel`; None for all.
 
     Raises:
         Refused: the device library has no kernel for the sequence length.
     """
 
-    def __init__(self, config: LlamaConfig, vocabulary: int, mesh: Mesh) -> None:
+    def __init__(
+        self, config: LlamaConfig, vocabulary: int, mesh: Mesh, blocks: BlockRange | None = None
+    ) -> None:
+        blocks = blocks or BlockRange.whole(config.num_blocks)
         width, tokens = config.embedding_dim, config.max_sequence_length
         super().__init__(
             config,
             mesh,
+            blocks,
             tokens=Tokens(
                 mesh,
                 vocabulary,
@@ -51,14 +57,14 @@ class Llama(LanguageModel):
                 embedding_export="model.embed_tokens.weight",
                 projection_export=None if config.weight_tying else "lm_head.weight",
             ),
-            norm=RMSNorm("norm", width, export_prefix="model.norm."),
+            norm=RMSNorm("norm", width, export_prefix="model.norm.") if blocks.is_last else None,
             key_value_heads=config.num_groups,
         )
         self._config = config
         self._vocabulary = vocabulary
         self.blocks = [
             LlamaBlock(f"blocks.{index}", config, f"model.layers.{index}.")
-            for index in range(config.num_blocks)
+            for index in range(blocks.first, blocks.stop)
         ]
         per_token = compute_frequencies(config.head_width, config.theta, config.rope_scaling)
         self._rotations = Rotations(mesh, tokens, per_token)

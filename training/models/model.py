@@ -39,6 +39,41 @@ class Model(Protocol):
         ...
 
 
+class RangeModel(Model, Protocol):
+    """A model that declares its blocks, built from a range of them; `loss` needs the range of all blocks."""
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def tied_table(self) -> Parameter | None:
+        """The first range's token embedding, if the last range has a copy of it; None in other ranges."""
+        ...
+
+    @property
+    def tied_copy(self) -> Parameter | None:
+        """The last range's copy of the token embedding, if that is the projection too; None in other ranges."""
+        ...
+
+    def run_blocks(self, tape: Tape, entering: Array | Variable) -> Variable:
+        """Run the range's blocks in a training pass, and in the first range what comes before them.
+
+        Args:
+            tape: the tape of this pass.
+            entering: token ids in the first range, see `loss`; elsewhere the result of the range before this one.
+
+        Returns:
+            [1, 1, sequences x tokens of one device, width]; each tensor-parallel device has whole rows.
+        """
+        ...
+
+    def leave(self, tape: Tape, x: Variable, targets: Array) -> Variable:
+        """Return the losses for the last range's result; see `loss`."""
+        ...
+
+
 class TextModel(Model, Protocol):
     """A model that can generate text."""
 

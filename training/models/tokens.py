@@ -16,6 +16,8 @@ from training.modules.linear import INITIAL_DEVIATION
 class Tokens:
     """The token embedding and the projection to the vocabulary; each tensor-parallel device has a part of the tokens.
 
+    Each of the two is made when it is first asked for, because a range of a model's blocks may have only one of them.
+
     Args:
         mesh: the mesh to run on.
         vocabulary: number of tokens.
@@ -35,24 +37,30 @@ class Tokens:
     ) -> None:
         self._mesh = mesh
         self._size = vocabulary
+        self._width = width
+        self._embedding_export = embedding_export
+        self._projection_export = projection_export
 
-        def table(name: str, export_name: str) -> Parameter:
-            return Parameter(
-                name,
-                (vocabulary, width),
-                export_name=export_name,
-                initial_deviation=INITIAL_DEVIATION,
-                split=Split(0, padded=True),
-            )
+    @property
+    def is_tied(self) -> bool:
+        """Whether the projection is the embedding."""
+        return self._projection_export is None
 
-        self.embedding = table("token_embedding.weight", embedding_export)
-        self.projection = self.embedding
-        if projection_export is not None:
-            self.projection = table("projection.weight", projection_export)
+    @cached_property
+    def embedding(self) -> Parameter:
+        """Token embedding, [vocabulary, width]."""
+        return self._table("token_embedding.weight", self._embedding_export)
+
+    @cached_property
+    def projection(self) -> Parameter:
+        """Projection to the vocabulary, [vocabulary, width]."""
+        if self._projection_export is None:
+            return self.embedding
+        return self._table("projection.weight", self._projection_export)
 
     def last_parameters(self) -> Iterator[Parameter]:
         """Yield the projection if it is not the embedding, which a model yields first of all."""
-        if self.projection is not self.embedding:
+        if not self.is_tied:
             yield self.projection
 
     def embed(self, tape: Tape, ids: Array) -> Variable:
@@ -81,6 +89,15 @@ class Tokens:
     def logits(self, tape: Tape, hidden: Variable) -> Variable:
         """Map [1, 1, N, width] to [1, 1, N, vocabulary]; each tensor-parallel device has the columns of its tokens."""
         return ops.linear(tape, hidden, self.projection, transpose_weight=True)
+
+    def _table(self, name: str, export_name: str) -> Parameter:
+        return Parameter(
+            name,
+            (self._size, self._width),
+            export_name=export_name,
+            initial_deviation=INITIAL_DEVIATION,
+            split=Split(0, padded=True),
+        )
 
     @cached_property
     def _vocabulary(self) -> ops.Vocabulary:
