@@ -6,6 +6,7 @@ The same names give the same numbers on every worker and in any order.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,3 +24,14 @@ def make_generator(*parts: int | str) -> np.random.Philox:
 def derive_seed32(*parts: int | str) -> int:
     """Return a seed in [0, 2^32) for these names; the device library takes no larger ones."""
     return int.from_bytes(_digest(parts)[:4], "little")
+
+
+def derive_dropout_seeds(seed: int, step: int, index: int) -> Callable[[str], int]:
+    """Return the seeds of a micro-batch's dropout sites, as a function of the site's name.
+
+    Args:
+        seed: seed of the job.
+        step: step of the job.
+        index: index of the micro-batch in the step.
+    """
+    return lambda site: derive_seed32(seed, "dropout", step, index, site)

@@ -6,9 +6,7 @@ import json
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -16,51 +14,33 @@ from safetensors.numpy import save
 
 from mesh.device import Mesh
 from mesh.fingerprint import compute_fingerprint
-from mesh.transfer import download
 from services.checkpoints.format import (
     CONSTANTS_FILE,
 )
 from services.config.job import JobConfig
-from services.config.models import RegressionConfig
-from services.errors import Refused
-from services.tensors.kernels.arithmetic import all_finite
 from services.tensors.layout import Layout
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor, Variable
 from training.data.dataset import (
     Batch,
-    Dataset,
 )
-from training.data.load import (
-    load_corpus,
-)
-from training.data.regression import (
-    RegressionDataset,
-)
-from training.data.tokenizer import (
-    Tokenizer,
-)
-from training.data.tokens import (
-    TokenDataset,
-)
+from training.job_data import JobData
 from training.models.build import (
     build_model,
-    load_parameter,
 )
 from training.models.custom import (
     name_own_model_in_errors,
 )
 from training.models.initialise import (
     build_layout,
-    draw_initial_value,
 )
 from training.models.model import (
     Model,
 )
-from training.models.pretrained import load_pretrained_weights
-from training.parameter_placement import from_mesh
-from training.seeds import derive_seed32
+from training.ops.losses import read_losses
+from training.seeds import derive_dropout_seeds
 from training.traced_pass import TracedPass
+from training.weights import Weights
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -91,6 +71,8 @@ class TrainingStep:
 
     Attributes:
         layout: layout of the model's parameters.
+        data: batches, tokenizer and vocabulary.
+        weights: the parameters on the mesh.
         evaluation_batches: number of held-out batches that the job evaluates.
         tokens_per_micro_batch: tokens (samples, for a regression) in one micro-batch.
         vocabulary: number of tokens that the model knows; 0 for a model without tokens.
@@ -111,19 +93,17 @@ class TrainingStep:
     ) -> None:
         self._config = config
         self._mesh = mesh
-        self._dataset, self._tokenizer = _dataset(config, data_dir)
         self._data_dir = data_dir
-        self.vocabulary = _vocabulary(config, self._tokenizer)
+        self.data = JobData.open(config, data_dir)
+        self.vocabulary = self.data.vocabulary
         self._model: Model = build_model(config.model, self.vocabulary, mesh, allowed_models)
-        self._parameters = tuple(self._model.parameters())
         self.layout: Layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
-        self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
+        self.weights = Weights(mesh, self.layout, tuple(self._model.parameters()))
         self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
         self._around_phase = around_phase
         self._on_non_finite = on_non_finite
-        held_out = self._dataset.evaluation_batches
-        self.evaluation_batches = min(config.validation_batches or held_out, held_out)
-        self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
+        self.evaluation_batches = self.data.evaluation_batches
+        self.tokens_per_micro_batch = self.data.dataset.rows_per_micro_batch
 
     def initial_weights(self) -> Float32Array:
         """Return the weights that training starts from, flat in layout order.
@@ -134,10 +114,7 @@ class TrainingStep:
         Raises:
             Refused: the checkpoint is not on this host, or has changed since the job was submitted.
         """
-        if self._config.pretrained is not None:
-            return load_pretrained_weights(self._config, self.layout, self._data_dir)
-        seed = self._config.seed
-        return np.concatenate([draw_initial_value(parameter, seed) for parameter in self._parameters])
+        return self.weights.initial(self._config, self._data_dir)
 
     def expect(self, fetch: Callable[[int], None]) -> None:
         """Let passes wait for newer weights, parameter by parameter.
@@ -146,8 +123,7 @@ class TrainingStep:
             fetch: callback, called before a pass uses a parameter that has not been loaded since, with the index of its
                 layout entry; returns when it has been loaded.
         """
-        for index, parameter in enumerate(self._parameters):
-            parameter.fetch = partial(fetch, index)
+        self.weights.expect(fetch)
 
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Put one parameter on the mesh.
@@ -156,9 +132,7 @@ class TrainingStep:
             entry_index: index of its layout entry.
             values: float32, flat.
         """
-        parameter = self._parameters[entry_index]
-        parameter.fetch = None
-        load_parameter(self._mesh, parameter, values)
+        self.weights.load(entry_index, values)
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
         """Compute the gradient of micro-batch `index` of a step and return its mean loss.
@@ -172,25 +146,23 @@ class TrainingStep:
                 0.
         """
         config, mesh = self._config, self._mesh
-        batch = self._dataset.micro_batch(step, index)
-        gradients = _GradientSink(self.layout, self._indices, self.read_gradient, out, ready)
+        batch = self.data.dataset.micro_batch(step, index)
+        gradients = self.weights.sink(out, ready, self.read_gradient)
         with name_own_model_in_errors(config.model):
             if self._traced is not None:
-                self._fetch_all()  # a trace can't wait for weights in between
+                self.weights.fetch_all()  # a trace can't wait for weights in between
                 loss = self._traced.run(batch, gradients.take)
             else:
-                tape = Tape(
-                    mesh, dropout_seed=lambda site: derive_seed32(config.seed, "dropout", step, index, site)
-                )
+                tape = Tape(mesh, dropout_seed=derive_dropout_seeds(config.seed, step, index))
                 loss = self._forward_and_backward(tape, batch, gradients.take)
             gradients.finish()
             if gradients.non_finite and self._on_non_finite is not None:
                 self._on_non_finite(index, gradients.non_finite)
-            return float(self._rows(loss).sum() / batch.rows)
+            return float(read_losses(mesh, loss).sum() / batch.rows)
 
     def read_gradient(self, parameter: Parameter, gradient: Tensor) -> Float32Array:
         """Return a complete gradient from the mesh, flat and in the order of its logical shape."""
-        return from_mesh(parameter, download(self._mesh, gradient, parameter.placements), self._mesh)
+        return self.weights.read_gradient(parameter, gradient)
 
     def evaluate(self, index: int) -> tuple[float, int]:
         """Compute the losses of the `index`-th held-out batch that the job evaluates, without dropout.
@@ -198,13 +170,10 @@ class TrainingStep:
         Returns:
             The sum of the rows' losses (float64), and the number of rows: tokens or samples.
         """
-        # A job that evaluates fewer batches than are held out takes them at even distances.
-        batch = self._dataset.evaluation_batch(
-            index * self._dataset.evaluation_batches // self.evaluation_batches
-        )
+        batch = self.data.evaluation_batch(index)
         tape = Tape(self._mesh, recording=False)
         with name_own_model_in_errors(self._config.model):
-            losses = self._rows(self._model.loss(tape, batch.inputs, batch.targets))
+            losses = read_losses(self._mesh, self._model.loss(tape, batch.inputs, batch.targets))
         return float(losses[: batch.rows].sum()), batch.rows
 
     def checkpoint_files(self) -> dict[str, bytes]:
@@ -217,8 +186,8 @@ class TrainingStep:
             described = json.dumps(self._model.hugging_face_config(), indent=2) + "\n"
             constants = self._model.constant_exports()
         files = {"config.json": described.encode()}
-        if self._tokenizer is not None:
-            files["tokenizer.json"] = self._tokenizer.to_json().encode()
+        if self.data.tokenizer is not None:
+            files["tokenizer.json"] = self.data.tokenizer.to_json().encode()
         if constants:
             files[CONSTANTS_FILE] = save(constants, metadata={"format": "pt"})
         return files
@@ -231,8 +200,7 @@ class TrainingStep:
         """Free the weights on the mesh."""
         if self._traced is not None:
             self._traced.close()
-        for parameter in self._parameters:
-            parameter.value = None
+        self.weights.close()
 
     def _forward_and_backward(
         self, tape: Tape, batch: Batch, on_final: Callable[[Parameter, Tensor], None]
@@ -243,105 +211,3 @@ class TrainingStep:
             # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
             tape.backward(loss, 1 / batch.rows, on_final)
         return loss
-
-    def _fetch_all(self) -> None:
-        for parameter in self._parameters:
-            _ = parameter.value
-
-    def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:
-        """Return the loss of every row of the batch, sequence by sequence."""
-        return download(self._mesh, loss.value, loss.placements).reshape(-1).astype(np.float64)
-
-
-class _DatasetSizes(TypedDict):
-    """What a dataset of any kind needs to know of a job."""
-
-    seed: int
-    batch_size: int
-    validation_batch_size: int
-    micro_batches: int
-    replacement: bool
-
-
-class _GradientSink:
-    """Flat array that takes gradients in any order and reports the offset from which on they are complete.
-
-    Attributes:
-        non_finite: name of the first parameter whose gradient has a NaN or an infinity; empty if none has.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        indices: dict[Parameter, int],
-        read: Callable[[Parameter, Tensor], Float32Array],
-        out: Float32Array,
-        ready: Callable[[int], None],
-    ) -> None:
-        self._read = read
-        self._layout = layout
-        self._indices = indices
-        self._out = out
-        self._ready = ready
-        self._missing_below = len(layout.entries)
-        self._early: set[int] = set()
-        self.non_finite = ""
-
-    def take(self, parameter: Parameter, gradient: Tensor) -> None:
-        """Read a complete gradient from the mesh into its place."""
-        index = self._indices[parameter]
-        entry = self._layout.entries[index]
-        place = self._out[entry.offset : entry.stop]
-        place[:] = self._read(parameter, gradient)
-        if not self.non_finite and not all_finite(place):  # before `ready` adds other micro-batches to it
-            self.non_finite = entry.name
-        self._early.add(index)
-        offset = None
-        while self._missing_below - 1 in self._early:
-            self._missing_below -= 1
-            self._early.remove(self._missing_below)
-            offset = self._layout.entries[self._missing_below].offset
-        if offset is not None:
-            self._ready(offset)
-
-    def finish(self) -> None:
-        """Check that every gradient has arrived.
-
-        Raises:
-            ValueError: the model lists a parameter that its loss does not use.
-        """
-        if self._missing_below:
-            name = self._layout.entries[self._missing_below - 1].name
-            raise ValueError(f"no gradient of {name}: parameters() lists it, but the loss does not use it")
-
-
-def _vocabulary(config: JobConfig, tokenizer: Tokenizer | None) -> int:
-    """Return the number of tokens: that of the model, else that of the texts' tokenizer or of the token ids, else 0."""
-    data, size = config.data, getattr(config.model, "vocab_size", None)
-    if data is None:
-        return 0
-    if tokenizer is not None and any(file.kind == "text" for file in data.files):
-        if size is not None and tokenizer.size > size:
-            raise Refused(
-                f"training_config.tokenizer_path: the tokenizer has {tokenizer.size} tokens, expected at most the "
-                f"{size} of the model; use the tokenizer that belongs to it"
-            )
-        return int(size or tokenizer.size)
-    return int(size or data.vocab_size or 0)
-
-
-def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokenizer | None]:
-    sizes = _DatasetSizes(
-        seed=config.seed,
-        batch_size=config.batch_size,
-        validation_batch_size=config.validation_batch_size,
-        micro_batches=config.micro_batches,
-        replacement=config.replacement,
-    )
-    if isinstance(config.model, RegressionConfig):
-        return RegressionDataset(config.model, **sizes), None
-    if config.data is None:
-        raise ValueError("job config: a language model without data, which JobConfig should have refused")
-    sources, tokenizer = load_corpus(config.data, data_dir)
-    window = config.model.max_sequence_length
-    return TokenDataset(sources, weights=config.data.weights, tokens=window, **sizes), tokenizer

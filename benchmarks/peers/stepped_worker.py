@@ -64,8 +64,7 @@ class SteppedStep(TrainingStep):
 
     def _hold(self, step: int, index: int) -> int:
         """Pause at the gate, and return the step of the next pause."""
-        for parameter in self._parameters:
-            _ = parameter.value
+        self.weights.fetch_all()
         passes: list[dict[str, Any]] = []
         while True:
             said = {
@@ -86,7 +85,7 @@ class SteppedStep(TrainingStep):
         ready: list[tuple[int, float]] = []
 
         def used(entry: int) -> None:
-            self._parameters[entry].fetch = None
+            self.weights.parameters[entry].fetch = None
             uses.append((self.layout.entries[entry].stop, time.perf_counter() - started))
 
         self.expect(used)

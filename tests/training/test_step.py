@@ -231,8 +231,8 @@ def test_epochs_go_on_from_micro_batch_to_micro_batch(mesh: Mesh, make_config: C
     two = TrainingStep(make_config(replacement=False, gradient_accumulation_steps=2), mesh)
     one = TrainingStep(make_config(replacement=False), mesh)
     for step, index in ((0, 0), (0, 1), (5, 1)):
-        expected = one._dataset.micro_batch(2 * step + index, 0).inputs
-        assert np.array_equal(two._dataset.micro_batch(step, index).inputs, expected)
+        expected = one.data.dataset.micro_batch(2 * step + index, 0).inputs
+        assert np.array_equal(two.data.dataset.micro_batch(step, index).inputs, expected)
 
 
 def test_an_evaluation_may_take_some_of_the_batches_at_even_distances(

@@ -209,7 +209,7 @@ def _hugging_face(folder: Path) -> _Source:
         load_tokenizer(content, str(folder / TOKENIZER_FILE)),
         SamplingConfig(),
         frozenset(endings if isinstance(endings, list) else [] if endings is None else [endings]),
-        stored.weights,
+        lambda layout: stored.weights(layout.entries),
     )
 
 

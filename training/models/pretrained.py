@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from services.config.job import JobConfig
 from services.config.pretrained import check_tensors, find_verified_checkpoint, open_pretrained
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
-from services.tensors.layout import Layout
+from services.tensors.layout import Entry
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -32,17 +33,19 @@ class StoredModel:
     config: PretrainableConfig
     folder: HuggingFaceFolder
 
-    def weights(self, layout: Layout) -> Float32Array:
-        """Return the weights, float32, flat in the order of `layout`.
+    def weights(self, entries: Sequence[Entry]) -> Float32Array:
+        """Return weights, float32, flat in the order of `entries`. Other tensors are not read.
 
         Args:
-            layout: layout of a model built from `config`, or from a config with fewer positions.
+            entries: contiguous entries of the layout of a model built from `config`, or from a config with fewer
+                positions.
 
         Raises:
             Refused: a tensor is missing, or has another shape than in the layout.
         """
-        weights = np.empty(layout.elements, np.float32)
-        for entry in layout.entries:
+        start = entries[0].offset
+        weights = np.empty(entries[-1].stop - start, np.float32)
+        for entry in entries:
             name = stored_name(entry.export_name, self.config, self.folder.tensors)
             values = self.folder.read(name)
             if entry.export_transpose:
@@ -54,7 +57,7 @@ class StoredModel:
                     f"{self.folder.path}: tensor {name} has shape {list(values.shape)}, expected {list(entry.shape)}; "
                     "give another checkpoint"
                 )
-            weights[entry.offset : entry.stop] = values.reshape(-1)
+            weights[entry.offset - start : entry.stop - start] = values.reshape(-1)
         return weights
 
     def tokenizer_json(self) -> bytes | None:
@@ -84,12 +87,14 @@ def open_model(path: Path) -> StoredModel:
     return StoredModel(config, folder)
 
 
-def load_pretrained_weights(config: JobConfig, layout: Layout, data_dir: Path | None = None) -> Float32Array:
-    """Return the weights of the checkpoint that a job starts from, float32, flat in layout order.
+def load_pretrained_weights(
+    config: JobConfig, entries: Sequence[Entry], data_dir: Path | None = None
+) -> Float32Array:
+    """Return weights of the checkpoint that a job starts from, float32, flat in layout order.
 
     Args:
         config: config of the job, with `pretrained`.
-        layout: layout of its model.
+        entries: contiguous entries of its model's layout; other tensors are not read.
         data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
 
     Raises:
@@ -97,4 +102,4 @@ def load_pretrained_weights(config: JobConfig, layout: Layout, data_dir: Path | 
     """
     if config.pretrained is None:
         raise ValueError("job config: no pretrained checkpoint, so there are no weights to load")
-    return open_model(find_verified_checkpoint(config.pretrained, data_dir)).weights(layout)
+    return open_model(find_verified_checkpoint(config.pretrained, data_dir)).weights(entries)

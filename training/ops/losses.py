@@ -6,6 +6,11 @@ reads the numbers themselves.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
+from mesh.device import Mesh
+from mesh.transfer import download
 from training.autograd.tape import Tape
 from training.autograd.variable import Tensor, Variable
 from training.ops.precision import accurate
@@ -65,3 +70,8 @@ def squared_error(tape: Tape, predictions: Variable, targets: Variable) -> Varia
         return tt.typecast(tt.multiply(difference, 2 * weight / columns), mesh.dtype), None
 
     return tape.record(value, (predictions, targets), backward)
+
+
+def read_losses(mesh: Mesh, losses: Variable) -> npt.NDArray[np.float64]:
+    """Return the losses of a batch's rows, sequence by sequence."""
+    return download(mesh, losses.value, losses.placements).reshape(-1).astype(np.float64)

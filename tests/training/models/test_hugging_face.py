@@ -301,12 +301,12 @@ def test_a_worker_checks_the_files_against_the_job(
     folder.rename(elsewhere)
     with pytest.raises(Refused, match=r"model_path.*--data"):
         step.initial_weights()
-    assert np.array_equal(load_pretrained_weights(job, step.layout, elsewhere.parent), llama[1])
+    assert np.array_equal(load_pretrained_weights(job, step.layout.entries, elsewhere.parent), llama[1])
     with (elsewhere / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")
     with pytest.raises(Refused, match=r"model\.safetensors.*sha256"):
-        load_pretrained_weights(job, step.layout, elsewhere.parent)
+        load_pretrained_weights(job, step.layout.entries, elsewhere.parent)
 
 
 def test_a_stored_model_opens_with_its_tokenizer(checkpoint: tuple[Path, Any, Any], mesh: Mesh) -> None:
@@ -314,7 +314,7 @@ def test_a_stored_model_opens_with_its_tokenizer(checkpoint: tuple[Path, Any, An
     stored = open_model(folder)
     assert stored.tokenizer_json() == (folder / "tokenizer.json").read_bytes()
     layout = build_layout(build_model(stored.config, stored.config.vocab_size or 0, mesh), decay_all=True)
-    assert np.array_equal(stored.weights(layout), weights)
+    assert np.array_equal(stored.weights(layout.entries), weights)
 
 
 SAVING_SCRIPT = """
