@@ -1,0 +1,264 @@
+"""A range of a model's blocks on a mesh: its weights, and its part of each micro-batch's passes.
+
+Several micro-batches may be in flight. Each has a tape of its own, which holds its activations and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.device import Mesh
+from mesh.exact_transfer import ExactArray, download_exactly, upload_exactly
+from mesh.placement import Placements
+from services.config.job import JobConfig
+from services.errors import Refused
+from services.pipeline.split import BlockRange
+from services.tensors.layout import Layout
+from training.autograd.tape import Tape
+from training.autograd.variable import Gradient, Parameter, Tensor, Variable
+from training.data.dataset import Batch
+from training.job_data import JobData
+from training.models.build import build_model, build_range
+from training.models.initialise import build_layout
+from training.ops.losses import read_losses
+from training.ops.placing import rows_of
+from training.parameter_placement import place_summand, shape_on_mesh
+from training.seeds import derive_dropout_seeds
+from training.weights import Weights
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class FinishedPass:
+    """What a range's part of a micro-batch gives, besides the gradients of its parameters.
+
+    Attributes:
+        gradient: gradient of the activation that entered, for the range before; None in the first range.
+        tied: the last range's part of the token embedding's gradient, for the first range; None without one.
+        loss: mean loss of the micro-batch; None except in the last range.
+        non_finite: name of the range's first parameter, in the order of the backward pass, whose gradient has a NaN or
+            an infinity; empty if none has.
+    """
+
+    gradient: ExactArray | None
+    tied: ExactArray | None
+    loss: float | None
+    non_finite: str
+
+
+@dataclass(frozen=True)
+class PassInFlight:
+    """A micro-batch between a range's forward pass and its backward pass. Dropping it frees what it holds on the mesh.
+
+    Attributes:
+        name: the micro-batch, for errors.
+        tape: record of the forward pass.
+        entered: gradient of the activation that entered; None in the first range.
+        result: the losses in the last range; elsewhere the activation that left, without its value.
+        rows: number of losses.
+    """
+
+    name: str
+    tape: Tape
+    entered: Gradient | None
+    result: Variable
+    rows: int
+
+
+class RangeStep:
+    """A range of the blocks of a job's model on a mesh, with what belongs to the range.
+
+    Args:
+        config: config of the job.
+        mesh: the mesh opened for the job; the caller closes it.
+        data: data of the job.
+        layout: layout of the whole model, see `describe_layout`.
+        blocks: the range.
+        data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
+
+    Attributes:
+        blocks: the range.
+        weights: parameters of the range, and the last range's copy of a tied embedding.
+
+    Raises:
+        Refused: the model declares no blocks or can't be built, or the job asks for a trace.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data: JobData,
+        layout: Layout,
+        blocks: BlockRange,
+        data_dir: Path | None = None,
+    ) -> None:
+        if config.device.trace:
+            raise Refused(
+                "device_config.trace: true, expected false for a pipeline, whose micro-batches overlap; remove it"
+            )
+        self._config = config
+        self._mesh = mesh
+        self._data = data
+        self._data_dir = data_dir
+        self._model = build_range(config.model, data.vocabulary, mesh, blocks)
+        copy = self._model.tied_copy
+        self.blocks = blocks
+        self.weights = Weights(mesh, layout, tuple(self._model.parameters()), () if copy is None else (copy,))
+
+    def initial_weights(self) -> Float32Array:
+        """Return the range's part of the weights that training starts from, see `Weights.initial`."""
+        return self.weights.initial(self._config, self._data_dir)
+
+    def forward(
+        self, step: int, index: int, activation: ExactArray | None = None
+    ) -> tuple[PassInFlight, ExactArray | None]:
+        """Run the range's forward pass of micro-batch `index` of a step.
+
+        Args:
+            step: step of the job.
+            index: index in the step; with step and job seed it determines data and dropout.
+            activation: what the range before this one returned; None for the first range.
+
+        Returns:
+            The pass for `backward`, and the activation for the next range; None from the last one.
+
+        Raises:
+            Refused: the activation has another shape or dtype than this job's.
+        """
+        tape = Tape(self._mesh, dropout_seed=derive_dropout_seeds(self._config.seed, step, index))
+        batch = self._data.dataset.micro_batch(step, index)
+        name = f"micro-batch {index} of step {step}"
+        entered, result = self._run(tape, batch, activation, name)
+        gradient = None if entered is None else entered.gradient
+        if self.blocks.is_last:
+            return PassInFlight(name, tape, gradient, result, batch.rows), None
+        left = Variable(None, result.placements, result.gradient)
+        return PassInFlight(name, tape, gradient, left, batch.rows), self._read(result)
+
+    def backward(
+        self,
+        one: PassInFlight,
+        gradient: ExactArray | None,
+        tied: ExactArray | None,
+        out: Float32Array,
+        ready: Callable[[int], None],
+    ) -> FinishedPass:
+        """Run the range's backward pass of a micro-batch.
+
+        Args:
+            one: what `forward` returned for the micro-batch.
+            gradient: gradient of the activation that left, from the range after this one; None for the last range.
+            tied: the last range's part of the token embedding's gradient. The first range of a split model that ties
+                them needs it; the others ignore it.
+            out: float32 [weights.elements], filled with the gradient of the mean loss. The last entry is written first,
+                and each as early as the backward pass has it.
+            ready: callback, called with an index of `out` from which on it is complete; the last call is with 0.
+
+        Raises:
+            Refused: a gradient has another shape or dtype than this job's.
+        """
+        mesh, copy = self._mesh, self._model.tied_copy
+        self._add_tied_part(one, tied)
+        sink = self.weights.sink(out, ready)
+        parts: list[ExactArray] = []
+
+        def take(parameter: Parameter, value: Tensor) -> None:
+            if parameter is copy:
+                parts.append(download_exactly(mesh, value, parameter.gradient_placements))
+            else:
+                sink.take(parameter, value)
+
+        if self.blocks.is_last:
+            # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
+            one.tape.backward(one.result, 1 / one.rows, take)
+        else:
+            what = f"gradient of {one.name}"
+            one.tape.backward(one.result, self._receive_rows(gradient, one.rows, what), take)
+        sink.finish()
+        return FinishedPass(
+            gradient=self._read_entered(one),
+            tied=parts[0] if parts else None,
+            loss=float(read_losses(mesh, one.result).sum() / one.rows) if self.blocks.is_last else None,
+            non_finite=sink.non_finite,
+        )
+
+    def pass_evaluation(self, index: int, activation: ExactArray | None = None) -> ExactArray:
+        """Return what the next range's evaluation takes, for the `index`-th held-out batch that the job evaluates.
+
+        Args:
+            index: index of the batch.
+            activation: what the range before this one returned; None for the first range.
+        """
+        return self._read(self._evaluated(self._data.evaluation_batch(index), activation, index))
+
+    def evaluate(self, index: int, activation: ExactArray | None = None) -> tuple[float, int]:
+        """Compute the losses of the `index`-th held-out batch in the last range, without dropout.
+
+        Returns:
+            The sum of the rows' losses (float64), and the number of rows.
+        """
+        batch = self._data.evaluation_batch(index)
+        losses = read_losses(self._mesh, self._evaluated(batch, activation, index))
+        return float(losses[: batch.rows].sum()), batch.rows
+
+    def _evaluated(self, batch: Batch, activation: ExactArray | None, index: int) -> Variable:
+        tape = Tape(self._mesh, recording=False)
+        return self._run(tape, batch, activation, f"held-out batch {index}")[1]
+
+    def _run(
+        self, tape: Tape, batch: Batch, activation: ExactArray | None, name: str
+    ) -> tuple[Variable | None, Variable]:
+        """Return the activation that entered, and the losses or the activation that leaves."""
+        entered = None
+        if not self.blocks.is_first:
+            received = self._receive_rows(activation, batch.inputs.size, f"activation of {name}")
+            entered = tape.begin(received, rows_of(self._mesh))
+        result = self._model.run_blocks(tape, batch.inputs if entered is None else entered)
+        return entered, self._model.leave(tape, result, batch.targets) if self.blocks.is_last else result
+
+    def _read(self, result: Variable) -> ExactArray:
+        return download_exactly(self._mesh, result.value, result.placements)
+
+    def _read_entered(self, one: PassInFlight) -> ExactArray | None:
+        """Return the gradient of the activation that entered; None in the first range."""
+        if one.entered is None:
+            return None
+        return download_exactly(self._mesh, one.entered.complete(self._mesh), one.entered.target)
+
+    def _add_tied_part(self, one: PassInFlight, tied: ExactArray | None) -> None:
+        table = self._model.tied_table
+        if table is None:
+            return
+        # Each data-parallel device has a part, which is added to its own before the sum over devices.
+        shape = (self._mesh.data_size, 1, *shape_on_mesh(table, self._mesh)[2:])
+        placements = place_summand(table, self._mesh)
+        what = f"last range's part of the gradient of {table.name} in {one.name}"
+        one.tape.add_summand(table, self._receive(tied, shape, placements, what), placements)
+
+    def _receive_rows(self, array: ExactArray | None, rows: int, what: str) -> Tensor:
+        return self._receive(array, (1, 1, rows, self._model.width), rows_of(self._mesh), what)
+
+    def _receive(
+        self, array: ExactArray | None, shape: tuple[int, ...], placements: Placements, what: str
+    ) -> Tensor:
+        """Return what another range sent as a tensor, if it is what this job's ranges exchange."""
+        place = f"{what}, for blocks {self.blocks.first} to {self.blocks.stop - 1}"
+        if array is None:
+            raise Refused(f"{place}: none given, expected the result of the neighbouring range; pass it on")
+        try:
+            return upload_exactly(self._mesh, array, shape, placements)
+        except ValueError as error:
+            raise Refused(f"{place}: {error}; pass on what a range of the same job computed") from error
+
+
+def describe_layout(config: JobConfig, vocabulary: int, mesh: Mesh) -> Layout:
+    """Return the layout of a job's whole model. Its parameters are named, and get no values."""
+    model = build_model(config.model, vocabulary, mesh)
+    return build_layout(model, decay_all=config.optimizer.weight_decay_on == "all")
