@@ -50,6 +50,7 @@ class Mesh:
         self.backend = str(tt.__name__).rpartition(".")[2]
         self.arch = str(handle.arch()).rpartition(".")[2].lower()
         self._closed = False
+        self._submeshes: tuple[Mesh, ...] = ()
 
     @property
     def handle(self) -> Any:
@@ -85,6 +86,18 @@ class Mesh:
         """Number of chips along the tensor axis; 1 without a tensor axis."""
         return 1 if self.axes.tensor is None else self.shape[self.axes.tensor]
 
+    def split(self, parts: int, axes: Axes) -> tuple[Mesh, ...]:
+        """Divide the rows over submeshes, which are closed with this mesh. It can be divided once.
+
+        Args:
+            parts: number of submeshes, which divides the rows.
+            axes: mesh axis of each parallel strategy on a submesh.
+        """
+        shape = (self.shape[0] // parts, self.shape[1])
+        handles = self.handle.create_submeshes(self.tt.MeshShape(*shape))
+        self._submeshes = tuple(Mesh(self.tt, handle, shape, axes, self.dtype) for handle in handles)
+        return self._submeshes
+
     def close(self) -> None:
         """Wait for the device and close it. Closing twice is allowed; tensors can't be used afterwards."""
         global _open_mesh
@@ -97,6 +110,9 @@ class Mesh:
                 self.tt.synchronize_device(self._handle)
             finally:
                 try:
+                    for each in self._submeshes:
+                        each._closed = True
+                        self.tt.close_mesh_device(each._handle)
                     self.tt.close_mesh_device(self._handle)
                 finally:
                     _disable_fabric(self.tt, self.shape)

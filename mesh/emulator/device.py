@@ -13,7 +13,7 @@ MAX_CHIPS = 1024
 
 
 class MeshDevice:
-    """An open mesh of emulated chips.
+    """An open mesh of emulated chips, or a submesh of one.
 
     Attributes:
         chip: mesh of a single chip, the device of tensors from `get_device_tensors`. A mesh of one chip is its own.
@@ -24,16 +24,17 @@ class MeshDevice:
         shape: [rows, columns].
     """
 
-    __slots__ = ("chip", "chips", "fabric", "is_open", "memory", "shape")
+    __slots__ = ("_submeshes", "chip", "chips", "fabric", "is_open", "memory", "shape")
 
     chip: MeshDevice
 
-    def __init__(self, shape: MeshShape, fabric: FabricConfig) -> None:
+    def __init__(self, shape: MeshShape, fabric: FabricConfig, memory: Memory | None = None) -> None:
+        self._submeshes: list[MeshDevice] = []
         self.shape = shape
         self.chips = shape[0] * shape[1]
         self.fabric = fabric
         self.is_open = True
-        self.memory = Memory()
+        self.memory = Memory() if memory is None else memory
         self.chip = self if self.chips == 1 else MeshDevice(MeshShape(1, 1), fabric)
 
     def get_num_devices(self) -> int:
@@ -43,6 +44,33 @@ class MeshDevice:
     def get_device_ids(self) -> list[int]:
         """Return the ids of the chips, row by row."""
         return list(range(self.chips))
+
+    def create_submeshes(self, submesh_shape: MeshShape) -> list[MeshDevice]:
+        """Return submeshes of one shape that share out the chips, row by row.
+
+        Raises RuntimeError if the mesh is no multiple of the shape, or has submeshes.
+        """
+        self.check_open("create_submeshes")
+        rows, columns = submesh_shape
+        if self._submeshes or self.shape[0] % rows or self.shape[1] % columns:
+            raise RuntimeError(
+                f"create_submeshes: {submesh_shape} of {self!r}, expected a shape that divides a mesh not divided yet"
+            )
+        count = self.chips // (rows * columns)
+        self._submeshes = [
+            MeshDevice(submesh_shape, self.fabric, memory) for memory in self.memory.split(count)
+        ]
+        return list(self._submeshes)
+
+    def get_submeshes(self) -> list[MeshDevice]:
+        """Return the submeshes that were created."""
+        return list(self._submeshes)
+
+    def close(self) -> None:
+        """Make the tensors of the mesh and of its submeshes unusable."""
+        for submesh in self._submeshes:
+            submesh.close()
+        self.is_open = self.chip.is_open = False
 
     def arch(self) -> Arch:
         """Return the architecture of the chips."""
@@ -89,9 +117,9 @@ def open_mesh_device(mesh_shape: MeshShape, *, trace_region_size: int = 0) -> Me
 
 def close_mesh_device(mesh_device: MeshDevice) -> None:
     """Close a mesh and make its tensors unusable. Closing twice is allowed."""
-    mesh_device.is_open = mesh_device.chip.is_open = False
-    use_threads(1)
+    mesh_device.close()
     if _Process.mesh is mesh_device:
+        use_threads(1)
         _Process.mesh = None
 
 

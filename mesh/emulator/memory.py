@@ -36,16 +36,40 @@ class Memory:
 
     Attributes:
         allocated_bank_bytes: sum of all allocations since the mesh was opened, per bank.
-        bank_bytes: bytes allocated now in the fullest bank.
+        bank_bytes: bytes allocated now in the fullest bank, of the fullest chip if there are submeshes.
         peak_bank_bytes: largest `bank_bytes` since `reset_peak`.
     """
 
-    __slots__ = ("allocated_bank_bytes", "bank_bytes", "peak_bank_bytes")
+    __slots__ = (
+        "_own_bank_bytes",
+        "_parts",
+        "_whole",
+        "allocated_bank_bytes",
+        "bank_bytes",
+        "peak_bank_bytes",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Memory | None = None) -> None:
         self.bank_bytes = 0
         self.peak_bank_bytes = 0
         self.allocated_bank_bytes = 0
+        self._own_bank_bytes = 0  # without those of submeshes
+        self._parts: list[Memory] = []
+        self._whole = whole
+
+    def split(self, parts: int) -> list[Memory]:
+        """Return the memory of each submesh, whose allocations count here too."""
+        self._parts = [Memory(self) for _ in range(parts)]
+        return self._parts
+
+    def allocate(self, bank_bytes: int) -> None:
+        """Count an allocation, or with a negative number that it is freed.
+
+        Args:
+            bank_bytes: its bytes in the fullest bank.
+        """
+        self._own_bank_bytes += bank_bytes
+        self._update()
 
     @property
     def live_bytes(self) -> int:
@@ -68,12 +92,22 @@ class Memory:
         Args:
             bank_bytes: its bytes in the fullest bank.
         """
-        self.allocated_bank_bytes += bank_bytes
-        self.peak_bank_bytes = max(self.peak_bank_bytes, self.bank_bytes + bank_bytes)
+        self.allocate(bank_bytes)
+        self.allocate(-bank_bytes)
 
     def reset_peak(self) -> None:
         """Restart the search for the peak at the current allocation."""
         self.peak_bank_bytes = self.bank_bytes
+
+    def _update(self) -> None:
+        before = self.bank_bytes
+        self.bank_bytes = self._own_bank_bytes
+        if self._parts:
+            self.bank_bytes += max(part.bank_bytes for part in self._parts)
+        self.allocated_bank_bytes += max(0, self.bank_bytes - before)
+        self.peak_bank_bytes = max(self.peak_bank_bytes, self.bank_bytes)
+        if self._whole is not None:
+            self._whole._update()
 
     def describe(self) -> MemoryView:
         """Return the figures that ttnn's allocator reports, with the sizes of a Wormhole and no fragmentation."""
@@ -96,15 +130,13 @@ class Buffer:
         self._memory = memory
         self.bank_bytes = bank_bytes
         if memory is not None:
-            memory.bank_bytes += bank_bytes
-            memory.allocated_bank_bytes += bank_bytes
-            memory.peak_bank_bytes = max(memory.peak_bank_bytes, memory.bank_bytes)
+            memory.allocate(bank_bytes)
 
     def free(self) -> None:
         """Free the memory, even if tensors still use the buffer."""
         self.allocated = False
         if self._memory is not None:
-            self._memory.bank_bytes -= self.bank_bytes
+            self._memory.allocate(-self.bank_bytes)
             self._memory = None
 
     def __del__(self) -> None:

@@ -76,6 +76,13 @@ def test_a_line_of_8_blackhole_chips_opens_by_our_descriptor(tmp_path: Path) -> 
     assert Path(opened["descriptor"]).name == "bh_lb_1x8_line_graph_descriptor.textproto"
 
 
+def test_submeshes_share_out_the_rows_and_close_with_their_mesh(tmp_path: Path) -> None:
+    divided, again = _open("loudbox", "8x1/4", "8x1", folder=tmp_path)
+    assert [shape for shape, _ in divided["submeshes"]] == [[2, 1]] * 4
+    assert [each for _, devices in divided["submeshes"] for each in devices] == divided["devices"]
+    assert again["submeshes"] == []
+
+
 def test_a_mesh_opens_on_the_chips_that_are_named(tmp_path: Path) -> None:
     one, mesh, unknown = _open("loudbox", "1x1@5", "2x4@7,6,5,4,3,2,1,0", "1x1@9", folder=tmp_path)
     assert one["devices"] == [5]

@@ -35,6 +35,39 @@ def test_sizes_of_axes(open_emulator: Callable[..., Mesh]) -> None:
     assert (mesh.data_size, mesh.tensor_size) == (1, 1)
 
 
+def test_submeshes_share_out_rows_and_close_with_their_mesh(open_emulator: Callable[..., Mesh]) -> None:
+    whole = open_emulator((4, 2))
+    submeshes = whole.split(2, Axes(tensor=1))
+    assert [each.shape for each in submeshes] == [(2, 2), (2, 2)]
+    assert [each.tensor_size for each in submeshes] == [2, 2]
+    assert compute_fingerprint(submeshes[0]) == compute_fingerprint(submeshes[1])
+    kept = [make_tile(each) for each in submeshes]
+    with pytest.raises(RuntimeError, match="not divided yet"):
+        whole.split(4, Axes())
+    whole.close()
+    for each, tile in zip(submeshes, kept, strict=True):
+        with pytest.raises(Failed, match="is closed"):
+            _ = each.handle
+        with pytest.raises(RuntimeError, match="closed"):
+            each.tt.add(tile, tile)
+
+
+def test_the_fullest_submesh_is_what_its_mesh_has_allocated(open_emulator: Callable[..., Mesh]) -> None:
+    whole = open_emulator((2, 1))
+    first, second = whole.split(2, Axes())
+    kept = [make_tile(first), make_tile(second), make_tile(second)]
+    counted = [each.handle.memory.live_bytes for each in (whole, first, second)]
+    assert counted[0] == counted[2] == 2 * counted[1] > 0
+    del kept[2:], kept[:1]
+    assert whole.handle.memory.live_bytes == counted[1]
+    assert whole.handle.memory.peak_bytes == counted[2]
+
+
+def make_tile(mesh: Mesh) -> Any:
+    tt = mesh.tt
+    return upload(mesh, np.ones((1, 1, 32, 32), np.float32), dtype=mesh.dtype, layout=tt.TILE_LAYOUT)
+
+
 def test_one_mesh_at_a_time(open_emulator: Callable[..., Mesh]) -> None:
     first = open_emulator((1, 8))
     with pytest.raises(Failed, match=r"mesh of \[1, 8\] open"):
