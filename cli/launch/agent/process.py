@@ -41,7 +41,7 @@ from cli.launch.agent.protocol import (
     Stopped,
     WriteFile,
 )
-from cli.launch.agent.rank_process import RankProcess, process_environment
+from cli.launch.agent.rank_process import RankProcess, end_with_parent, process_environment
 from mesh.backend import has_device
 from services.durable_files import new_file
 from services.errors import Failed, Refused, TiermeshError, describe_internal_error
@@ -193,7 +193,7 @@ class Agent:
         (self._folder / SOCKET).unlink(missing_ok=True)
         if not over.job:  # a daemon that ended here may be the reason
             ends = [state.text for state in self._states.values() if isinstance(state, Ended)]
-            over = RunOver("", "; ".join((*ends, over.text)))
+            over = RunOver("", "; ".join(ends) or over.text)
         try:
             _write(self._folder / RESULT_FILE, protocol.encode(over).decode())
         finally:
@@ -216,6 +216,7 @@ class Agent:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 limit=MAX_LINE_BYTES,
+                preexec_fn=end_with_parent,
             )
         except OSError as error:
             return Ended(check.rank, 1, f"can't be started ({error})")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,6 +146,33 @@ def test_several_hosts_that_fail_are_all_named(sshd: Sshd, tmp_path: Path) -> No
         f"host 127.0.0.{number}:" for number in range(1, 6)
     ]
     wait_until_nothing_is_left(sshd)
+
+
+def test_a_mesh_check_that_hangs_ends_with_its_agent(sshd: Sshd, tmp_path: Path) -> None:
+    hang = "import mesh.link_check as m, time; m.open_mesh_for_check = lambda *_: time.sleep(1000)"
+    disguise(
+        sshd, f"folder = '{sshd.folder}/runs'; {hang}"
+    )  # the folder, since the check's arguments lack it
+    device = ("device_config.backend=ttnn", "device_config.mesh_shape=[1,8]", "device_config.enable_ddp=true")
+    arguments = job_of(loudboxes(tmp_path / "5loudboxes", ONE_HOST), *device, "batch_size=8")
+    bindings = tmp_path / "5loudboxes" / "rank_bindings.yaml"
+    visible = "".join(
+        f"  - {{rank: {n}, mesh_id: {n}, env_overrides: {{TT_VISIBLE_DEVICES: '{n}'}}}}\n" for n in range(5)
+    )
+    bindings.write_text(f"rank_bindings:\n{visible}")
+    process = subprocess.Popen(command(sshd, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        while not processes_of(sshd, "check --mesh"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        for pid in processes_of(sshd, "launch-agent"):
+            if not words_of(pid)[0].endswith("ssh"):
+                os.kill(pid, signal.SIGKILL)
+        wait_until_nothing_is_left(sshd)
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()
+        process.communicate()
 
 
 # ---- while the job runs ----
