@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
@@ -10,13 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
 
 from mesh.device import Mesh
 from mesh.fingerprint import compute_fingerprint
-from services.checkpoints.format import (
-    CONSTANTS_FILE,
-)
 from services.config.job import JobConfig
 from services.tensors.layout import Layout
 from training.autograd.tape import Tape
@@ -28,6 +23,7 @@ from training.job_data import JobData
 from training.models.build import (
     build_model,
 )
+from training.models.checkpoint_files import describe_model
 from training.models.custom import (
     name_own_model_in_errors,
 )
@@ -52,7 +48,8 @@ class PassPhase(str, Enum):
     BACKWARD_PASS = "BACKWARD_PASS"
 
 
-def _unobserved(phase: PassPhase) -> AbstractContextManager[None]:
+def unobserved(phase: PassPhase) -> AbstractContextManager[None]:
+    """Return a context in which nothing is observed."""
     del phase
     return nullcontext()
 
@@ -88,7 +85,7 @@ class TrainingStep:
         data_dir: Path | None = None,
         allowed_models: Collection[str] = (),
         *,
-        around_phase: Callable[[PassPhase], AbstractContextManager[None]] = _unobserved,
+        around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
         self._config = config
@@ -183,14 +180,7 @@ class TrainingStep:
         programs expect untrained tensors.
         """
         with name_own_model_in_errors(self._config.model):
-            described = json.dumps(self._model.hugging_face_config(), indent=2) + "\n"
-            constants = self._model.constant_exports()
-        files = {"config.json": described.encode()}
-        if self.data.tokenizer is not None:
-            files["tokenizer.json"] = self.data.tokenizer.to_json().encode()
-        if constants:
-            files[CONSTANTS_FILE] = save(constants, metadata={"format": "pt"})
-        return files
+            return describe_model(self._model, self.data.tokenizer)
 
     def fingerprint(self) -> dict[str, str]:
         """Return what the bits of this worker's gradients depend on."""

@@ -200,6 +200,11 @@ class Tape:
         while self._records:
             self._replay_last(on_final)
 
+    def clear(self) -> None:
+        """Forget what was recorded, of a pass that is given up: records refer to the tape, so they keep each other."""
+        self._records.clear()
+        self._parameters.clear()
+
     def _record(
         self, value: Tensor, inputs: tuple[Variable, ...], backward: Backward, placements: Placements
     ) -> Variable:
