@@ -3,7 +3,7 @@
     chips.py            memory of the chips that exist
     allocation.py       bytes that a tensor takes on a chip, in whole tiles over its banks
     share.py            what one chip has of a job's tensors
-    stages.py           points of a pass at which memory may be at its peak
+    points.py           points of a pass at which memory may be at its peak
     blocks.py           such points of a transformer block
     ends.py             such points of embedding, projection and loss
     device_memory.py    peak memory of a chip, by what it is for

@@ -13,7 +13,7 @@ from services.config.models import GPT2Config, LlamaConfig
 from services.config.parameters import ModelPart, ParameterShape
 from services.sizing.allocation import TILE
 from services.sizing.share import ChipShare
-from services.sizing.stages import Stage
+from services.sizing.points import MemoryPoint
 
 SILU_BACKWARD_TENSORS = 6
 """Tensors of the operand's size that `ttnn.silu_bw` has at once; the last one is its result."""
@@ -26,13 +26,13 @@ class BlockMemory:
     Attributes:
         input_bytes: the block's input, which is all that `runner_type: memory_efficient` keeps.
         kept_bytes: everything that is kept for the backward pass.
-        stages: points of the block's passes; their activations are its own.
+        points: points of the block's passes; their activations are its own.
         forward_bytes: most that is allocated at once in a pass that keeps nothing, as in evaluation.
     """
 
     input_bytes: int
     kept_bytes: int
-    stages: tuple[Stage, ...]
+    points: tuple[MemoryPoint, ...]
     forward_bytes: int
 
 
@@ -138,24 +138,24 @@ def _join(share: ChipShare, width: int, attention: _Half, feed_forward: _Half, d
     return BlockMemory(
         input_bytes=width,
         kept_bytes=earlier + feed_forward.kept_bytes + feed_forward.operand_bytes,
-        stages=(
-            *_stages(share, width, attention, 0, drops),
-            *_stages(share, width, feed_forward, earlier, drops),
+        points=(
+            *_points(share, width, attention, 0, drops),
+            *_points(share, width, feed_forward, earlier, drops),
         ),
         forward_bytes=width + max(attention.forward_bytes, feed_forward.forward_bytes),
     )
 
 
-def _stages(share: ChipShare, width: int, half: _Half, earlier: int, drops: bool) -> Iterator[Stage]:
+def _points(share: ChipShare, width: int, half: _Half, earlier: int, drops: bool) -> Iterator[MemoryPoint]:
     """Yield the points of a half, after `earlier` bytes that the block keeps before it."""
     kept = earlier + half.kept_bytes
     # The residual stream's gradient is there all the time, and a masked copy of it behind a dropout.
     gradients = width * (1 + drops) + half.operand_bytes
-    yield Stage(half.name, kept + half.operand_bytes, share.gradient(half.weight), gradients)
-    yield Stage(half.name, kept, 0, width + half.backward_bytes)
+    yield MemoryPoint(half.name, kept + half.operand_bytes, share.gradient(half.weight), gradients)
+    yield MemoryPoint(half.name, kept, 0, width + half.backward_bytes)
     if share.tensor_size > 1:
         # In the forward pass, chips add up the projection's results.
-        yield Stage(half.name, kept + half.operand_bytes, 0, share.with_sum(width, share.tensor_size))
+        yield MemoryPoint(half.name, kept + half.operand_bytes, 0, share.with_sum(width, share.tensor_size))
 
 
 def _transposed_heads(share: ChipShare, heads: int, width: int) -> int:

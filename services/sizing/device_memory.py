@@ -12,7 +12,7 @@ from services.sizing.allocation import Allocator
 from services.sizing.blocks import SILU_BACKWARD_TENSORS, size_gpt2_block, size_llama_block
 from services.sizing.ends import size_ends
 from services.sizing.share import FLOAT32_BYTES, ChipShare
-from services.sizing.stages import Stage
+from services.sizing.points import MemoryPoint
 
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes of a weight or activation by dtype."""
@@ -80,17 +80,17 @@ def estimate_device_memory(
     )
     parts = model_parts(model, vocabulary)
     if isinstance(model, (GPT2Config, LlamaConfig)):
-        caches, inputs, stages = _language_model(model, share, validation_share, parts, vocabulary)
+        caches, inputs, points = _language_model(model, share, validation_share, parts, vocabulary)
     else:
-        caches, (inputs, stages) = 0, _regression(model, share)
+        caches, (inputs, points) = 0, _regression(model, share)
     weights = sum(share.weights(part) for part in parts)
     if config.device.trace:
         caches += TRACE_REGION_BYTES
         gradients = sum(
             part.copies * share.gathered_weight(each) for part in parts for each in part.shapes.values()
         )
-        stages = [*stages, Stage("results of the trace", 0, gradients, 0)]
-    peak = max(stages, key=lambda stage: stage.total_bytes)
+        points = [*points, MemoryPoint("results of the trace", 0, gradients, 0)]
+    peak = max(points, key=lambda point: point.total_bytes)
     return DeviceMemory(
         weights_bytes=weights,
         padding_bytes=weights - _logical_bytes(share, parts),
@@ -109,7 +109,7 @@ def _language_model(
     validation_share: ChipShare,
     parts: tuple[ModelPart, ...],
     vocabulary: int,
-) -> tuple[int, int, list[Stage]]:
+) -> tuple[int, int, list[MemoryPoint]]:
     """Return caches, inputs, and the points at which memory may be at its peak."""
     ends = size_ends(model, share, vocabulary)
     validation_ends = size_ends(model, validation_share, vocabulary)
@@ -120,11 +120,11 @@ def _language_model(
         block, validation_block = (size_llama_block(model, each, part) for each in (share, validation_share))
     each_kept = block.input_bytes if model.runner_type == "memory_efficient" else block.kept_bytes
     others = (model.num_blocks - 1) * each_kept
-    stages = [
-        *(stage.plus(activations_bytes=others + block.kept_bytes) for stage in ends.stages),
-        *(stage.plus(activations_bytes=others, gradients_bytes=ends.waiting_bytes) for stage in block.stages),
+    points = [
+        *(point.plus(activations_bytes=others + block.kept_bytes) for point in ends.points),
+        *(point.plus(activations_bytes=others, gradients_bytes=ends.waiting_bytes) for point in block.points),
         ends.embedding,
-        Stage("evaluation", 0, 0, max(validation_ends.forward_bytes, validation_block.forward_bytes)),
+        MemoryPoint("evaluation", 0, 0, max(validation_ends.forward_bytes, validation_block.forward_bytes)),
     ]
     tokens = model.max_sequence_length
     caches = share.constant(tokens, tokens)  # the causal mask
@@ -134,10 +134,10 @@ def _language_model(
         caches += share.constant(tokens, model.embedding_dim)
     padded = share.tensor_size > 1 and vocabulary % (32 * share.tensor_size)
     caches += (2 if padded else 1) * share.constant(1, share.split(vocabulary), element_bytes=FLOAT32_BYTES)
-    return caches, ends.inputs_bytes, stages
+    return caches, ends.inputs_bytes, points
 
 
-def _regression(model: LinearRegressionConfig | MLPConfig, share: ChipShare) -> tuple[int, list[Stage]]:
+def _regression(model: LinearRegressionConfig | MLPConfig, share: ChipShare) -> tuple[int, list[MemoryPoint]]:
     """Return inputs, and the points at which memory may be at its peak."""
     if isinstance(model, LinearRegressionConfig):
         widths: tuple[int, ...] = (model.num_features, model.num_targets)
@@ -150,16 +150,16 @@ def _regression(model: LinearRegressionConfig | MLPConfig, share: ChipShare) -> 
     outputs32 = share.rows(widths[-1], FLOAT32_BYTES)
     inputs = share.rows(widths[0]) + outputs32 + share.rows(1, FLOAT32_BYTES)
     incoming, kept = share.rows(widths[0]), 0
-    stages = []
+    points = []
     for weight in weights:
         width = weight.shape[1]
         outgoing = share.rows(share.split(width) if weight.cut == 1 else width)
-        stages.append(Stage("layer", kept, share.gradient(weight), incoming + outgoing))
+        points.append(MemoryPoint("layer", kept, share.gradient(weight), incoming + outgoing))
         incoming, kept = outgoing, kept + 2 * outgoing  # before and after the activation
-        stages.append(Stage("activation", kept - outgoing, 0, (1 + backward_tensors) * outgoing))
-    stages.pop()  # the last layer has no activation
-    stages.append(Stage("loss", kept - 2 * outgoing + outputs32, 0, outputs32 + outgoing))
-    return inputs, stages
+        points.append(MemoryPoint("activation", kept - outgoing, 0, (1 + backward_tensors) * outgoing))
+    points.pop()  # the last layer has no activation
+    points.append(MemoryPoint("loss", kept - 2 * outgoing + outputs32, 0, outputs32 + outgoing))
+    return inputs, points
 
 
 def _logical_bytes(share: ChipShare, parts: tuple[ModelPart, ...]) -> int:

@@ -8,7 +8,7 @@ from services.config.models import GPT2Config, LlamaConfig
 from services.config.parameters import ParameterShape
 from services.sizing.allocation import TILE
 from services.sizing.share import FLOAT32_BYTES, ChipShare
-from services.sizing.stages import Stage
+from services.sizing.points import MemoryPoint
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,15 @@ class EndsMemory:
     """Memory of the ends of a language model on a chip, in bytes.
 
     Attributes:
-        stages: loss and projection, when all blocks' values are kept.
+        points: loss and projection, when all blocks' values are kept.
         embedding: end of the backward pass, when none is kept.
         waiting_bytes: gradient of a table that is both embedding and projection, which waits for its second part.
         inputs_bytes: ids, targets and losses.
         forward_bytes: most that is allocated at once in a pass that keeps nothing.
     """
 
-    stages: tuple[Stage, ...]
-    embedding: Stage
+    points: tuple[MemoryPoint, ...]
+    embedding: MemoryPoint
     waiting_bytes: int
     inputs_bytes: int
     forward_bytes: int
@@ -47,8 +47,8 @@ def size_ends(model: GPT2Config | LlamaConfig, share: ChipShare, vocabulary: int
     waiting = whole if model.weight_tying else 0
     column = share.rows(1) if share.tensor_size > 1 else 0  # marks the rows whose token a chip has
     return EndsMemory(
-        stages=(forward, backward, Stage("projection", norm, share.gradient(table), logits + width)),
-        embedding=Stage(
+        points=(forward, backward, MemoryPoint("projection", norm, share.gradient(table), logits + width)),
+        embedding=MemoryPoint(
             "embedding", 0, waiting + max(share.gradient(table), 2 * waiting), width * (2 if column else 1)
         ),
         waiting_bytes=waiting,
@@ -61,17 +61,17 @@ def size_ends(model: GPT2Config | LlamaConfig, share: ChipShare, vocabulary: int
     )
 
 
-def _size_loss(share: ChipShare, vocabulary: int) -> tuple[Stage, Stage]:
+def _size_loss(share: ChipShare, vocabulary: int) -> tuple[MemoryPoint, MemoryPoint]:
     """Return the loss of whole rows, forward and backward: log-probabilities are kept."""
     logits, logits32 = share.rows(vocabulary), share.rows(vocabulary, FLOAT32_BYTES)
     return (
-        Stage("loss", logits32, 0, logits + logits32),
+        MemoryPoint("loss", logits32, 0, logits + logits32),
         # One-hot targets, the difference of both, and the weighted difference in float32 and in the model's dtype.
-        Stage("loss", logits32, 0, max(3 * logits32, 2 * logits32 + logits)),
+        MemoryPoint("loss", logits32, 0, max(3 * logits32, 2 * logits32 + logits)),
     )
 
 
-def _size_loss_of_columns(share: ChipShare, vocabulary: int) -> tuple[Stage, Stage]:
+def _size_loss_of_columns(share: ChipShare, vocabulary: int) -> tuple[MemoryPoint, MemoryPoint]:
     """Return the loss where each chip has columns, forward and backward: likelihoods and one-hot targets are kept."""
     columns = share.split(vocabulary)
     logits, logits32 = share.rows(columns), share.rows(columns, FLOAT32_BYTES)
@@ -83,6 +83,6 @@ def _size_loss_of_columns(share: ChipShare, vocabulary: int) -> tuple[Stage, Sta
     gathering = logits + logits32 + gathered + 2 * tiles
     adding = logits + logits32 + 6 * row
     return (
-        Stage("loss", 2 * logits32, 0, max(gathering - 2 * logits32, adding)),
-        Stage("loss", 2 * logits32, 0, 3 * logits32 + 2 * row),
+        MemoryPoint("loss", 2 * logits32, 0, max(gathering - 2 * logits32, adding)),
+        MemoryPoint("loss", 2 * logits32, 0, 3 * logits32 + 2 * row),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Stage:
+class MemoryPoint:
     """Memory at one point of a pass, in bytes, beside weights, caches and inputs.
 
     Attributes:
@@ -26,8 +26,8 @@ class Stage:
         """All of it."""
         return self.activations_bytes + self.gradients_bytes + self.temporaries_bytes
 
-    def plus(self, *, activations_bytes: int = 0, gradients_bytes: int = 0) -> Stage:
-        """Return the stage where more is kept."""
+    def plus(self, *, activations_bytes: int = 0, gradients_bytes: int = 0) -> MemoryPoint:
+        """Return the point where more is kept."""
         return replace(
             self,
             activations_bytes=self.activations_bytes + activations_bytes,
