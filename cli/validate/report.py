@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from cli.validate.command import Cluster
 from mesh.backend import choose_dtype, may_drive_chips
@@ -13,17 +13,33 @@ from services.config.origins import Origins
 from services.config.parameters import count_largest, model_parts
 from services.config.resolve.job import ResolvedJob
 from services.config.settings import list_settings, optimizer_name
-from services.sizing.chips import CHIPS, DEFAULT_CHIP
+from services.sizing.chips import CHIPS, DEFAULT_CHIP, Chip
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.disk import estimate_checkpoints
 from services.sizing.fitting import describe_shortage
 from services.sizing.flops import count_flops_per_token
 from services.sizing.host_memory import estimate_host_memory
 from services.sizing.links import estimate_links
+from services.sizing.pipeline import StageSize, estimate_bubble, estimate_stage_links, size_stages
+from services.sizing.sizes import format_bytes
 
 
-def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> tuple[dict[str, Any], str | None]:
-    """Return the figures of a job, and a line if a chip has too little memory for it.
+class Report(NamedTuple):
+    """Figures of a job.
+
+    Attributes:
+        figures: all figures, as one JSON object.
+        shortage: a line if the chips have too little memory for the job, or for a stage of its pipeline; else None.
+        notice: a line if they have enough for each stage, but not for the whole model, which each worker holds as yet.
+    """
+
+    figures: dict[str, Any]
+    shortage: str | None = None
+    notice: str | None = None
+
+
+def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
+    """Return the figures of a job, and whether the chips have too little memory for it.
 
     Figures that only a worker can know are None: those of users' own models, and of unknown vocabularies.
 
@@ -57,11 +73,12 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> tuple[d
     }
     parameters = _count_parameters(config)
     report["parameters"] = parameters
+    report["pipeline"], stage_shortage = _size_pipeline(config, cluster)
     sizes: dict[str, Any] = dict.fromkeys(
         ("flops_per_token", "device_memory", "host_memory", "links", "checkpoints")
     )
     if parameters is None:
-        return report | sizes, None
+        return Report(report | sizes)
     sizes["flops_per_token"] = count_flops_per_token(config.model, config.vocabulary or 0)
     sizes["device_memory"], shortage = _size_device(config, cluster)
     roles = {key: report[key] for key in ("workers", "tiers", "shards")}
@@ -72,7 +89,16 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> tuple[d
     sizes["links"] = [asdict(each) for each in estimate_links(config, elements, **roles)]
     checkpoints = estimate_checkpoints(config, elements)
     sizes["checkpoints"] = asdict(checkpoints) | {"most_bytes": checkpoints.most_bytes}
-    return report | sizes, shortage
+    figures = report | sizes
+    if config.pipeline is None or shortage is None or stage_shortage is not None:
+        return Report(figures, stage_shortage or shortage)
+    memory, largest_stage = sizes["device_memory"], report["pipeline"]["largest_stage_bytes"]
+    notice = (
+        f"device_config: {format_bytes(memory['total_bytes'])} needed on each chip for the whole model, expected at "
+        f"most the {format_bytes(memory['chip_bytes'])} of {memory['chip']}; a worker refuses the job until stages are "
+        f"spread over workers, of which the largest needs {format_bytes(largest_stage)}"
+    )
+    return Report(figures, notice=notice)
 
 
 def _count_tokens(config: JobConfig, windows: int | None) -> dict[str, Any]:
@@ -96,13 +122,10 @@ def _count_parameters(config: JobConfig) -> dict[str, int] | None:
 
 def _size_device(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | None, str | None]:
     """Return the memory of a chip, and a line if that is more than it has."""
-    dtype = choose_dtype(config.device.backend, config.device.dtype)
-    chip = CHIPS[cluster.chip] if cluster.chip else DEFAULT_CHIP
+    dtype, chip, known = _choose_chip(config, cluster)
     memory = estimate_device_memory(config, config.vocabulary or 0, dtype=dtype, banks=chip.banks)
     if memory is None:
         return None, None
-    # An emulated chip has the memory of the host.
-    known = cluster.chip is not None or may_drive_chips(config.device.backend)
     sizes = asdict(memory) | {
         "total_bytes": memory.total_bytes,
         "dtype": dtype,
@@ -116,3 +139,54 @@ def _size_device(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | 
         config, memory, dtype=dtype, banks=chip.banks, chip=chip.name, chip_bytes=chip.dram_bytes
     )
     return sizes, line
+
+
+def _choose_chip(config: JobConfig, cluster: Cluster) -> tuple[str, Chip, bool]:
+    """Return the dtype on a chip, the chip, and whether its memory is known: an emulated one has that of its host."""
+    dtype = choose_dtype(config.device.backend, config.device.dtype)
+    known = cluster.chip is not None or may_drive_chips(config.device.backend)
+    return dtype, CHIPS[cluster.chip] if cluster.chip else DEFAULT_CHIP, known
+
+
+def _size_pipeline(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the figures of a pipeline, and a line if its largest stage needs more memory than a chip has."""
+    pipeline, vocabulary = config.pipeline, config.vocabulary
+    if pipeline is None:
+        return None, None
+    dtype, chip, known = _choose_chip(config, cluster)
+    sizes = size_stages(config, vocabulary, dtype=dtype, banks=chip.banks)
+    largest = max(sizes, key=lambda each: each.memory_bytes)
+    figures = {
+        "stages": [_describe_stage(each) for each in sizes],
+        "schedule": pipeline.schedule,
+        "ranges_per_stage": pipeline.ranges_per_stage,
+        "pipelines": config.num_workers // pipeline.stages,
+        "micro_batches_each": config.gradient_accumulation_steps,
+        "bubble": round(estimate_bubble(pipeline, config.gradient_accumulation_steps), 4),
+        "largest_stage": largest.stage if largest.memory else None,
+        "largest_stage_bytes": largest.memory_bytes if largest.memory else None,
+        "links": [asdict(each) for each in estimate_stage_links(config, vocabulary or 0, dtype=dtype)],
+    }
+    if not known or largest.memory is None or largest.memory_bytes <= chip.dram_bytes:
+        return figures, None
+    line = describe_shortage(
+        config,
+        largest.memory,
+        dtype=dtype,
+        banks=chip.banks,
+        chip=chip.name,
+        chip_bytes=chip.dram_bytes,
+        stage=largest.stage,
+    )
+    return figures, line
+
+
+def _describe_stage(size: StageSize) -> dict[str, Any]:
+    memory = size.memory
+    return {
+        "stage": size.stage,
+        "blocks": [[each.first, each.stop - 1] for each in size.ranges],
+        "parameters": size.parameters,
+        "in_flight": size.in_flight,
+        "device_memory": asdict(memory) | {"total_bytes": memory.total_bytes} if memory else None,
+    }

@@ -37,6 +37,7 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
     yield from _setting_lines(report["settings"])
     yield "job"
     yield from _table([[key, _show(report[key])] for key in _SHOWN if report[key] not in (None, 0)])
+    yield from _pipeline_lines(report["pipeline"])
     if report["parameters"] is None:
         yield f"parameters, memory, bytes between roles, checkpoints: {_UNKNOWN}"
         return
@@ -45,7 +46,7 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
     yield from _table([[name, f"{count:,}"] for name, count in parts])
     if report["flops_per_token"]:
         yield f"FLOPs per token: {report['flops_per_token']:,}"
-    yield from _device_lines(report["device_memory"])
+    yield from _device_lines(report["device_memory"], whole=report["pipeline"] is not None)
     yield f"memory of each process (workers: {report['workers']}, tiers: {report['tiers']}, shards: {report['shards']})"
     yield from _table(
         [
@@ -61,18 +62,7 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
         ]
     )
     yield "bytes between roles in a step"
-    yield from _table(
-        [
-            [
-                f"{each['sender']} to {each['receiver']}",
-                each["content"],
-                each["dtype"],
-                format_bytes(each["total_bytes"]),
-                f"over {each['links']} links" if each["links"] > 1 else "",
-            ]
-            for each in report["links"]
-        ]
-    )
+    yield from _link_lines(report["links"])
     disk = report["checkpoints"]
     yield (
         f"checkpoints: {disk['written']} of {format_bytes(disk['bytes_each'])}, of which {disk['kept']} are kept; "
@@ -96,18 +86,62 @@ def _setting_lines(settings: Sequence[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def _device_lines(memory: dict[str, Any] | None) -> Iterator[str]:
+def _device_lines(memory: dict[str, Any] | None, *, whole: bool) -> Iterator[str]:
     if memory is None:
         yield f"memory of a chip: {_UNKNOWN}"
         return
     of_chip = f" of {format_bytes(memory['chip_bytes'])} ({memory['chip']})" if memory["chip"] else ""
+    held = " with the whole model" if whole else ""
     yield (
-        f"memory of a chip: {format_bytes(memory['total_bytes'])}{of_chip} in {memory['dtype']}; "
+        f"memory of a chip{held}: {format_bytes(memory['total_bytes'])}{of_chip} in {memory['dtype']}; "
         f"the peak is in: {memory['peak']}"
     )
     names = ("weights", "padding", "caches", "inputs", "activations", "gradients", "temporaries")
     notes = {"padding": "part of the weights", "caches": "masks, positions, classes"}
     yield from _table([[name, format_bytes(memory[f"{name}_bytes"]), notes.get(name, "")] for name in names])
+
+
+def _pipeline_lines(pipeline: dict[str, Any] | None) -> Iterator[str]:
+    if pipeline is None:
+        return
+    ranges = f", {pipeline['ranges_per_stage']} ranges each" if pipeline["ranges_per_stage"] > 1 else ""
+    yield (
+        f"pipelines: {pipeline['pipelines']} of {len(pipeline['stages'])} stages{ranges}, "
+        f"{pipeline['micro_batches_each']} micro-batches each in a step; schedule {pipeline['schedule']}; bubble "
+        f"{pipeline['bubble']:.1%} with equal time for each block"
+    )
+    titles = ["stage", "blocks", "parameters", "in flight", "memory of a chip", ""]
+    yield from _table([titles, *(_stage_row(each, pipeline) for each in pipeline["stages"])])
+    if pipeline["links"]:
+        yield "bytes between stages in a step"
+        yield from _link_lines(pipeline["links"])
+
+
+def _stage_row(stage: dict[str, Any], pipeline: dict[str, Any]) -> list[str]:
+    memory = stage["device_memory"]
+    return [
+        str(stage["stage"]),
+        ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in stage["blocks"]),
+        f"{stage['parameters']:,}" if memory else _UNKNOWN,
+        str(stage["in_flight"]),
+        format_bytes(memory["total_bytes"]) if memory else _UNKNOWN,
+        "largest" if stage["stage"] == pipeline["largest_stage"] else "",
+    ]
+
+
+def _link_lines(links: Sequence[dict[str, Any]]) -> Iterator[str]:
+    return _table(
+        [
+            [
+                f"{each['sender']} to {each['receiver']}",
+                each["content"],
+                each["dtype"],
+                format_bytes(each["total_bytes"]),
+                f"over {each['links']} links" if each["links"] > 1 else "",
+            ]
+            for each in links
+        ]
+    )
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

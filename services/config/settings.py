@@ -194,7 +194,7 @@ def _effective(part: str, name: str, value: Any, config: JobConfig) -> Any:
         case "sampling", "top_k":
             return value or -1  # tt-train's way to say all tokens
         case "pipeline", "blocks_per_stage":
-            return dict(enumerate(value))
+            return {str(stage): blocks for stage, blocks in enumerate(value)}
         case "model", "vocab_size":
             return config.vocabulary
         case "model", "intermediate_dim" if isinstance(config.model, LlamaConfig):

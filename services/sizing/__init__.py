@@ -6,10 +6,12 @@
     points.py           points of a pass at which memory may be at its peak
     blocks.py           such points of a transformer block
     ends.py             such points of embedding, projection and loss
+    portion.py          what a stage of a pipeline has of a model
     device_memory.py    peak memory of a chip, by what it is for
     fitting.py          changes with which a job that is too large fits
     host_memory.py      memory of worker, aggregator, optimizer and shards
     links.py            bytes between roles in a step
+    pipeline.py         stages of a pipeline, its bubble, and bytes between stages
     disk.py             checkpoints on disk
     sizes.py            sizes as people read them
     flops.py            floating-point operations of a token, and the peak of chips

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.parameters import ModelPart, ParameterShape
 from services.sizing.allocation import TILE
-from services.sizing.share import ChipShare
 from services.sizing.points import MemoryPoint
+from services.sizing.share import ChipShare
 
 SILU_BACKWARD_TENSORS = 6
 """Tensors of the operand's size that `ttnn.silu_bw` has at once; the last one is its result."""

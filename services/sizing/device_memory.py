@@ -11,8 +11,9 @@ from services.config.parameters import ModelPart, model_parts
 from services.sizing.allocation import Allocator
 from services.sizing.blocks import SILU_BACKWARD_TENSORS, size_gpt2_block, size_llama_block
 from services.sizing.ends import size_ends
-from services.sizing.share import FLOAT32_BYTES, ChipShare
 from services.sizing.points import MemoryPoint
+from services.sizing.portion import Portion
+from services.sizing.share import FLOAT32_BYTES, ChipShare
 
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes of a weight or activation by dtype."""
@@ -30,7 +31,7 @@ class DeviceMemory:
         weights_bytes: weights, with their padding.
         padding_bytes: padding of the weights, to whole tiles and over the banks.
         caches_bytes: values that stay: masks, positions, classes, and the region for traces.
-        inputs_bytes: ids, targets and losses of a micro-batch.
+        inputs_bytes: ids, targets and losses of a micro-batch, and activations on their way between stages.
         activations_bytes: values that are kept for the backward pass.
         gradients_bytes: gradients of parameters on the chip. Each leaves it as soon as it is complete.
         temporaries_bytes: everything else at the peak.
@@ -60,7 +61,7 @@ class DeviceMemory:
 
 
 def estimate_device_memory(
-    config: JobConfig, vocabulary: int, *, dtype: str, banks: int
+    config: JobConfig, vocabulary: int, *, dtype: str, banks: int, portion: Portion | None = None
 ) -> DeviceMemory | None:
     """Return the peak memory of each chip of a job's mesh; None for a user's own model, whose values nobody knows.
 
@@ -69,6 +70,7 @@ def estimate_device_memory(
         vocabulary: number of tokens of a language model.
         dtype: dtype of weights and activations, `bfloat16` or `float32`.
         banks: number of DRAM banks of a chip.
+        portion: the part of a language model that is on the mesh; None for the whole model.
     """
     model = config.model
     if isinstance(model, CustomConfig):
@@ -80,7 +82,9 @@ def estimate_device_memory(
     )
     parts = model_parts(model, vocabulary)
     if isinstance(model, (GPT2Config, LlamaConfig)):
-        caches, inputs, points = _language_model(model, share, validation_share, parts, vocabulary)
+        portion = portion or Portion.whole(model.num_blocks)
+        parts = portion.held_parts(parts)
+        caches, inputs, points = _language_model(model, share, validation_share, parts, vocabulary, portion)
     else:
         caches, (inputs, points) = 0, _regression(model, share)
     weights = sum(share.weights(part) for part in parts)
@@ -109,6 +113,7 @@ def _language_model(
     validation_share: ChipShare,
     parts: tuple[ModelPart, ...],
     vocabulary: int,
+    portion: Portion,
 ) -> tuple[int, int, list[MemoryPoint]]:
     """Return caches, inputs, and the points at which memory may be at its peak."""
     ends = size_ends(model, share, vocabulary)
@@ -119,22 +124,33 @@ def _language_model(
     else:
         block, validation_block = (size_llama_block(model, each, part) for each in (share, validation_share))
     each_kept = block.input_bytes if model.runner_type == "memory_efficient" else block.kept_bytes
-    others = (model.num_blocks - 1) * each_kept
+    others = (portion.kept_blocks - 1) * each_kept
+    if portion.has_last:
+        others += (portion.kept_losses - 1) * ends.kept_bytes
+    waiting = ends.waiting_bytes if portion.has_first else 0
     points = [
-        *(point.plus(activations_bytes=others + block.kept_bytes) for point in ends.points),
-        *(point.plus(activations_bytes=others, gradients_bytes=ends.waiting_bytes) for point in block.points),
-        ends.embedding,
-        MemoryPoint("evaluation", 0, 0, max(validation_ends.forward_bytes, validation_block.forward_bytes)),
+        *(point.plus(activations_bytes=others, gradients_bytes=waiting) for point in block.points),
+        MemoryPoint("evaluation", 0, 0, validation_block.forward_bytes),
     ]
+    if portion.has_first:
+        in_flight = (portion.kept_blocks - len(portion.ranges[0])) * each_kept
+        points.append(ends.embedding.plus(activations_bytes=in_flight))
+    if portion.has_last:
+        points += (point.plus(activations_bytes=others + block.kept_bytes) for point in ends.points)
+        points.append(MemoryPoint("evaluation", 0, 0, validation_ends.forward_bytes))
     tokens = model.max_sequence_length
     caches = share.constant(tokens, tokens)  # the causal mask
     if isinstance(model, LlamaConfig):
         caches += 3 * share.constant(tokens, model.head_width)
-    elif model.positional_embedding_type == "fixed":
+    elif model.positional_embedding_type == "fixed" and portion.has_first:
         caches += share.constant(tokens, model.embedding_dim)
-    padded = share.tensor_size > 1 and vocabulary % (32 * share.tensor_size)
-    caches += (2 if padded else 1) * share.constant(1, share.split(vocabulary), element_bytes=FLOAT32_BYTES)
-    return caches, ends.inputs_bytes, points
+    if portion.has_last:
+        padded = share.tensor_size > 1 and vocabulary % (32 * share.tensor_size)
+        columns = share.constant(1, share.split(vocabulary), element_bytes=FLOAT32_BYTES)
+        caches += (2 if padded else 1) * columns
+    neighbours = (not portion.has_first) + (not portion.has_last)
+    under_way = neighbours * share.rows(model.embedding_dim)  # activations, or their gradients
+    return caches, under_way + (ends.inputs_bytes if neighbours < 2 else 0), points
 
 
 def _regression(model: LinearRegressionConfig | MLPConfig, share: ChipShare) -> tuple[int, list[MemoryPoint]]:

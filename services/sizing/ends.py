@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.parameters import ParameterShape
 from services.sizing.allocation import TILE
-from services.sizing.share import FLOAT32_BYTES, ChipShare
 from services.sizing.points import MemoryPoint
+from services.sizing.share import FLOAT32_BYTES, ChipShare
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class EndsMemory:
 
     Attributes:
         points: loss and projection, when all blocks' values are kept.
+        kept_bytes: values of norm and loss that are kept for the backward pass.
         embedding: end of the backward pass, when none is kept.
         waiting_bytes: gradient of a table that is both embedding and projection, which waits for its second part.
         inputs_bytes: ids, targets and losses.
@@ -24,6 +25,7 @@ class EndsMemory:
     """
 
     points: tuple[MemoryPoint, ...]
+    kept_bytes: int
     embedding: MemoryPoint
     waiting_bytes: int
     inputs_bytes: int
@@ -48,6 +50,7 @@ def size_ends(model: GPT2Config | LlamaConfig, share: ChipShare, vocabulary: int
     column = share.rows(1) if share.tensor_size > 1 else 0  # marks the rows whose token a chip has
     return EndsMemory(
         points=(forward, backward, MemoryPoint("projection", norm, share.gradient(table), logits + width)),
+        kept_bytes=backward.activations_bytes,
         embedding=MemoryPoint(
             "embedding", 0, waiting + max(share.gradient(table), 2 * waiting), width * (2 if column else 1)
         ),

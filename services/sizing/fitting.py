@@ -9,6 +9,7 @@ from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.sizing.device_memory import DeviceMemory, estimate_device_memory
+from services.sizing.portion import Portion
 from services.sizing.sizes import format_bytes
 
 LARGEST_ERROR = 1.1
@@ -16,7 +17,14 @@ LARGEST_ERROR = 1.1
 
 
 def describe_shortage(
-    config: JobConfig, memory: DeviceMemory, *, dtype: str, banks: int, chip: str, chip_bytes: int
+    config: JobConfig,
+    memory: DeviceMemory,
+    *,
+    dtype: str,
+    banks: int,
+    chip: str,
+    chip_bytes: int,
+    stage: int | None = None,
 ) -> str:
     """Return one line that says what a job needs, what the chip has, and what to change.
 
@@ -27,16 +35,28 @@ def describe_shortage(
         banks: number of DRAM banks of the chip.
         chip: name of the chip, for people.
         chip_bytes: size of its DRAM.
+        stage: stage of a pipeline that the figures are about; None for the whole model.
     """
+    whose = f"{config.name:.40}'s" if stage is None else f"stage {stage}'s"
     head = (
-        f"device_config: {format_bytes(memory.total_bytes)} needed on each chip at {config.name:.40}'s peak "
+        f"device_config: {format_bytes(memory.total_bytes)} needed on each chip at {whose} peak "
         f"({memory.peak}), expected at most the {format_bytes(chip_bytes)} of {chip}"
     )
     for text, changed in _changes(config):
-        found = estimate_device_memory(changed, config.vocabulary or 0, dtype=dtype, banks=banks)
+        portion = _portion(changed, stage)
+        found = estimate_device_memory(
+            changed, config.vocabulary or 0, dtype=dtype, banks=banks, portion=portion
+        )
         if found is not None and found.total_bytes <= chip_bytes:
             return f"{head}; write for example {text} ({format_bytes(found.total_bytes)})"
-    return f"{head}; use a mesh of more chips with enable_tp or enable_fsdp, or a smaller model"
+    other = "a smaller model" if stage is None else "more stages"
+    return f"{head}; use a mesh of more chips with enable_tp or enable_fsdp, or {other}"
+
+
+def _portion(config: JobConfig, stage: int | None) -> Portion | None:
+    if stage is None or config.pipeline is None:
+        return None
+    return Portion.of_stage(config.pipeline, stage, config.gradient_accumulation_steps)
 
 
 def _changes(config: JobConfig) -> Iterator[tuple[str, JobConfig]]:

@@ -37,7 +37,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def report_of(path: Path, *overrides: str, cluster: Cluster = JOB_S_OWN) -> dict[str, Any]:
     job, origins = load_job_with_origins(path, overrides)
-    report, _ = make_report(job, origins, cluster)
+    report = make_report(job, origins, cluster).figures
     lines = list(format_report(report))
     assert all(line.isprintable() and line for line in lines)
     decoded: dict[str, Any] = json.loads(json.dumps(report))

@@ -1,0 +1,107 @@
+"""What the stages of a pipeline take: parameters and memory of each, the bubble, and bytes between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.config.job import JobConfig
+from services.config.models import GPT2Config, LlamaConfig
+from services.config.parameters import model_parts
+from services.config.pipeline import PipelineConfig
+from services.pipeline.split import BlockRange
+from services.pipeline.timing import PassSeconds, time_schedule
+from services.sizing.device_memory import ELEMENT_BYTES, DeviceMemory, estimate_device_memory
+from services.sizing.links import Link
+from services.sizing.portion import Portion, make_schedule
+
+
+@dataclass(frozen=True)
+class StageSize:
+    """What one stage takes.
+
+    Attributes:
+        stage: index of the stage, from 0.
+        ranges: its ranges of blocks, in the order of the forward pass.
+        parameters: number of its parameters; None if only workers know it.
+        in_flight: most passes whose activations it keeps at once; each is a micro-batch through one range.
+        memory: peak memory of each of its chips; None if only workers know it.
+    """
+
+    stage: int
+    ranges: tuple[BlockRange, ...]
+    parameters: int | None
+    in_flight: int
+    memory: DeviceMemory | None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak memory of each of its chips; 0 if it is unknown."""
+        return self.memory.total_bytes if self.memory else 0
+
+
+def size_stages(config: JobConfig, vocabulary: int | None, *, dtype: str, banks: int) -> list[StageSize]:
+    """Return what each stage of a job's pipeline takes.
+
+    Args:
+        config: config of a job with a pipeline.
+        vocabulary: number of tokens; None if only workers know it.
+        dtype: dtype of weights and activations.
+        banks: number of DRAM banks of a chip.
+    """
+    assert config.pipeline is not None
+    micro_batches = config.gradient_accumulation_steps
+    schedule = make_schedule(config.pipeline, micro_batches)
+    model, sizes = config.model, []
+    for stage in range(config.pipeline.stages):
+        portion = Portion.of_stage(config.pipeline, stage, micro_batches)
+        in_flight = schedule.in_flight_limit(stage)
+        if vocabulary is None or not isinstance(model, GPT2Config | LlamaConfig):
+            sizes.append(StageSize(stage, portion.ranges, None, in_flight, None))
+            continue
+        parameters = sum(part.elements for part in portion.parameters(model_parts(model, vocabulary)))
+        memory = estimate_device_memory(config, vocabulary, dtype=dtype, banks=banks, portion=portion)
+        sizes.append(StageSize(stage, portion.ranges, parameters, in_flight, memory))
+    return sizes
+
+
+def estimate_bubble(pipeline: PipelineConfig, micro_batches: int) -> float:
+    """Return the share of time in which stages are idle, with equal time for each block and no time for transfers.
+
+    A backward pass takes twice as long as a forward pass. Embedding, projection and loss are not counted.
+    """
+    blocks = [len(each) for each in pipeline.split.ranges]
+    seconds = PassSeconds(forward=blocks, backward=[2 * each for each in blocks])
+    return time_schedule(make_schedule(pipeline, micro_batches), seconds).bubble
+
+
+def estimate_stage_links(config: JobConfig, vocabulary: int, *, dtype: str) -> list[Link]:
+    """Return the bytes between stages in a step, over all pipelines of a job.
+
+    Activations and their gradients are those of a micro-batch's residual stream. The tied part of a table's gradient
+    goes from the last stage to the first for each micro-batch, from each chip that has sequences of its own.
+
+    Args:
+        config: config of a job with a pipeline.
+        vocabulary: number of tokens.
+        dtype: dtype of activations.
+    """
+    model, pipeline = config.model, config.pipeline
+    assert pipeline is not None
+    if not isinstance(model, GPT2Config | LlamaConfig) or pipeline.stages == 1:
+        return []
+    pipelines = config.num_workers // pipeline.stages
+    element_bytes = ELEMENT_BYTES[dtype]
+    crossings = len(pipeline.split.ranges) - 1
+    rows = config.batch_size * model.max_sequence_length
+    each_way = config.micro_batches * crossings * rows * model.embedding_dim * element_bytes
+    # With several ranges the last stage sends to the first one, too.
+    links = pipelines * (pipeline.stages - (pipeline.ranges_per_stage == 1))
+    found = [
+        Link("stage", "next stage", "activations", dtype, each_way, links),
+        Link("next stage", "stage", "gradients of activations", dtype, each_way, links),
+    ]
+    if model.weight_tying:
+        table = vocabulary * model.embedding_dim * element_bytes * config.device.data_parallel_size
+        tied = config.micro_batches * table
+        found.append(Link("last stage", "first stage", "gradient of the tied table", dtype, tied, pipelines))
+    return found
