@@ -260,7 +260,7 @@ async def read_pieces(file: IO[bytes] | bytes, ref: pb.FileRef, offset: int) -> 
         else:
             data = await asyncio.to_thread(file.read, MAX_PIECE_BYTES)
         if not data and not first:
-            return  # the file got shorter, so the receiver finds another SHA-256
+            return  # the file got shorter, which the receiver says
         piece = pb.FilePiece(offset=offset, crc32c=google_crc32c.value(data), data=data)
         if first:
             piece.file.CopyFrom(ref)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused
 from services.files.errors import FileMissing, NoRoom
-from services.files.service import MAX_REFS, FilesServicer
+from services.files.service import MAX_REFS, FilesServicer, read_pieces
 from services.files.store import FileStore
 from services.files.transfer import FilesInMemory, download, upload
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
@@ -87,6 +87,23 @@ def test_an_upload_continues_where_a_dead_server_left_it(tmp_path: Path) -> None
     async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
         await upload(channel, Tail(), [ref], "peer")
         assert store.read(ref, MOST) == LARGE
+
+    with_server(tmp_path, scenario)
+
+
+def test_an_upload_continues_where_a_dead_client_left_it(tmp_path: Path) -> None:
+    async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
+        call = channel.stream_unary(
+            "/tiermesh.Files/Write", request_serializer=pb.FilePiece.SerializeToString
+        )()
+        async for piece in read_pieces(LARGE[:MAX_PIECE_BYTES], make_ref(LARGE), 0):
+            await call.write(piece)
+        await call.done_writing()  # as the server sees a connection that is lost
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{MAX_PIECE_BYTES} of {len(LARGE)} bytes arrived"):
+            await call
+        rest = bytes(MAX_PIECE_BYTES) + LARGE[MAX_PIECE_BYTES:]
+        await upload(channel, FilesInMemory({make_ref(LARGE).sha256: rest}), [make_ref(LARGE)], "peer")
+        assert store.read(make_ref(LARGE), MOST) == LARGE
 
     with_server(tmp_path, scenario)
 
