@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,3 +98,27 @@ def test_a_worker_with_changed_data_takes_no_part(
         if kind != "start":  # one worker alone reads that, and it may be the other one
             logs = tiermesh("logs", job, "--aggregator", cluster.to_aggregator.address).stdout
             assert "worker changed takes no part in the job: training_config" in logs
+
+
+def test_a_changed_file_of_the_data_dir_is_not_served(tmp_path: Path) -> None:
+    client, data = tmp_path / "client", tmp_path / "data"
+    client.mkdir()
+    data.mkdir()
+    np.random.default_rng(1).integers(0, VOCABULARY, 5000).astype("<u2").tofile(client / "ids.u16.bin")
+    served = Path(shutil.copy(client / "ids.u16.bin", data))
+    os.utime(served, (1, 1))
+    with Cluster(tmp_path, aggregator_options=("--data-dir", data)) as cluster:
+        job = cluster.submit(spec_of(client, config_of(client, "ids")))
+        change(served)
+        os.utime(served, (2, 2))
+        client.rename(tmp_path / "elsewhere")
+        cluster.start_worker("--cache-dir", tmp_path / "cache", wait=False)
+        cluster.wait_workers(1, "unfit")
+        (worker,) = cluster.status().workers
+        assert "training_config.data_path: no such file on this host" in worker.detail
+        assert "aggregator aggregator does not have it" in worker.detail
+        shutil.copy(tmp_path / "elsewhere" / "ids.u16.bin", served)
+        os.utime(served, (3, 3))
+        cluster.aggregator.kill()  # the next one scans at once
+        cluster.start_aggregator()
+        cluster.finish(job)

@@ -19,6 +19,7 @@ from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
 from services.config.job import JobConfig
+from services.config.models import RegressionConfig
 from services.runtime import process
 from tests.support.cluster.tally_worker import Float32Array, TallyStep
 from training.data.load import load_corpus
@@ -37,7 +38,7 @@ class WindowTallyStep(TallyStep):
         **callbacks: Any,
     ) -> None:
         super().__init__(config, mesh, data_dir, allowed_models, **callbacks)
-        assert config.data is not None
+        assert config.data is not None and not isinstance(config.model, RegressionConfig)
         sources, _ = load_corpus(config.data, data_dir)
         self._dataset = TokenDataset(
             sources,
