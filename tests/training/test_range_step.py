@@ -20,15 +20,14 @@ from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig, MLPConfig
 from services.errors import Refused
-from services.pipeline.split import BlockRange, Split
-from training.job_data import JobData
+from services.pipeline.split import BlockRange
+from tests.support.ranges import Ranges
 from training.models.build import build_range
 from training.parameter_placement import choose_axes
-from training.range_step import FinishedPass, PassInFlight, RangeStep, describe_layout
 from training.step import TrainingStep
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
-MICRO_BATCHES = 3
+STEP, MICRO_BATCHES = 5, 3
 
 MODELS: dict[str, GPT2Config | LlamaConfig] = {
     "gpt2": GPT2Config(
@@ -94,57 +93,14 @@ def list_passes(order: str) -> Iterator[tuple[str, int]]:
             yield "backward", index - ahead + 1
 
 
-class Ranges:
-    """All ranges of a split, one after the other on one mesh."""
-
-    def __init__(self, config: JobConfig, mesh: Mesh, lengths: tuple[int, ...]) -> None:
-        data = JobData.open(config)
-        self.layout = describe_layout(config, data.vocabulary, mesh)
-        self.steps = [RangeStep(config, mesh, data, self.layout, blocks) for blocks in Split(lengths).ranges]
-        self.in_flight: dict[int, list[PassInFlight]] = {}
-
-    def load(self) -> None:
-        weights = np.concatenate([step.initial_weights() for step in self.steps])
-        for step in self.steps:
-            for index in step.weights.loaded:
-                entry = self.layout.entries[index]
-                step.weights.load(index, weights[entry.offset : entry.stop])
-
-    def forward(self, index: int) -> None:
-        self.in_flight[index] = []
-        activation = None
-        for step in self.steps:
-            one, activation = step.forward(5, index, activation)
-            self.in_flight[index].append(one)
-
-    def backward(self, index: int) -> tuple[float, Any]:
-        out = np.full(self.layout.elements, np.nan, np.float32)
-        passes = self.in_flight.pop(index)
-        finished = FinishedPass(None, None, None, "")
-        loss, tied = None, None
-        for step, one in reversed(list(zip(self.steps, passes, strict=True))):
-            part = out[step.weights.offset :][: step.weights.elements]
-            given = tied if step.blocks.is_first else None
-            finished = step.backward(one, finished.gradient, given, part, lambda offset: None)
-            loss = finished.loss if loss is None else loss
-            tied = finished.tied if tied is None else tied
-        assert loss is not None and finished.gradient is None
-        return loss, out
-
-    def run(self, order: str) -> list[tuple[float, Any]]:
-        results = []
-        for kind, index in list_passes(order):
-            if kind == "forward":
-                self.forward(index)
-            else:
-                results.append(self.backward(index))
-        return results
-
-    def evaluate(self, index: int) -> tuple[float, int]:
-        activation = None
-        for step in self.steps[:-1]:
-            activation = step.pass_evaluation(index, activation)
-        return self.steps[-1].evaluate(index, activation)
+def run_ranges(ranges: Ranges, order: str) -> list[tuple[float, Any]]:
+    results = []
+    for kind, index in list_passes(order):
+        if kind == "forward":
+            ranges.forward(STEP, index)
+        else:
+            results.append(ranges.backward(index))
+    return results
 
 
 def run_whole(config: JobConfig, mesh: Mesh) -> tuple[list[tuple[float, Any]], tuple[float, int]]:
@@ -155,7 +111,7 @@ def run_whole(config: JobConfig, mesh: Mesh) -> tuple[list[tuple[float, Any]], t
     results = []
     for index in range(MICRO_BATCHES):
         out = np.full(step.layout.elements, np.nan, np.float32)
-        results.append((step.micro_batch(5, index, out, lambda offset: None), out))
+        results.append((step.micro_batch(STEP, index, out, lambda offset: None), out))
     return results, step.evaluate(0)
 
 
@@ -187,7 +143,7 @@ def assert_same_bits(config: JobConfig, mesh: Mesh, lengths: tuple[int, ...], or
     ranges = Ranges(config, mesh, lengths)
     ranges.load()
     for index, ((loss, gradient), (whole_loss, whole)) in enumerate(
-        zip(ranges.run(order), expected, strict=True)
+        zip(run_ranges(ranges, order), expected, strict=True)
     ):
         assert loss == whole_loss
         for entry in ranges.layout.entries:
