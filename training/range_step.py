@@ -23,8 +23,7 @@ from training.autograd.tape import Tape
 from training.autograd.variable import Gradient, Parameter, Tensor, Variable
 from training.data.dataset import Batch
 from training.job_data import JobData
-from training.models.build import build_model, build_range
-from training.models.initialise import build_layout
+from training.models.build import build_range
 from training.ops.losses import read_losses
 from training.ops.placing import rows_of
 from training.parameter_placement import place_summand, shape_on_mesh
@@ -78,7 +77,7 @@ class RangeStep:
         config: config of the job.
         mesh: the mesh opened for the job; the caller closes it.
         data: data of the job.
-        layout: layout of the whole model, see `describe_layout`.
+        layout: layout of the whole model; see `build_layout`, which needs no values.
         blocks: the range.
         data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
 
@@ -256,9 +255,3 @@ class RangeStep:
             return upload_exactly(self._mesh, array, shape, placements)
         except ValueError as error:
             raise Refused(f"{place}: {error}; pass on what a range of the same job computed") from error
-
-
-def describe_layout(config: JobConfig, vocabulary: int, mesh: Mesh) -> Layout:
-    """Return the layout of a job's whole model. Its parameters are named, and get no values."""
-    model = build_model(config.model, vocabulary, mesh)
-    return build_layout(model, decay_all=config.optimizer.weight_decay_on == "all")

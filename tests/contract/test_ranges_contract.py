@@ -31,7 +31,10 @@ class RecordedEmulator(LockStep):
 
 @pytest.mark.parametrize(
     ("model", "strategy", "mesh"),
-    [pytest.param(*case, marks=() if index in (1, 2) else pytest.mark.long) for index, case in enumerate(CASES)],
+    [
+        pytest.param(*case, marks=() if index in (1, 2) else pytest.mark.long)
+        for index, case in enumerate(CASES)
+    ],
 )
 def test_ranges_make_the_calls_of_the_whole_model(
     model: str, strategy: str, mesh: tuple[int, int], tmp_path: Path

@@ -10,7 +10,9 @@ from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.pipeline.split import Split
 from training.job_data import JobData
-from training.range_step import PassInFlight, RangeStep, describe_layout
+from training.models.build import build_model
+from training.models.initialise import build_layout
+from training.range_step import PassInFlight, RangeStep
 
 
 class Ranges:
@@ -24,7 +26,7 @@ class Ranges:
 
     def __init__(self, config: JobConfig, mesh: Mesh, lengths: tuple[int, ...]) -> None:
         data = JobData.open(config)
-        self.layout = describe_layout(config, data.vocabulary, mesh)
+        self.layout = build_layout(build_model(config.model, data.vocabulary, mesh), decay_all=True)
         self.steps = [RangeStep(config, mesh, data, self.layout, blocks) for blocks in Split(lengths).ranges]
         self._in_flight: dict[int, list[PassInFlight]] = {}
 

@@ -219,18 +219,15 @@ def test_a_range_has_nothing_of_other_ranges(mesh: Mesh, make_config: MakeConfig
     assert first & last == ({0} if config.model.weight_tying else set())
 
 
-@pytest.mark.parametrize("lengths", [(2, 1), (1, 1, 1)])
-def test_a_range_takes_its_share_of_the_memory(
-    mesh: Mesh, make_config: MakeConfig, lengths: tuple[int, ...]
-) -> None:
-    """Compare weights and passes of the ranges with those of the whole model; a boundary costs two activations."""
-    config = make_config("gpt2", dropout_prob=0.0)
-    (whole,) = measure_ranges(config, mesh, (3,))
-    parts = measure_ranges(config, mesh, lengths)
-    for kind in ("weights", "kept"):
-        total = sum(part[kind] for part in parts)
-        assert abs(total - whole[kind]) <= 0.1 * whole[kind], kind
-    assert all(part["peak"] < whole["peak"] for part in parts)
+@pytest.mark.parametrize("ranges", [2, 4])
+def test_a_range_takes_its_share_of_the_memory(mesh: Mesh, make_config: MakeConfig, ranges: int) -> None:
+    """Its share: so many of the blocks' weights and kept activations, and what one pass needs for a moment."""
+    config = make_config("gpt2", dropout_prob=0.0, num_blocks=8)
+    (whole,) = measure_ranges(config, mesh, (8,))
+    working_bytes = whole["peak"] - whole["weights"] - whole["kept"]
+    for part in measure_ranges(config, mesh, (8 // ranges,) * ranges):
+        assert part["weights"] <= 1.1 * whole["weights"] / ranges
+        assert part["peak"] <= 1.1 * ((whole["weights"] + whole["kept"]) / ranges + working_bytes)
 
 
 def measure_ranges(config: JobConfig, mesh: Mesh, lengths: tuple[int, ...]) -> list[dict[str, int]]:
@@ -245,16 +242,14 @@ def measure_ranges(config: JobConfig, mesh: Mesh, lengths: tuple[int, ...]) -> l
             start = entry.offset - step.weights.offset
             step.weights.load(index, initial[start : start + entry.size])
         weights.append(capture.segment().peak_bytes)
-    activations: list[Any] = []
     for warm_up in (True, False):  # the first pass also puts constants on the mesh
-        activation, passes, activations = None, [], []
+        activation, passes = None, []
         measured.clear()
         for step, weight_bytes in zip(ranges.steps, weights, strict=True):
             capture = capture_memory(mesh, every_buffer=True)
             one, activation = step.forward(0, int(not warm_up), activation)
             forward = capture.segment()
             passes.append(one)
-            activations.append(activation)
             kept = forward.allocated_bytes - forward.freed_bytes
             measured.append(
                 {"weights": weight_bytes, "kept": kept, "peak": weight_bytes + forward.peak_bytes}
