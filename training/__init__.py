@@ -3,7 +3,8 @@
 Read it in this order:
 
 1. `step.py`: what a worker calls: load weights, compute micro-batches, evaluate.
-2. `autograd.py`: variables and parameters on the mesh, and the tape that computes gradients.
+   `range_step.py`: the same for a range of a model's blocks. Both have `weights.py`, `job_data.py`, `gradient_sink.py`.
+2. `autograd/`: variables and parameters on the mesh, and the tape that computes gradients.
 3. `ops/`: one function for each operation, with its gradient.
 4. `modules/` and `models/`: layers and models made of operations.
 5. `data/`: tokenizers and batches. `seeds.py`: random numbers that follow from names.
