@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cli.launch.agent.link import AgentLink
-from cli.launch.agent.protocol import Detach, Detached, Ended, Ready, Start, Stop, Stopped, WriteFile
+from cli.launch.agent.protocol import (
+    Detach,
+    Detached,
+    Ended,
+    JobSeen,
+    Ready,
+    Start,
+    Stop,
+    Stopped,
+    WatchJob,
+    WriteFile,
+)
 from cli.launch.command_line import KEY_FILE
 from cli.launch.sites import close_all
 from services.errors import Failed, TiermeshError
@@ -61,6 +72,7 @@ class Cluster:
         self._ended: dict[int, Ended] = {}
         self._lost = dict(lost)
         self._waiting_stops: dict[str, int] = {}
+        self._watching: set[str] = set()
         self._detached: set[str] = set()
         self._stays = False
         self._changed = asyncio.Condition()
@@ -159,17 +171,21 @@ class Cluster:
                         self._ended[message.rank] = message
                     case Stopped():
                         self._waiting_stops[name] = self._waiting_stops.get(name, 0) - 1
+                    case JobSeen():
+                        self._watching.add(name)
                     case Detached():
                         self._detached.add(name)
                 self._changed.notify_all()
+            if isinstance(message, Detached):
+                return  # the agent closes the connection
 
     # ---- end ----
 
-    async def detach(self, requests: Mapping[str, tuple[Detach, Mapping[str, str]]]) -> None:
+    async def detach(self, requests: Mapping[str, tuple[WatchJob, Mapping[str, str]]]) -> None:
         """Let the daemons go on without this process.
 
         Args:
-            requests: request to each host's agent, with the text files that it needs by path.
+            requests: job to watch for each host's agent, with the text files that it needs by path.
 
         Raises:
             TiermeshError: a host is lost or can't reach the aggregator; then all daemons stop.
@@ -177,6 +193,9 @@ class Cluster:
         for name, (request, files) in requests.items():
             _send_files(self._links[name], files)
             self._links[name].send(request)
+        await self._until(lambda: self._raise_if_gone() or self._watching >= self._links.keys())
+        for link in self._links.values():  # from here on none can fail, so that all detach or none
+            link.send(Detach())
         await self._until(lambda: self._raise_if_gone() or self._detached >= self._links.keys())
         self._stays = True
 

@@ -13,7 +13,7 @@ from cli.client import JobsClient
 from cli.jobs import follow, queue_job, raise_unless_succeeded
 from cli.launch.agent.job_watch import read_ended_job
 from cli.launch.agent.link import AgentLink, RunEnded
-from cli.launch.agent.protocol import Check, Detach, Ended, RunOver, Start, WriteFile
+from cli.launch.agent.protocol import Check, Ended, RunOver, Start, WatchJob, WriteFile
 from cli.launch.cluster import START_ORDER, Cluster, Member
 from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.dry_run import describe_plan
@@ -164,7 +164,7 @@ async def _launch(
                 if not options.detach:
                     return await _follow(cluster, client, job.id, output)
                 write_run(replace(run, job=job.id), folder, {})
-                await cluster.detach(_detach_requests(job.id, run, links, certificates))
+                await cluster.detach(_watch_requests(job.id, run, links, certificates))
                 detached = True
                 return job
     finally:
@@ -295,14 +295,14 @@ async def _check_meshes(
     await for_all(list(links.values()), check, output)
 
 
-def _detach_requests(
+def _watch_requests(
     job: str, run: Run, links: Mapping[str, AgentLink], certificates: RunCertificates | None
-) -> dict[str, tuple[Detach, Mapping[str, str]]]:
-    """Return the request to each host's agent to go on without the launcher, and the files that it needs."""
-    requests: dict[str, tuple[Detach, Mapping[str, str]]] = {}
+) -> dict[str, tuple[WatchJob, Mapping[str, str]]]:
+    """Return the request to each host's agent to watch over the job, and the files that it needs for that."""
+    requests: dict[str, tuple[WatchJob, Mapping[str, str]]] = {}
     for name, link in links.items():
         files = certificates.agent_files(link.facts.folder) if certificates else {}
-        requests[name] = (Detach(job, run.aggregator, tuple(files)), files)
+        requests[name] = (WatchJob(job, run.aggregator, tuple(files)), files)
     return requests
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from cli.launch.agent import protocol
 from cli.launch.agent.protocol import (
     PREFIX,
-    Detach,
     Ended,
     Facts,
     Heartbeat,
     Probed,
     RunOver,
     Start,
+    WatchJob,
     WriteFile,
 )
 from cli.launch.hosts_file import MOST_RANKS, parse_host_list, parse_hosts
@@ -67,7 +67,9 @@ def _cut(content: bytes) -> None:
 
 
 _MESSAGES = (
-    Detach("1123-084732-5f97b52b", "box:7070", ("/run/daemon.crt", "/run/daemon.key", "/run/authority.crt")),
+    WatchJob(
+        "1123-084732-5f97b52b", "box:7070", ("/run/daemon.crt", "/run/daemon.key", "/run/authority.crt")
+    ),
     RunOver('{"id": "1123-084732-5f97b52b", "state": "SUCCEEDED"}', ""),
     Facts(1, "1.0", "3.12.1", "box", "/home/me/run", 1 << 40, True, False),
     Probed(1.5, (7070,)),

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from cli.client import JobsClient, Unreachable
 from cli.jobs import ENDED, OUTAGE_SECONDS, retry_unreachable
-from cli.launch.agent.protocol import Detach, RunOver
+from cli.launch.agent.protocol import RunOver, WatchJob
 from cli.options import AggregatorTarget
 from protos import jobs_pb2
 from services.errors import Refused, TiermeshError
@@ -34,7 +34,7 @@ class JobWatch:
         Refused: the certificate can't be used.
     """
 
-    def __init__(self, request: Detach) -> None:
+    def __init__(self, request: WatchJob) -> None:
         cert, key, ca = map(Path, request.credentials) if request.credentials else (None, None, None)
         security = Security(cert, key, ca)
         self._target = AggregatorTarget(request.aggregator, security, _ANSWER_SECONDS)

@@ -30,6 +30,7 @@ from cli.launch.agent.protocol import (
     Ended,
     Facts,
     Heartbeat,
+    JobSeen,
     Message,
     Probe,
     Probed,
@@ -39,6 +40,7 @@ from cli.launch.agent.protocol import (
     Start,
     Stop,
     Stopped,
+    WatchJob,
     WriteFile,
 )
 from cli.launch.agent.rank_process import RankProcess, end_with_parent, process_environment
@@ -81,6 +83,7 @@ class Agent:
         self._launcher: asyncio.WriteTransport | None = None
         self._secrets: list[Path] = []
         self._over = False
+        self._detached = False
         self._job_watch: JobWatch | None = None
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
@@ -100,7 +103,7 @@ class Agent:
         try:
             while True:
                 await self._serve(reader, writer)
-                if self._over or self._job_watch is None:
+                if self._over or not self._detached or self._job_watch is None:
                     return
                 if server is None or job_end is None:
                     _release_standard_streams(self._folder / LOG)
@@ -130,10 +133,9 @@ class Agent:
             for state in self._states.values():
                 self._send(state)
             while (message := await receive(reader)) is not None:
-                if isinstance(message, Detach):
-                    await self._detach(message)
-                    return
                 self._answer(message)
+                if isinstance(message, Detach):
+                    return
         except asyncio.TimeoutError:
             return  # the launcher is cut off
         except (TiermeshError, OSError) as error:
@@ -160,6 +162,15 @@ class Agent:
             case Stop():
                 # The next message may be that the launcher is gone, so this one does not wait for the daemons.
                 self._keep(self._stop_and_tell(message.ranks))
+            case WatchJob():
+                self._keep(self._watch_job(message))
+            case Detach():
+                if self._job_watch is None:
+                    raise Refused(
+                        "Detach: before WatchJob, so the end would not be noticed; report this as a defect"
+                    )
+                self._detached = True
+                self._send(Detached())
             case Heartbeat():
                 pass
             case _:
@@ -178,14 +189,14 @@ class Agent:
         self._daemons[start.rank] = daemon
         self._keep(self._watch(start.rank, daemon))
 
-    async def _detach(self, request: Detach) -> None:
+    async def _watch_job(self, request: WatchJob) -> None:
         # Imported here, because gRPC takes time and memory that other agents don't need.
         from cli.launch.agent.job_watch import JobWatch
 
         watch = JobWatch(request)
         await watch.check()
         self._job_watch = watch
-        self._send(Detached())
+        self._send(JobSeen())
 
     async def _end_by_itself(self, server: asyncio.Server, over: RunOver) -> None:
         """Keep how the job has ended for those who attach later, then stop the daemons."""

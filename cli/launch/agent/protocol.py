@@ -112,6 +112,11 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class JobSeen:
+    """Answer to `WatchJob`: the aggregator has told the agent of the job."""
+
+
+@dataclass(frozen=True)
 class Detached:
     """Answer to `Detach`: the agent goes on without the launcher."""
 
@@ -216,11 +221,11 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Detach:
-    """Request to go on without the launcher, until another one attaches or the job has ended.
+class WatchJob:
+    """Request to watch over the run's job, with whose end a detached agent ends.
 
     Attributes:
-        job: id of the run's job.
+        job: id of the job.
         aggregator: `HOST:PORT` of the aggregator.
         credentials: absolute paths of certificate, key and authority for calling it; none without TLS.
     """
@@ -228,6 +233,11 @@ class Detach:
     job: str
     aggregator: str
     credentials: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Detach:
+    """Request to go on without the launcher, until another one attaches or the job has ended."""
 
 
 # ---- both ways ----
@@ -238,13 +248,13 @@ class Heartbeat:
     """Sign of life."""
 
 
-AgentMessage = Facts | Probed | Ready | Ended | Problem | Stopped | Detached | RunOver | Heartbeat
-LauncherMessage = Probe | WriteFile | Start | Check | Stop | Detach | Heartbeat
+AgentMessage = Facts | Probed | Ready | Ended | Problem | Stopped | JobSeen | Detached | RunOver | Heartbeat
+LauncherMessage = Probe | WriteFile | Start | Check | Stop | WatchJob | Detach | Heartbeat
 Message = AgentMessage | LauncherMessage
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
-    *(Facts, Probed, Ready, Ended, Problem, Stopped, Detached, RunOver, Heartbeat),
-    *(Probe, WriteFile, Start, Check, Stop, Detach),
+    *(Facts, Probed, Ready, Ended, Problem, Stopped, JobSeen, Detached, RunOver, Heartbeat),
+    *(Probe, WriteFile, Start, Check, Stop, WatchJob, Detach),
 )
 _TYPES: Mapping[str, type[Message]] = {each.__name__: each for each in MESSAGE_TYPES}
 _FIELDS = {each: get_type_hints(each) for each in _TYPES.values()}

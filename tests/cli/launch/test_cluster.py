@@ -8,7 +8,19 @@ from typing import cast
 import pytest
 
 from cli.launch.agent.link import AgentLink
-from cli.launch.agent.protocol import AgentMessage, Ended, LauncherMessage, Ready, Start, Stop, Stopped
+from cli.launch.agent.protocol import (
+    AgentMessage,
+    Detach,
+    Detached,
+    Ended,
+    JobSeen,
+    LauncherMessage,
+    Ready,
+    Start,
+    Stop,
+    Stopped,
+    WatchJob,
+)
 from cli.launch.cluster import Cluster, Member
 from services.errors import Failed, TiermeshError
 
@@ -23,8 +35,9 @@ MEMBERS = (
 class FakeLink:
     """Link to an agent that answers each Stop, and gives the messages that a test puts into it."""
 
-    def __init__(self, host: str, log: list[tuple[str, tuple[int, ...]]]) -> None:
+    def __init__(self, host: str, log: list[tuple[str, tuple[int, ...]]], detached: list[str]) -> None:
         self.host = host
+        self._detached = detached
         self.messages: asyncio.Queue[AgentMessage | TiermeshError] = asyncio.Queue()
         self.closed = False
         self._log = log
@@ -33,6 +46,10 @@ class FakeLink:
         if isinstance(message, Stop):
             self._log.append((self.host, message.ranks))
             self.messages.put_nowait(Stopped())
+        elif isinstance(message, Detach):
+            self._detached.append(self.host)
+            self.messages.put_nowait(Detached())
+            self.messages.put_nowait(Failed(f"host {self.host}: the connection is closed"))
         elif isinstance(message, Start):
             self.messages.put_nowait(Ready(message.rank))
 
@@ -51,7 +68,8 @@ class FakeHosts:
 
     def __init__(self) -> None:
         self.stops: list[tuple[str, tuple[int, ...]]] = []
-        self.links = {name: FakeLink(name, self.stops) for name in "abc"}
+        self.detached: list[str] = []
+        self.links = {name: FakeLink(name, self.stops, self.detached) for name in "abc"}
         self.said: list[str] = []
 
     def cluster(self) -> Cluster:
@@ -113,5 +131,37 @@ def test_a_daemon_that_ends_at_its_start_is_named() -> None:
             hosts.tell("b", Ended(1, 2, "w1 ended, exit code 2: the mesh is in use"))
             with pytest.raises(Failed, match=r"host b: rank 1, worker: .* the mesh is in use"):
                 await cluster.start([(Start(1, "worker", "w1", "/f", "/f/ready", ("tiermesh",), {}, ()), {})])
+
+    asyncio.run(run())
+
+
+def test_no_host_detaches_unless_all_can_watch_over_the_job() -> None:
+    async def run() -> None:
+        hosts = FakeHosts()
+        watch = {name: (WatchJob("job", "c:7070", ()), {}) for name in "abc"}
+        with pytest.raises(Failed, match="host b: the aggregator can't be reached"):
+            async with hosts.cluster() as cluster:
+                detaching = asyncio.ensure_future(cluster.detach(watch))
+                hosts.tell("a", JobSeen())
+                hosts.tell("c", JobSeen())
+                hosts.tell("b", Failed("host b: the aggregator can't be reached"))
+                await asyncio.wait_for(detaching, 10)
+        assert hosts.detached == []
+        assert hosts.stops == [("a", (0,)), ("c", (2,)), ("c", (3,))]  # b stops its own, by itself
+
+    asyncio.run(run())
+
+
+def test_hosts_detach_once_all_watch_over_the_job() -> None:
+    async def run() -> None:
+        hosts = FakeHosts()
+        async with hosts.cluster() as cluster:
+            for name in "abc":
+                hosts.tell(name, JobSeen())
+            await asyncio.wait_for(
+                cluster.detach({name: (WatchJob("job", "c:7070", ()), {}) for name in "abc"}), 10
+            )
+        assert hosts.detached == ["a", "b", "c"]
+        assert hosts.stops == []
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ import pytest
 
 from cli.launch.agent import job_watch
 from cli.launch.agent.job_watch import JobWatch, read_ended_job
-from cli.launch.agent.protocol import Detach, RunOver, decode, encode
+from cli.launch.agent.protocol import RunOver, WatchJob, decode, encode
 from protos import jobs_pb2
 from services.errors import Refused
 from tests.support.fake_aggregator import Context, FakeAggregator, serving
@@ -29,7 +29,7 @@ class EndingJob(FakeAggregator):
 
 
 def wait(address: str) -> RunOver:
-    return asyncio.run(asyncio.wait_for(JobWatch(Detach("job-1", address, ())).wait(), 30))
+    return asyncio.run(asyncio.wait_for(JobWatch(WatchJob("job-1", address, ())).wait(), 30))
 
 
 def test_it_ends_with_the_job_whose_last_state_survives_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,14 @@ from cli.launch.agent.protocol import (
     Detach,
     Detached,
     Ended,
+    JobSeen,
     Probe,
     Probed,
     Ready,
     Start,
     Stop,
     Stopped,
+    WatchJob,
     WriteFile,
 )
 from protos import jobs_pb2
@@ -157,6 +159,11 @@ def aggregator() -> Iterator[FakeAggregator]:
         yield fake
 
 
+async def detach(link: AgentLink, aggregator: FakeAggregator) -> None:
+    assert await link.ask(WatchJob("job-1", aggregator.address, ()), JobSeen) == JobSeen()
+    assert await link.ask(Detach(), Detached) == Detached()
+
+
 def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(
     tmp_path: Path, aggregator: FakeAggregator
 ) -> None:
@@ -166,8 +173,7 @@ def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(
             link.send(start(tmp_path, DIES, rank=1))
             await link.receive()
             await link.receive()
-            link.send(Detach("job-1", aggregator.address, ()))
-            assert await link.receive() == Detached()
+            await detach(link, aggregator)
         pid = int((tmp_path / "rank0" / "pid").read_text())
         async with agent(tmp_path, "--attach") as link:
             assert link.facts.running
@@ -199,8 +205,7 @@ def test_a_detached_agent_ends_with_its_job_and_leaves_how(
         async with agent(tmp_path) as link:
             link.send(start(tmp_path))
             assert await link.receive() == Ready(0)
-            link.send(Detach("job-1", aggregator.address, ()))
-            assert await link.receive() == Detached()
+            await detach(link, aggregator)
         pid = int((tmp_path / "rank0" / "pid").read_text())
         aggregator.jobs["job-1"] = jobs_pb2.Job(id="job-1", state=jobs_pb2.FAILED, detail="loss is NaN")
         await wait_gone(pid)
@@ -220,7 +225,7 @@ def test_an_agent_that_cannot_ask_for_the_job_does_not_detach(
             link.send(start(tmp_path))
             assert await link.receive() == Ready(0)
             pid = int((tmp_path / "rank0" / "pid").read_text())
-            link.send(Detach("another", aggregator.address, ()))
+            link.send(WatchJob("another", aggregator.address, ()))
             with pytest.raises(Refused, match="no job 'another'"):
                 await link.receive()
         await wait_gone(pid)
