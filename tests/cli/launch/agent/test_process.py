@@ -38,7 +38,9 @@ from tests.support.fake_aggregator import FakeAggregator, serving
 ENDS_WITH_PARENT = """
 import os, pathlib, sys
 pathlib.Path("pid").write_text(str(os.getpid()))
-pathlib.Path(sys.argv[1]).write_text('{"port": 1, "tensor_port": 2, "metrics_port": 3}')
+ready = pathlib.Path(sys.argv[1] + ".partial")
+ready.write_text('{"port": 1, "tensor_port": 2, "metrics_port": 3}')
+ready.rename(sys.argv[1])
 while os.read(0, 100):
     pass
 """
