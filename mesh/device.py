@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from mesh.axes import Axes
 from mesh.backend import load_device_module
 from mesh.descriptors.choose import read_configured_shape
+from mesh.emulator.device import MAX_CHIPS
 from mesh.emulator.parallel import use_threads
 from mesh.ttnn_errors import explain_open_failure
 from services.errors import Failed, Refused
@@ -221,6 +222,20 @@ def detect_mesh_shape(backend: str) -> tuple[int, int]:
     except RuntimeError as error:
         raise Failed(f"the devices of this host can't be found: {explain_open_failure(error)}") from error
     return int(rows), int(columns)
+
+
+def is_whole_host(mesh_shape: tuple[int, int], backend: str) -> bool:
+    """Return whether a mesh has this host's chips as they are arranged, or can be emulated.
+
+    With a fabric between chips, ttnn opens one chip or all of a host.
+
+    Raises:
+        Refused, Failed: see `detect_mesh_shape`.
+    """
+    shape = read_configured_shape(os.environ) or (1, 1)
+    if str(load_device_module(backend, shape).__name__) == "mesh.emulator":
+        return mesh_shape[0] * mesh_shape[1] <= MAX_CHIPS
+    return mesh_shape == detect_mesh_shape(backend)
 
 
 def _disable_fabric(tt: Any, shape: tuple[int, int]) -> None:

@@ -53,7 +53,7 @@ def run(
 
     Args:
         options: the command line's options.
-        make_step: factory of a job's training step; None for `training.step.TrainingStep`.
+        make_step: factory of a job's training step; None for `training.pipeline.build.build_step`.
         clock: monotonic time in seconds, by which computing is measured.
 
     Returns:
@@ -62,7 +62,7 @@ def run(
 
     def build() -> tuple[Service, CollectorRegistry]:
         # Imported here: the command line and its --help should not wait for numpy and gRPC.
-        from training.step import TrainingStep
+        from training.pipeline.build import build_step
         from worker.service import WorkerService
 
         log_python_warnings()
@@ -78,7 +78,7 @@ def run(
             cache_bytes=options.cache_bytes,
             allowed_models=options.allowed_models,
             shared_memory=options.shared_memory,
-            make_step=make_step or TrainingStep,
+            make_step=make_step or build_step,
             clock=clock,
         )
         return service, metrics.registry

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import Layout
+from services.tensors.layout import Entry
 
 
 class GradientChecksum:
@@ -16,25 +18,34 @@ class GradientChecksum:
     ready. It costs one pass over the gradient.
 
     Args:
-        layout: layout of the gradient.
-        values: [elements] float32, the array that the gradient is written to.
+        entries: layout entries of the gradient, contiguous: all of them, or those of a range.
+        values: [elements of the entries] float32, the array that the gradient is written to.
+
+    Attributes:
+        entry_checksums: CRC-32C of each parameter's gradient, uint32.
     """
 
-    def __init__(self, layout: Layout, values: Float32Array) -> None:
-        self._entries = layout.entries
+    def __init__(self, entries: Sequence[Entry], values: Float32Array) -> None:
+        self._entries = entries
         self._values = values
-        self._entry_checksums = np.zeros(len(layout.entries), "<u4")
-        self._missing = len(layout.entries)
+        self._missing = len(entries)
+        self.entry_checksums = np.zeros(len(entries), "<u4")
 
     def advance_to(self, offset: int) -> None:
-        """Take in the gradient from this offset, the start of an entry, to its end."""
-        while self._missing and self._entries[self._missing - 1].offset >= offset:
+        """Take in the gradient from this index of `values`, the start of an entry, to its end."""
+        start = self._entries[0].offset
+        while self._missing and self._entries[self._missing - 1].offset - start >= offset:
             self._missing -= 1
             entry = self._entries[self._missing]
-            values = self._values[entry.offset : entry.stop].view(np.uint8)
-            self._entry_checksums[self._missing] = crc32c.value(values)
+            values = self._values[entry.offset - start : entry.stop - start].view(np.uint8)
+            self.entry_checksums[self._missing] = crc32c.value(values)
 
     @property
     def crc32c(self) -> int:
         """CRC-32C of the parameters' checksums, in layout order."""
-        return crc32c.value(self._entry_checksums.view(np.uint8))
+        return combine_checksums((self,))
+
+
+def combine_checksums(parts: Sequence[GradientChecksum]) -> int:
+    """Return the checksum of a whole gradient, from those of its parts in layout order."""
+    return crc32c.value(np.concatenate([part.entry_checksums for part in parts]).view(np.uint8))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.device import Mesh, open_mesh
+from mesh.device import Mesh, is_whole_host, open_mesh
 from mesh.fingerprint import find_board_type
 from services.config.job import JobConfig
 from services.instrumentation import timeline
@@ -20,7 +20,8 @@ from services.runtime.metrics import WorkerMetrics
 from services.sizing.flops import count_flops_per_token, find_peak_flops
 from services.tensors.chunk_messages import bytes_per_element
 from training.parameter_placement import choose_axes
-from training.step import PassPhase, TrainingStep
+from training.pipeline.build import build_step, find_pipeline_mesh_shape
+from training.step import PassPhase
 from worker.chip_memory import check_chip_memory
 from worker.code_fingerprint import find_own_module, hash_code
 from worker.core.events import Built
@@ -167,19 +168,19 @@ class JobBuilder:
 
     data_dir: Path | None = None
     allowed_models: Collection[str] = ()
-    make_step: StepFactory = TrainingStep
+    make_step: StepFactory = build_step
     open_mesh: Callable[..., Mesh] = open_mesh
     clock: Callable[[], float] = time.perf_counter
 
     def open_job_mesh(self, config: JobConfig) -> Mesh:
-        """Open the mesh that a job's device config describes.
+        """Open the mesh that a job's device config describes; for a pipeline, as many as it has stages if there are.
 
         Raises:
             Failed: the mesh can't be opened, which may change.
         """
         device = config.device
         return self.open_mesh(
-            device.mesh_shape,
+            _choose_mesh_shape(config),
             backend=device.backend,
             dtype=device.dtype,
             axes=choose_axes(device),
@@ -245,3 +246,11 @@ class JobBuilder:
             code=code,
             flops_per_token=count_flops_per_token(config.model, step.vocabulary),
         )
+
+
+def _choose_mesh_shape(config: JobConfig) -> tuple[int, int]:
+    """Return the shape of a mesh with a submesh for each stage of a pipeline, or that of the job's device config."""
+    device, divided = config.device, find_pipeline_mesh_shape(config)
+    if divided is None or device.device_ids or not is_whole_host(divided, device.backend):
+        return device.mesh_shape
+    return divided

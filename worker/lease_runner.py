@@ -22,11 +22,14 @@ from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
+from training.pipeline.step import Compute, PipelineStep
+from training.range_step import FinishedPass
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles
 from worker.gradient_checksum import GradientChecksum
 from worker.job_on_mesh import JobOnMesh
 from worker.node_sum import NodeSum
+from worker.range_sums import RangeSums
 from worker.step_interface import Step
 from worker.sum_memory import LeaseSum, SumMemory
 from worker.weight_loader import LeaseDropped, WeightInbox
@@ -205,9 +208,6 @@ class LeaseRunner:
     def _train(self, run: _LeaseRun) -> None:
         job, lease = run.job, run.lease
         step = job.step
-        losses: list[float] = []
-        checksums: list[pb.Checksum] = []
-        wants_checksum = set(lease.checksums)
         elements = step.layout.elements
         reported = -(-elements // CHUNK_ELEMENTS)  # the core knows that chunks from this one on are computed
 
@@ -221,10 +221,32 @@ class LeaseRunner:
 
         started = self._clock()
         self._sums[lease.lease] = lease_sum = self.memory.take(elements, job.gradient_bytes)
-        node_sum = NodeSum(lease_sum.values, lease.count, report_ready)
+        if isinstance(step, PipelineStep):
+            losses, checksums = self._sum_ranges(run, step, lease_sum.values, report_ready)
+        else:
+            losses, checksums = self._sum_micro_batches(run, step, lease_sum.values, report_ready)
+        seconds = self._clock() - started - run.fetch_seconds
+        timeline.mark("device", "gradient ready", lease.step, chunk=0)
+        hit_failpoint("worker.gradient-ready")
+        self._feed(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(run.non_finite)))
+        tokens = lease.count * step.tokens_per_micro_batch
+        self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
+        self._metrics.count_wait_for_weights(job.job, run.fetch_seconds)
+        job.meter.step(lease.count)
+        self._metrics.set_rates(job.job, *job.meter.get_metrics())
+        self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
+
+    def _sum_micro_batches(
+        self, run: _LeaseRun, step: Step, out: Float32Array, report_ready: Callable[[int], None]
+    ) -> tuple[list[float], list[pb.Checksum]]:
+        """Write the sum of the lease's gradients; return the losses, and the checksums that it asks for."""
+        lease = run.lease
+        losses: list[float] = []
+        checksums: list[pb.Checksum] = []
+        wants_checksum = set(lease.checksums)
+        node_sum = NodeSum(out, lease.count, report_ready)
         for index in range(lease.first, lease.first + lease.count):
-            if self._is_dropped():
-                return
+            self._check_dropped()
 
             def compute(out: Float32Array, done: Callable[[int], None], index: int = index) -> float:
                 last = index == lease.first + lease.count - 1
@@ -236,18 +258,34 @@ class LeaseRunner:
                     return loss
 
             losses.append(node_sum.add_leaf(compute))
-            if job.first_iteration.is_under_way:
-                job.first_iteration.end(job.job, self._metrics, step.layout.elements)
-        seconds = self._clock() - started - run.fetch_seconds
-        timeline.mark("device", "gradient ready", lease.step, chunk=0)
-        hit_failpoint("worker.gradient-ready")
-        self._feed(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(run.non_finite)))
-        tokens = lease.count * step.tokens_per_micro_batch
-        self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
-        self._metrics.count_wait_for_weights(job.job, run.fetch_seconds)
-        job.meter.step(lease.count)
-        self._metrics.set_rates(job.job, *job.meter.get_metrics())
-        self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
+            self._end_first_iteration(run.job)
+        return losses, checksums
+
+    def _sum_ranges(
+        self, run: _LeaseRun, step: PipelineStep, out: Float32Array, report_ready: Callable[[int], None]
+    ) -> tuple[list[float], list[pb.Checksum]]:
+        """Do as `_sum_micro_batches` does, for a pipeline whose passes overlap."""
+        lease = run.lease
+        sums = RangeSums(step, out, lease.count, report_ready, frozenset(lease.checksums))
+
+        def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
+            self._check_dropped()
+            finished = sums.add_leaf(range_index, index, compute)
+            if range_index == 0:
+                self._end_first_iteration(run.job)
+            return finished
+
+        with timeline.span("device", "micro-batch", lease.step, index=lease.first, last=True):
+            losses = step.micro_batches(lease.step, lease.first, lease.count, add_leaf)
+        return losses, sums.checksums
+
+    def _check_dropped(self) -> None:
+        if self._is_dropped():
+            raise LeaseDropped("dropped while it was computed")
+
+    def _end_first_iteration(self, job: JobOnMesh) -> None:
+        if job.first_iteration.is_under_way:
+            job.first_iteration.end(job.job, self._metrics, job.step.layout.elements)
 
     def _verify(self, run: _LeaseRun) -> None:
         """Compute micro-batches only for their checksums: they enter no sum and no metric."""
@@ -279,7 +317,7 @@ def _compute_with_checksum(
     step: Step, number: int, index: int, out: Float32Array, done: Callable[[int], None]
 ) -> tuple[float, pb.Checksum]:
     """Compute a micro-batch, and the checksum of its gradient before `done` may add other gradients to it."""
-    checksum = GradientChecksum(step.layout, out)
+    checksum = GradientChecksum(step.layout.entries, out)
 
     def ready(offset: int) -> None:
         checksum.advance_to(offset)

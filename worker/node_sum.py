@@ -6,10 +6,13 @@ It needs at most ceil(log2(n)) + 1 model copies for n micro-batches, one for eac
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from services.tensors.kernels.arithmetic import Float32Array, add
+
+Result = TypeVar("Result")
 
 
 class NodeSum:
@@ -29,26 +32,26 @@ class NodeSum:
         self._added = 0
         self._merged_from = out.size  # from here on, the last leaf is added up
 
-    def add_leaf(self, compute: Callable[[Float32Array, Callable[[int], None]], float]) -> float:
-        """Compute and add the next leaf, and return its loss.
+    def add_leaf(self, compute: Callable[[Float32Array, Callable[[int], None]], Result]) -> Result:
+        """Compute and add the next leaf, and return what `compute` returns.
 
         Args:
             compute: writes a gradient to an array, [elements] float32, from its end to its start. It calls back with
-                the offset from which the gradient is complete, and returns the loss.
+                the offset from which the gradient is complete, and returns the loss, or what else comes with it.
         """
         self._added += 1
         if self._added == self._leaves:
             # The last leaf completes every open subtree: add them up while it is being computed.
             return compute(self._out, self._merge_down_to)
         leaf = np.empty(self._out.size, np.float32)
-        loss = compute(leaf, lambda offset: None)
+        result = compute(leaf, lambda offset: None)
         size = 1
         while self._subtrees and self._subtrees[-1][0] == size:
             _, left = self._subtrees.pop()
             add(left, leaf, leaf)
             size *= 2
         self._subtrees.append((size, leaf))
-        return loss
+        return result
 
     def _merge_down_to(self, offset: int) -> None:
         piece = slice(offset, self._merged_from)

@@ -36,7 +36,7 @@ from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
 from services.transport.security import Security
 from services.transport.server import open_channel
-from training.step import TrainingStep
+from training.pipeline.build import build_step
 from worker.cluster_check import ClusterCheck
 from worker.code_fingerprint import remember_shipped_code
 from worker.core import events as ev
@@ -95,7 +95,7 @@ class WorkerService:
         cache_bytes: int = 1 << 62,
         allowed_models: Collection[str] = (),
         shared_memory: bool = True,
-        make_step: StepFactory = TrainingStep,
+        make_step: StepFactory = build_step,
         clock: Callable[[], float] = time.perf_counter,
         hello_seconds: float = HELLO_SECONDS,
     ) -> None:

@@ -1,6 +1,6 @@
 """The interface of a training step and of its factory, as the device thread uses them.
 
-`training.step.TrainingStep` is the step that ships. Tests and benchmarks give a worker steps of their own.
+`training.pipeline.build` makes the steps that ship. Tests and benchmarks give a worker steps of their own.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 import time
@@ -14,19 +15,23 @@ import pytest
 
 from mesh.device import Mesh, open_mesh
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import FLOAT32, ChunkHeader
+from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
-from services.config.models import LinearRegressionConfig
+from services.config.job_parts import CorpusFile, DataConfig
+from services.config.models import GPT2Config, LinearRegressionConfig
+from services.config.pipeline import PipelineConfig
 from services.corpora.reading_progress import report_reading
 from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed
 from services.runtime.metrics import WorkerMetrics
-from services.tensors.chunk_messages import pack_chunk
+from services.tensors.chunk_messages import TensorChunk, pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
 from tests.support.facts import has_facts
+from training.pipeline.build import build_step
 from training.step import TrainingStep
 from worker.core import events as ev
 from worker.device_thread import ABANDON_SECONDS, DeviceThread
+from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder
 from worker.meters import TRACK_MEMORY
 from worker.step_interface import StepFactory
@@ -369,3 +374,46 @@ def test_a_lease_under_way_is_waited_for() -> None:
     thread._submit(work)
     thread.close()
     assert done.is_set()
+
+
+def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
+    make_device: Callable[..., Device], tmp_path: Path
+) -> None:
+    text = "".join(f"{number} squared is {number * number}.\n" for number in range(100))
+    (tmp_path / "text.txt").write_text(text)
+    file = CorpusFile(path=str(tmp_path / "text.txt"), sha256=hashlib.sha256(text.encode()).hexdigest())
+    whole = JobConfig(
+        model=GPT2Config(
+            num_heads=2, embedding_dim=64, num_blocks=4, max_sequence_length=32, dropout_prob=0.1
+        ),
+        data=DataConfig(files=(file,)),
+    )
+    stages = PipelineConfig(blocks_per_stage=(2, 2), ranges_per_stage=2, schedule="interleaved_1f1b")
+    split = whole.model_copy(update={"pipeline": stages, "num_workers": 2, "gradient_accumulation_steps": 6})
+    results = []
+    for job, shape in ((whole, (1, 1)), (split, (2, 1))):
+        device = make_device(build_step)
+        device.thread.build("a", job.to_json().encode())
+        built = device.next_input()
+        assert isinstance(built, ev.Built)
+        assert device.meshes[0].shape == shape
+        initial = pb.Lease(job="a", generation=1, lease=1, phase=pb.INITIALISE)
+        device.carry_out(ev.Perform(initial))
+        assert isinstance(device.next_input(), ModelFiles)
+        weights = device.thread.find_sum(1)
+        assert weights is not None
+        header = ChunkHeader(job="a", generation=1, kind=WEIGHTS, dtype=FLOAT32)
+        device.thread.carry_out(ev.Load(header), TensorChunk(header, weights.values.tobytes()))
+        lease = pb.Lease(job="a", generation=1, lease=2, phase=pb.TRAIN, first=1, count=5, checksums=[2, 4])
+        device.carry_out(ev.Perform(lease))
+        inputs = []
+        while not inputs or not isinstance(inputs[-1], ev.LeaseComputed):
+            inputs.append(device.next_input())
+        (ended,) = [each for each in inputs if isinstance(each, ev.NodeReady) and each.chunk == 0]
+        assert len(ended.losses) == 5
+        checksums = {each.micro_batch: each.crc32c for each in inputs[-1].checksums}
+        lease_sum = device.thread.find_sum(2)
+        assert lease_sum is not None
+        results.append((ended.losses, checksums, lease_sum.values.tobytes(), weights.values.tobytes()))
+        device.thread.close()
+    assert results[0] == results[1]

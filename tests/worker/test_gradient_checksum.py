@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from worker.gradient_checksum import GradientChecksum
+from worker.gradient_checksum import GradientChecksum, combine_checksums
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=8)
 
@@ -26,7 +26,7 @@ def _draw_gradient(layout: Layout, seed: int) -> Float32Array:
 def _compute_checksum(
     layout: Layout, values: Float32Array, offsets: list[int], then: Callable[[int], None]
 ) -> int:
-    checksum = GradientChecksum(layout, values)
+    checksum = GradientChecksum(layout.entries, values)
     for offset in offsets:
         checksum.advance_to(offset)
         then(offset)
@@ -46,6 +46,19 @@ def test_it_does_not_depend_on_the_pieces_nor_on_what_is_added_to_them(
         values[offset:] += 1
 
     assert _compute_checksum(layout, values, stops, add) == at_once
+
+
+@given(SIZES, st.data())
+def test_parts_of_a_gradient_give_the_checksum_of_the_whole(sizes: list[int], data: st.DataObject) -> None:
+    layout = _build_layout(sizes)
+    values = _draw_gradient(layout, 1)
+    cut = data.draw(st.integers(0, len(sizes) - 1))
+    parts = []
+    for entries in (layout.entries[:cut], layout.entries[cut:]):
+        if entries:
+            parts.append(GradientChecksum(entries, values[entries[0].offset : entries[-1].stop]))
+            parts[-1].advance_to(0)
+    assert combine_checksums(parts) == _compute_checksum(layout, values, [0], lambda offset: None)
 
 
 @given(SIZES, st.data())

@@ -53,6 +53,7 @@ class PipelineStep:
         ranges: the part of the layout that each range has, in order and without gaps.
         evaluation_batches: number of held-out batches that the job evaluates.
         tokens_per_micro_batch: tokens in one micro-batch.
+        vocabulary: number of tokens.
 
     Raises:
         Refused: data is missing or unusable, sizes are impossible, or the model has no blocks.
@@ -85,6 +86,7 @@ class PipelineStep:
         )
         self.evaluation_batches = data.evaluation_batches
         self.tokens_per_micro_batch = data.dataset.rows_per_micro_batch
+        self.vocabulary = data.vocabulary
 
     def initial_weights(self) -> Float32Array:
         """Return the weights that training starts from, flat in layout order; see `TrainingStep`."""

@@ -1,0 +1,52 @@
+"""Choice of a job's training step: the whole model, or the ranges of a pipeline on submeshes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from mesh.device import Mesh
+from services.config.job import JobConfig
+from services.config.models import GPT2Config, LlamaConfig
+from training.parameter_placement import choose_axes
+from training.pipeline.step import PipelineStep
+from training.step import PassPhase, TrainingStep, unobserved
+
+
+def find_pipeline_mesh_shape(config: JobConfig) -> tuple[int, int] | None:
+    """Return rows and columns of a mesh with a submesh for each stage of a job's pipeline, one below the other.
+
+    None for a job without one, and where stages can't run apart: a user's own model can't be built from a range, and a
+    trace is of a whole pass.
+    """
+    rows, columns = config.device.mesh_shape
+    if config.stages == 1 or config.device.trace or not isinstance(config.model, GPT2Config | LlamaConfig):
+        return None
+    return config.stages * rows, columns
+
+
+def build_step(
+    config: JobConfig,
+    mesh: Mesh,
+    data_dir: Path | None = None,
+    allowed_models: Collection[str] = (),
+    *,
+    around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
+    on_non_finite: Callable[[int, str], None] | None = None,
+) -> TrainingStep | PipelineStep:
+    """Build a job's training step on a mesh; see `TrainingStep`.
+
+    A mesh of `find_pipeline_mesh_shape` is divided over the stages. On a mesh like that of one stage, the whole model
+    runs one micro-batch after the other, to the same bits: ranges that share chips would take turns, and keep the
+    activations of several micro-batches.
+    """
+    pipeline = config.pipeline
+    if pipeline is None or mesh.shape != find_pipeline_mesh_shape(config):
+        return TrainingStep(
+            config, mesh, data_dir, allowed_models, around_phase=around_phase, on_non_finite=on_non_finite
+        )
+    meshes = mesh.split(pipeline.stages, choose_axes(config.device))
+    return PipelineStep(
+        config, pipeline, meshes, data_dir, around_phase=around_phase, on_non_finite=on_non_finite
+    )
