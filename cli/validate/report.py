@@ -20,7 +20,13 @@ from services.sizing.fitting import describe_shortage
 from services.sizing.flops import count_flops_per_token
 from services.sizing.host_memory import estimate_host_memory
 from services.sizing.links import estimate_links
-from services.sizing.pipeline import StageSize, estimate_bubble, estimate_stage_links, size_stages
+from services.sizing.pipeline import (
+    StageSize,
+    count_projection_blocks,
+    estimate_bubble,
+    estimate_stage_links,
+    size_stages,
+)
 from services.sizing.sizes import format_bytes
 
 
@@ -155,14 +161,21 @@ def _size_pipeline(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] 
         return None, None
     dtype, chip, known = _choose_chip(config, cluster)
     sizes = size_stages(config, vocabulary, dtype=dtype, banks=chip.banks)
+    projection, micro_batches = (
+        count_projection_blocks(config, vocabulary),
+        config.gradient_accumulation_steps,
+    )
     largest = max(sizes, key=lambda each: each.memory_bytes)
     figures = {
         "stages": [_describe_stage(each) for each in sizes],
         "schedule": pipeline.schedule,
         "ranges_per_stage": pipeline.ranges_per_stage,
         "pipelines": config.num_workers // pipeline.stages,
-        "micro_batches_each": config.gradient_accumulation_steps,
-        "bubble": round(estimate_bubble(pipeline, config.gradient_accumulation_steps), 4),
+        "micro_batches_each": micro_batches,
+        "bubble": round(estimate_bubble(pipeline, micro_batches), 4),
+        "bubble_with_projection": None
+        if projection is None
+        else round(estimate_bubble(pipeline, micro_batches, projection_blocks=projection), 4),
         "largest_stage": largest.stage if largest.memory else None,
         "largest_stage_bytes": largest.memory_bytes if largest.memory else None,
         "links": [asdict(each) for each in estimate_stage_links(config, vocabulary or 0, dtype=dtype)],

@@ -105,11 +105,13 @@ def _pipeline_lines(pipeline: dict[str, Any] | None) -> Iterator[str]:
     if pipeline is None:
         return
     ranges = f", {pipeline['ranges_per_stage']} ranges each" if pipeline["ranges_per_stage"] > 1 else ""
+    counted = pipeline["bubble_with_projection"]
+    also = "" if counted is None else f", {counted:.1%} if the projection counts by its operations"
     yield (
         f"pipelines: {pipeline['pipelines']} of {len(pipeline['stages'])} stages{ranges}, "
-        f"{pipeline['micro_batches_each']} micro-batches each in a step; schedule {pipeline['schedule']}; bubble "
-        f"{pipeline['bubble']:.1%} with equal time for each block"
+        f"{pipeline['micro_batches_each']} micro-batches each in a step; schedule {pipeline['schedule']}"
     )
+    yield f"bubble: {pipeline['bubble']:.1%} with equal time for each block{also}"
     titles = ["stage", "blocks", "parameters", "in flight", "memory of a chip", ""]
     yield from _table([titles, *(_stage_row(each, pipeline) for each in pipeline["stages"])])
     if pipeline["links"]:

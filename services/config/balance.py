@@ -17,6 +17,17 @@ def divide_evenly(blocks: int, stages: int) -> tuple[int, ...]:
     return tuple(blocks // stages + (stage < blocks % stages) for stage in range(stages))
 
 
+def count_work(model: GPT2Config | LlamaConfig, vocabulary: int) -> tuple[int, int]:
+    """Return the operations of a block, and those of last norm and projection, in units of 6 a token.
+
+    `services/sizing/flops.py` has the formula.
+    """
+    parts = {part.name: part for part in model_parts(model, vocabulary)}
+    attention = 2 * model.num_heads * model.head_width * model.max_sequence_length
+    block = parts["blocks"].elements // model.num_blocks + attention
+    return block, parts["norm"].elements + vocabulary * model.embedding_dim
+
+
 def balance_blocks(
     model: GPT2Config | LlamaConfig, vocabulary: int, stages: int, least: int
 ) -> tuple[int, ...]:
@@ -29,12 +40,11 @@ def balance_blocks(
         least: least number of blocks of a stage; `stages * least` is at most the model's number of blocks.
     """
     parts = {part.name: part for part in model_parts(model, vocabulary)}
-    table = vocabulary * model.embedding_dim
-    block_size = parts["blocks"].elements // model.num_blocks
-    first_size, last_size = parts["embeddings"].elements, table + parts["norm"].elements
-    # In units of 6 operations a token; `services/sizing/flops.py` has the formula.
-    block_work = block_size + 2 * model.num_heads * model.head_width * model.max_sequence_length
-    work, size = _at_ends(stages, 0, last_size), _at_ends(stages, first_size, last_size)
+    block_work, last_work = count_work(model, vocabulary)
+    block_size, first_size = parts["blocks"].elements // model.num_blocks, parts["embeddings"].elements
+    # A tied table is on both ends.
+    last_size = vocabulary * model.embedding_dim + parts["norm"].elements
+    work, size = _at_ends(stages, 0, last_work), _at_ends(stages, first_size, last_size)
     unlimited = [model.num_blocks] * stages
     fastest = _deal_out(model.num_blocks, least, work, block_work, unlimited)
     limit = max(end + count * block_work for end, count in zip(work, fastest, strict=True))

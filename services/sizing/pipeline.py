@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.config.balance import count_work
 from services.config.job import JobConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.parameters import model_parts
@@ -64,14 +65,27 @@ def size_stages(config: JobConfig, vocabulary: int | None, *, dtype: str, banks:
     return sizes
 
 
-def estimate_bubble(pipeline: PipelineConfig, micro_batches: int) -> float:
+def estimate_bubble(pipeline: PipelineConfig, micro_batches: int, *, projection_blocks: float = 0.0) -> float:
     """Return the share of time in which stages are idle, with equal time for each block and no time for transfers.
 
-    A backward pass takes twice as long as a forward pass. Embedding, projection and loss are not counted.
+    A backward pass takes twice as long as a forward pass. An embedding takes no time.
+
+    Args:
+        pipeline: the pipeline.
+        micro_batches: micro-batches of a pipeline in a step.
+        projection_blocks: time of the projection to the vocabulary, in those of a block.
     """
-    blocks = [len(each) for each in pipeline.split.ranges]
+    blocks = [len(each) + projection_blocks * each.is_last for each in pipeline.split.ranges]
     seconds = PassSeconds(forward=blocks, backward=[2 * each for each in blocks])
     return time_schedule(make_schedule(pipeline, micro_batches), seconds).bubble
+
+
+def count_projection_blocks(config: JobConfig, vocabulary: int | None) -> float | None:
+    """Return the operations of the projection to the vocabulary, in those of a block; None if only workers know it."""
+    if vocabulary is None or not isinstance(config.model, GPT2Config | LlamaConfig):
+        return None
+    block, projection = count_work(config.model, vocabulary)
+    return projection / block
 
 
 def estimate_stage_links(config: JobConfig, vocabulary: int, *, dtype: str) -> list[Link]:

@@ -66,7 +66,8 @@ def test_the_sizes_of_tt_trains_pipelines_are_said(
     ]
     assert pipeline["largest_stage_bytes"] < GALAXY_CHIP_BYTES
     assert [each["sender"] for each in pipeline["links"]] == ["stage", "next stage"]
-    assert f"pipelines: 1 of {stages} stages, 8 micro-batches each in a step; schedule 1f1b; bubble" in text
+    assert f"pipelines: 1 of {stages} stages, 8 micro-batches each in a step; schedule 1f1b\n" in text
+    assert f"bubble: {pipeline['bubble']:.1%} with equal time for each block, " in text
     assert "largest" in text and "bytes between stages in a step" in text
     first, *others = (notice.partition(": ")[0] for notice in result["notices"] if "stages" in notice)
     assert first == "multihost_config.pipeline_parallel_config"

@@ -11,7 +11,12 @@ from services.config.job_parts import DataConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.parameters import count_parameters
 from services.sizing.device_memory import DeviceMemory, estimate_device_memory
-from services.sizing.pipeline import estimate_bubble, estimate_stage_links, size_stages
+from services.sizing.pipeline import (
+    count_projection_blocks,
+    estimate_bubble,
+    estimate_stage_links,
+    size_stages,
+)
 from services.sizing.portion import Portion
 
 DATA = DataConfig.model_validate({"path": "builtin:python-reference", "sha256": "0" * 64})
@@ -117,6 +122,17 @@ def test_the_bubble_is_that_of_even_stages() -> None:
         assert estimate_bubble(pipeline, 8) == pytest.approx(3 / (v * 8 + 3))
     uneven = job(LLAMA, (5, 1, 1, 1)).pipeline
     assert uneven is not None and estimate_bubble(uneven, 8) > 0.5
+
+
+def test_a_balanced_split_has_a_smaller_bubble_when_the_projection_counts() -> None:
+    even, balanced = job(LLAMA, (4, 4)), job(LLAMA, (6, 2))
+    projection = count_projection_blocks(even, 20000)
+    assert projection is not None and 4 < projection < 10 and count_projection_blocks(even, None) is None
+    bubbles = []
+    for each in (even, balanced):
+        assert each.pipeline is not None
+        bubbles.append(estimate_bubble(each.pipeline, 64, projection_blocks=projection))
+    assert bubbles[1] < bubbles[0]
 
 
 def test_each_micro_batch_crosses_each_border_both_ways() -> None:
