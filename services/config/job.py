@@ -115,7 +115,9 @@ class JobConfig(ConfigRecord):
     @model_validator(mode="after")
     def _check_consistency(self) -> JobConfig:
         if self.pipeline is not None:
-            check_pipeline(self.pipeline, self.model, self.num_workers, self.gradient_accumulation_steps)
+            check_pipeline(
+                self.pipeline, self.model, self.device, self.num_workers, self.gradient_accumulation_steps
+            )
         check_step_size(self.num_workers, self.stages, self.gradient_accumulation_steps, self.verify_fraction)
         check_mesh_size(self.device)
         check_model_size(self.model)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from services.config.device import DeviceConfig
 from services.config.field_types import BlockCount, ConfigRecord
 from services.config.models import CustomConfig, GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
 from services.config.refusals import format_value
@@ -68,41 +69,29 @@ class PipelineConfig(ConfigRecord):
         return self
 
 
-def count_blocks(model: TransformerConfig | RegressionConfig) -> int | None:
-    """Return the number of a model's blocks; None for a model that has none, or does not declare them.
+def count_blocks(model: TransformerConfig | RegressionConfig) -> int:
+    """Return the number of blocks of a model that a pipeline splits.
 
-    A user's own model declares them as `transformer_config.num_blocks`.
+    Raises:
+        Refused: it has none, or no way to declare them; one line with the field and how to fix it.
     """
     match model:
         case GPT2Config() | LlamaConfig():
             return model.num_blocks
         case CustomConfig():
-            declared = model.options.get("num_blocks")
-            return declared if type(declared) is int and declared > 0 else None
-    return None
-
-
-def require_blocks(model: TransformerConfig | RegressionConfig) -> int:
-    """Return the number of blocks of a model that a pipeline splits.
-
-    Raises:
-        Refused: it has none, or does not declare them; one line with the field and how to fix it.
-    """
-    blocks = count_blocks(model)
-    if blocks is not None:
-        return blocks
-    start = f"{_SECTION}: given with model_type {format_value(model.model_type)}"
-    if isinstance(model, CustomConfig):
-        raise Refused(
-            f"{start}, which does not declare its blocks, expected their number; write it as "
-            "transformer_config.num_blocks, or remove the pipeline"
-        )
-    raise Refused(f"{start}, which has no blocks to split, expected gpt2 or llama; remove the pipeline")
+            reason = "a model of one's own, which can't declare its blocks yet"
+        case _:
+            reason = "which has no blocks to split"
+    raise Refused(
+        f"{_SECTION}: given with model_type {format_value(model.model_type)}, {reason}, expected gpt2 or llama; remove "
+        "the pipeline"
+    )
 
 
 def check_pipeline(
     pipeline: PipelineConfig,
     model: TransformerConfig | RegressionConfig,
+    device: DeviceConfig,
     num_workers: int,
     gradient_accumulation_steps: int,
 ) -> None:
@@ -111,7 +100,7 @@ def check_pipeline(
     Raises:
         Refused: they don't; one line with the field, its value, what was expected and how to fix it.
     """
-    blocks, given, stages = require_blocks(model), sum(pipeline.blocks_per_stage), pipeline.stages
+    blocks, given, stages = count_blocks(model), sum(pipeline.blocks_per_stage), pipeline.stages
     if given != blocks:
         raise Refused(
             f"{_SECTION}.blocks_per_rank: {given} blocks in all given, expected the model's {blocks} "
@@ -123,5 +112,10 @@ def check_pipeline(
         raise Refused(
             f"multihost_config.num_workers: {num_workers} given with {stages} stages, expected a multiple of {stages}, "
             f"as num_workers counts the ranks of all pipelines; write {counts}, or as many ranks in blocks_per_rank"
+        )
+    if device.trace and stages > 1:
+        raise Refused(
+            "device_config.trace: true given with a pipeline, expected false, as a recorded pass is the only one under "
+            "way and a stage has several; set trace: false, or remove the pipeline"
         )
     check_micro_batches(pipeline.schedule, stages, gradient_accumulation_steps)

@@ -126,7 +126,8 @@ def _language_model(
     each_kept = block.input_bytes if model.runner_type == "memory_efficient" else block.kept_bytes
     others = (portion.kept_blocks - 1) * each_kept
     if portion.has_last:
-        others += (portion.kept_losses - 1) * ends.kept_bytes
+        # The model's last block is kept with the loss, as its backward pass would follow at once.
+        others += (portion.kept_losses - 1) * (ends.kept_bytes + block.kept_bytes - each_kept)
     waiting = ends.waiting_bytes if portion.has_first else 0
     points = [
         *(point.plus(activations_bytes=others, gradients_bytes=waiting) for point in block.points),

@@ -83,6 +83,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
             multihost,
             parse_section(sections.get("device_config"), "device_config", DeviceSection).enable_pp,
             resolved.model,
+            device,
             workers,
             batches.gradient_accumulation_steps,
             notices,

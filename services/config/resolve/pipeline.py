@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.config.balance import balance_blocks, divide_evenly
+from services.config.device import DeviceConfig
 from services.config.models import GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
-from services.config.pipeline import MOST_STAGES, PipelineConfig, check_pipeline, require_blocks
+from services.config.pipeline import MOST_STAGES, PipelineConfig, check_pipeline, count_blocks
 from services.config.refusals import format_value
 from services.config.sections import MultihostSection, PipelineSection
 from services.errors import Refused
@@ -48,6 +49,7 @@ def resolve_pipeline(
     multihost: MultihostSection,
     enable_pp: bool,
     model: TransformerConfig | RegressionConfig,
+    device: DeviceConfig,
     num_workers: int,
     gradient_accumulation_steps: int,
     notices: list[str],
@@ -58,6 +60,7 @@ def resolve_pipeline(
         multihost: the `multihost_config` section.
         enable_pp: `device_config.enable_pp`.
         model: config of the model.
+        device: the mesh of each worker.
         num_workers: number of ranks of all pipelines.
         gradient_accumulation_steps: micro-batches of each pipeline in a step.
         notices: list to which a line is appended about what is not built yet.
@@ -80,7 +83,7 @@ def resolve_pipeline(
                 "pipeline has several workers; set one of the two"
             )
         return None
-    blocks = require_blocks(model)
+    blocks = count_blocks(model)
     if section.num_blocks not in (None, blocks):
         raise Refused(
             f"{_SECTION}.num_blocks: {section.num_blocks} given, expected the model's {blocks} "
@@ -91,7 +94,7 @@ def resolve_pipeline(
         ranges_per_stage=section.ranges_per_rank,
         schedule=section.schedule,
     )
-    check_pipeline(pipeline, model, num_workers, gradient_accumulation_steps)
+    check_pipeline(pipeline, model, device, num_workers, gradient_accumulation_steps)
     if pipeline.stages > 1:
         notices.append(
             f"{_SECTION}: the {pipeline.stages} stages are not spread over workers yet: each worker holds the whole "
@@ -108,8 +111,6 @@ def balance_pipeline(
     vocabulary: int | None,
 ) -> PipelineConfig | None:
     """Return a pipeline with balanced stages if its section asks for it, else unchanged.
-
-    A user's own model keeps stages of equal blocks, as only a worker can build it.
 
     Args:
         pipeline: the pipeline of `resolve_pipeline`.

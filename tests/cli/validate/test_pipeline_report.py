@@ -89,11 +89,15 @@ def test_a_stage_that_cannot_fit_is_refused_with_what_to_change(
     assert any("at stage 0's peak" in notice for notice in result["notices"])
 
 
-def test_an_own_model_has_stages_without_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_of_an_unknown_vocabulary_have_no_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.txt").write_text("abc " * 1000)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordLevel"}}))
     path = tmp_path / "job.yaml"
     path.write_text(
-        "training_config: {data_path: builtin:python-reference, gradient_accumulation_steps: 4}\n"
-        "transformer_config: {model_type: 'mixer:Mixer', num_blocks: 5}\n"
+        "training_config: {data_path: corpus.txt, tokenizer_type: bpe, tokenizer_path: tokenizer.json}\n"
+        "transformer_config: {num_blocks: 5}\n"
         "multihost_config: {enabled: true, num_workers: 2, pipeline_parallel_config: {blocks_per_rank: auto}}\n"
     )
     result, text = validated(capsys, str(path))
