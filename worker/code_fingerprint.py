@@ -32,11 +32,14 @@ COMPUTING = (
     "services/config/tokenizer_file.py",
     "services/config/windows.py",
     "services/corpora/token_file.py",
+    "services/pipeline/schedule.py",
+    "services/pipeline/split.py",
     "services/tensors/layout.py",
     "services/tensors/reduction_tree.py",
     "services/tensors/kernels/arithmetic.py",
     "services/tensors/kernels/wire_types.py",
     "worker/node_sum.py",
+    "worker/range_sums.py",
 )
 """Files and folders of the code that computes, relative to the tree. Of kernels, the numpy path stands for all: tests
 prove that the compiled ones give its bits (tests/services/tensors/kernels). Of corpora, the rest describes a file of
