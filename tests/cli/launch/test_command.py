@@ -77,6 +77,24 @@ def test_the_text_has_each_command_as_a_shell_takes_it(
     assert all("loudbox-04:7070" in command for command in commands[2:])
 
 
+def test_a_pipeline_example_is_known_by_its_job(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = folder / "text.txt"
+    text.write_text("to be or not to be " * 100)
+    job = folder / "job.yaml"
+    job.write_text(
+        f"training_config: {{model_type: gpt2, max_steps: 1, batch_size: 1, data_path: {text}, tokenizer_type: char,\n"
+        "  transformer_config: {num_heads: 2, embedding_dim: 32, num_blocks: 5, max_sequence_length: 32}}\n"
+        "device_config: {backend: emulator}\n"
+        "multihost_config: {enabled: true, num_workers: 5, pipeline_parallel_config: {blocks_per_rank: auto}}\n"
+    )
+    result = _launch(capfd, folder, "--config", job)
+    assert (
+        "5 ranks, all of them stages of the job's pipeline as in tt-train's pipeline example"
+        in result["error"]
+    )
+    assert len(result["error"]) <= 300
+
+
 def test_the_advice_about_num_workers_works(
     folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
