@@ -6,8 +6,9 @@ time, so a step of many is simulated for two smaller numbers of them, and contin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from services.pipeline.schedule import Pass, Schedule
 
@@ -44,6 +45,14 @@ class PassSeconds:
             transfer: seconds of a transfer.
         """
         return cls((forward / ranges,) * ranges, (backward / ranges,) * ranges, transfer)
+
+
+class TimedPass(NamedTuple):
+    """A pass with its start and stop, in seconds from the start of the step."""
+
+    one: Pass
+    start: float
+    stop: float
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,14 @@ def _extrapolate(schedule: Schedule, seconds: PassSeconds) -> float:
 
 
 def _simulate(schedule: Schedule, seconds: PassSeconds) -> float:
-    """Return the makespan; each pass starts when its stage is free and its input has arrived."""
+    return max(timed.stop for timed in simulate_passes(schedule, seconds))
+
+
+def simulate_passes(schedule: Schedule, seconds: PassSeconds) -> Iterator[TimedPass]:
+    """Yield every pass with its times; each starts when its stage is free and its input has arrived.
+
+    A stage's passes come in order, and those of all stages in an order in which one thread can run them.
+    """
     stages = schedule.stages
     free = [0.0] * stages
     arrivals: dict[Pass, float] = {}
@@ -126,13 +142,14 @@ def _simulate(schedule: Schedule, seconds: PassSeconds) -> float:
     for one in schedule.merged_passes():
         stage = one.range_index % stages
         duration = (seconds.backward if one.is_backward else seconds.forward)[one.range_index]
-        free[stage] = end = max(free[stage], arrivals.pop(one, 0.0)) + duration
+        start = max(free[stage], arrivals.pop(one, 0.0))
+        free[stage] = stop = start + duration
+        yield TimedPass(one, start, stop)
         successor = schedule.successor(one)
         if successor is None:
             continue
         receiver = successor.range_index % stages
         if receiver != stage:
-            end = max(end, link_free.get((stage, receiver), 0.0)) + seconds.transfer
-            link_free[stage, receiver] = end
-        arrivals[successor] = end
-    return max(free)
+            stop = max(stop, link_free.get((stage, receiver), 0.0)) + seconds.transfer
+            link_free[stage, receiver] = stop
+        arrivals[successor] = stop

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mesh.device import Mesh
 from services.config.job import JobConfig
-from services.config.models import GPT2Config, LlamaConfig
 from training.parameter_placement import choose_axes
 from training.pipeline.step import PipelineStep
 from training.step import PassPhase, TrainingStep, unobserved
@@ -17,13 +16,10 @@ from training.step import PassPhase, TrainingStep, unobserved
 def find_pipeline_mesh_shape(config: JobConfig) -> tuple[int, int] | None:
     """Return rows and columns of a mesh with a submesh for each stage of a job's pipeline, one below the other.
 
-    None for a job without one, and where stages can't run apart: a user's own model can't be built from a range, and a
-    trace is of a whole pass.
+    None for a job without a pipeline.
     """
     rows, columns = config.device.mesh_shape
-    if config.stages == 1 or config.device.trace or not isinstance(config.model, GPT2Config | LlamaConfig):
-        return None
-    return config.stages * rows, columns
+    return None if config.stages == 1 else (config.stages * rows, columns)
 
 
 def build_step(
