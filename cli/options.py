@@ -306,7 +306,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
         if flag.startswith("--")
     }
     defaults: dict[str, Any] = {}
-    for key, value in read_document(path, "--config").items():
+    for key, value in read_document(path, "--config", example="options such as state-dir").items():
         name = by_flag.get(str(key).replace("_", "-"))
         if name is None:
             raise Refused(f"--config {path}: {unknown_key_error('', key, value, by_flag)}")

@@ -167,10 +167,15 @@ def _read_placement(files: LaunchFiles) -> Placement:
         return Placement(
             rank_hosts=read_rankfile(files.rankfile), source=f"--rankfile {printable_path(files.rankfile)}"
         )
-    if files.hosts is not None and not ("/" in files.hosts or _is_file(Path(files.hosts))):
+    if files.hosts is not None and not _names_file(files.hosts):
         return Placement(parse_host_list(files.hosts), source="--hosts")
     path = Path(files.hosts) if files.hosts is not None else _find_in(files.folder, HOSTS_FILE)
     return Placement() if path is None else Placement(read_hosts(path), source=printable_path(path))
+
+
+def _names_file(hosts: str) -> bool:
+    """Return whether a value of `--hosts` names a file, which may be missing, and is no list of hosts."""
+    return "/" in hosts or hosts.endswith(".txt") or _is_file(Path(hosts))
 
 
 def _check_folder(folder: Path) -> None:

@@ -17,7 +17,8 @@ MOST_RANKS = 1024
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,253}[A-Za-z0-9_])?")
 _LINE = re.compile(r"(?P<name>[^\s=]+)(?:\s+slots\s*=\s*(?P<slots>\S+))?")
-_ITEM = re.compile(r"(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::(?P<slots>.*))?")
+_ITEM = re.compile(r"(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::(?P<slots>[^:]*))?")
+_BRACKETED = re.compile(r"\[([^\[\]]*)\]")
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,13 @@ def parse_host_list(text: str) -> tuple[Host, ...]:
         found = _ITEM.fullmatch(item)
         place = f"--hosts {printable(item, 80)!r}"
         if found is None:
-            raise Refused(f"{place}: expected HOST or HOST:SLOTS, such as loudbox-01:1; correct it")
-        name = found["name"].removeprefix("[").removesuffix("]")
+            raise Refused(
+                f"{place}: expected HOST or HOST:SLOTS, such as loudbox-01:1 or [2001:db8::1]:1; correct it"
+            )
         slots = "1" if found["slots"] is None else found["slots"]
-        hosts.append((place, Host(check_host_name(name, place), _read_slots(slots, place))))
+        hosts.append((place, Host(check_host_name(found["name"], place), _read_slots(slots, place))))
+    if not hosts:
+        raise Refused("--hosts: no host found; give a list such as loudbox-01:1,loudbox-02:1, or a file")
     return _check_all(hosts, "--hosts")
 
 
@@ -74,12 +78,15 @@ def check_host_name(name: str, place: str) -> str:
     """Return a host's name that has the right form.
 
     Args:
-        name: host name or IP address.
+        name: host name or IP address; one of IPv6 may have brackets, which are removed.
         place: where it is written, for the error.
 
     Raises:
         Refused: it is neither. A name that OpenSSH would take for an option is refused here too.
     """
+    bracketed = _BRACKETED.fullmatch(name)
+    if bracketed and _is_address(bracketed[1]):
+        return bracketed[1]
     if _NAME.fullmatch(name) or _is_address(name):
         return name
     if "@" in name:
@@ -105,13 +112,13 @@ def _parse(lines: Iterable[TextLine], source: str) -> tuple[Host, ...]:
         if found["slots"] is None:
             raise Refused(f"{line.place}: host {name} has no slots; write {name} slots=1")
         hosts.append((line.place, Host(name, _read_slots(found["slots"], f"{line.place}: host {name}"))))
+    if not hosts:
+        raise Refused(f"{source}: no host found; write one a line, such as loudbox-01 slots=1")
     return _check_all(hosts, source)
 
 
 def _check_all(hosts: list[tuple[str, Host]], source: str) -> tuple[Host, ...]:
-    """Return hosts with their places; raise Refused for none, for one named twice, and for too many slots."""
-    if not hosts:
-        raise Refused(f"{source}: no host found; write one a line, such as loudbox-01 slots=1")
+    """Return the hosts; raise Refused for one that is named twice, and for too many slots."""
     places: dict[str, str] = {}
     for place, host in hosts:
         folded = host.name.lower()
@@ -128,9 +135,9 @@ def _check_all(hosts: list[tuple[str, Host]], source: str) -> tuple[Host, ...]:
 
 
 def _read_slots(text: str, place: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 9 and int(text) >= 1):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= MOST_RANKS):
         raise Refused(
-            f"{place}: slots {printable(text, 20)!r} given, expected a number of ranks, 1 or more; write slots=1"
+            f"{place}: slots {printable(text, 20)!r} given, expected a number of ranks, 1 to {MOST_RANKS}; correct it"
         )
     return int(text)
 

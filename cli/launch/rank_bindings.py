@@ -90,7 +90,7 @@ def read_rank_bindings(path: Path, environment: Mapping[str, str]) -> RankBindin
     Raises:
         Refused: the file can't be read, has an unknown key or a bad value, or its ranks are not 0 to N-1, each once.
     """
-    document = read_document(path, "rank bindings")
+    document = read_document(path, "rank bindings", example="the key rank_bindings")
     return parse_rank_bindings(document, printable_path(path), environment)
 
 

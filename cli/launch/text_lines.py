@@ -46,7 +46,7 @@ def read_lines(path: Path, name: str) -> list[TextLine]:
     """
     source = printable_path(path)
     try:
-        text = read_input_file(name, path, MOST_BYTES).decode()
+        text = read_input_file(name, path, MOST_BYTES).decode("utf-8-sig")  # editors may write a mark
     except UnicodeDecodeError:
         raise Refused(f"{source}: is not text, expected one entry a line; correct the path") from None
     return list(parse_lines(text, source))

@@ -12,12 +12,15 @@ from services.printable import printable_path
 from services.yaml_text import YAML_BYTES, parse_yaml
 
 
-def read_document(path: Path, field: str = "") -> dict[Any, Any]:
+def read_document(
+    path: Path, field: str = "", *, example: str = "sections such as training_config"
+) -> dict[Any, Any]:
     """Return the mapping in a YAML file.
 
     Args:
         path: path of the file.
         field: dotted name of the field that named the file; empty for a file from the command line.
+        example: what the mapping may have, for the error about another value.
 
     Raises:
         Refused: the file can't be read, is not YAML, or has no mapping.
@@ -33,7 +36,6 @@ def read_document(path: Path, field: str = "") -> dict[Any, Any]:
     document = parse_yaml(text, source)
     if not isinstance(document, dict):
         raise Refused(
-            f"{source}: {format_value(document)} found, expected a mapping with sections such as "
-            "training_config; correct it"
+            f"{source}: {format_value(document)} found, expected a mapping with {example}; correct it"
         )
     return document

@@ -138,6 +138,11 @@ def test_many_hosts_and_odd_paths(make_folder: MakeFolder) -> None:
         _read(Path("x" * 4000))
 
 
+def test_a_hosts_file_that_is_not_there_is_no_host(make_folder: MakeFolder) -> None:
+    with pytest.raises(Refused, match=r"hosts: hsots.txt: no such file"):
+        _read(make_folder(meshes=2), hosts="hsots.txt")
+
+
 def test_hosts_and_rankfile_contradict_each_other(make_folder: MakeFolder, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="--hosts and --rankfile"):
         _read(make_folder(meshes=2), hosts="a", rankfile=tmp_path / "rankfile")

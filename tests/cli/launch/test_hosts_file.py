@@ -23,6 +23,18 @@ def test_hosts_in_their_order_with_comments_and_blank_lines() -> None:
     )
 
 
+def test_ipv6_addresses_may_have_brackets() -> None:
+    assert parse_hosts("[::1] slots=2\n2001:db8::1 slots=1\n", "hosts.txt") == (
+        Host("::1", 2),
+        Host("2001:db8::1", 1),
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_bytes(b"\xef\xbb\xbfa slots=1\r\n")
+    assert read_hosts(tmp_path / "hosts.txt") == (Host("a", 1),)
+
+
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
@@ -31,7 +43,8 @@ def test_hosts_in_their_order_with_comments_and_blank_lines() -> None:
             ["hosts.txt line 2", "host A is named twice, first in hosts.txt line 1", "slots"],
         ),
         ("a slots=1\nb", ["line 2", "host b has no slots", "write b slots=1"]),
-        ("a slots=0", ["line 1", "host a", "'0'", "1 or more"]),
+        ("a slots=0", ["line 1", "host a", "'0'", "1 to 1024"]),
+        ("a slots=99999999999", ["'99999999999'", "1 to 1024"]),
         ("a slots=-1", ["'-1'"]),
         ("a slots=two", ["'two'"]),
         ("a slots=1 max_slots=2", ["line 1", "max_slots=2", "HOST slots=N"]),
@@ -78,7 +91,10 @@ def test_a_list_of_hosts() -> None:
         ("a b", ["'a b' is no host name"]),
         (",,", ["no host found"]),
         ("--config", ["'--config' is no host name"]),
-        ("::1", ["'' is no host name"]),
+        ("::1", ["--hosts '::1'", "[2001:db8::1]:1"]),
+        ("[a]:1", ["'[a]' is no host name"]),
+        ("a:2000", ["slots '2000'", "1 to 1024"]),
+        (" ", ["no host found", "loudbox-01:1,loudbox-02:1"]),
     ],
 )
 def test_what_a_list_refuses(text: str, facts: list[str]) -> None:

@@ -167,3 +167,9 @@ def test_any_document_gives_bindings_or_one_line(ranks: list[dict[str, Any]], ot
         assert str(refused).isprintable()
     else:
         assert [each.rank for each in found.ranks] == list(range(len(ranks)))
+
+
+def test_an_empty_file_is_told_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "rank_bindings.yaml").write_text("")
+    with pytest.raises(Refused, match="null found, expected a mapping with the key rank_bindings"):
+        read_rank_bindings(tmp_path / "rank_bindings.yaml", {})
