@@ -64,7 +64,7 @@ _PORT = click.IntRange(1, 65535)
 @option("--detach", is_flag=True, help="Submit the job, print the run's name and end; the run goes on.")
 @click.option("--attach", "attach_to", metavar="RUN", help="Follow the job of a detached run to its end.")
 @click.option("--stop", "stop_run", metavar="RUN", help="Stop a detached run.")
-@option("--dry-run", is_flag=True, help="Print the command of every rank, and start nothing.")
+@option("--dry-run", is_flag=True, help="Print every command, and start nothing.")
 @json_option
 def launch(
     *,

@@ -1,37 +1,51 @@
-"""`tiermesh launch --dry-run`: print the command of every rank, and start nothing."""
+"""`tiermesh launch --dry-run`: print every command of a launch, as a person could run them, and start nothing."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from cli.launch.command_line import DaemonCommand, Place, daemon_commands
+from cli.launch.command_line import DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
+from cli.launch.sites import Site, plan_sites
 from cli.output import Output
 from services.printable import counted
 
+_RUN = "RUN"
+"""Name of the run in printed paths; a real run gets one of its own."""
+_END_OF_FILE = "END_OF_FILE"
+
 
 def dry_run(options: LaunchOptions, output: Output) -> None:
-    """Print the plan of a launch and the commands of its daemons, in the order in which they start.
+    """Print the plan of a launch, and the commands of its daemons in the order in which they start.
 
     Raises:
         Refused: the configuration or the job is wrong, or the two don't fit each other.
     """
     plan, _ = prepare(options, output)
-    program = options.remote_program
-    places = {
-        rank.number: Place(program, str(options.state_dir / rank.name), rank.host or "127.0.0.1")
-        for rank in plan.ranks
-    }
+    sites = plan_sites(plan, options, _RUN)
+    places = _places(plan, sites, options.remote_program)
     commands = daemon_commands(plan, places, options.ports)
+    submit = [
+        *options.remote_program,
+        *("submit", options.config, *options.overrides, "--follow"),
+        *("--aggregator", aggregator_address(plan, places, options.ports)),
+    ]
     output.say(describe_plan(plan))
-    for command in commands:
-        rank = command.rank
-        output.say(f"\n# rank {rank.number}, {rank.role}, on {rank.host or 'this machine'}")
-        for path in command.files:
-            output.say(f"# writes {path}: the descriptor of mesh {rank.mesh_id} alone")
-        output.say(command.in_shell())
-    output.result({"dry_run": True, "tiers": plan.tiers, "ranks": [_fields(command) for command in commands]})
+    for line in (*_site_lines(sites), *_daemon_lines(commands, places), *_submit_lines(submit, sites)):
+        output.say(line)
+    output.result(
+        {
+            "dry_run": True,
+            "tiers": plan.tiers,
+            "hosts": [{"host": site.host, "agent": site.agent_command()} for site in sites if site.host],
+            "ranks": [_fields(command) for command in commands],
+            "submit": submit,
+        }
+    )
 
 
 def describe_plan(plan: LaunchPlan) -> str:
@@ -41,6 +55,45 @@ def describe_plan(plan: LaunchPlan) -> str:
     where = "this machine" if plan.is_local else counted(len(plan.hosts), "host")
     ranks = counted(len(plan.ranks), "rank")
     return f"{ranks} on {where}: {', '.join(roles[:-1])} and {roles[-1]} ({plan.tiers} tiers)"
+
+
+def _places(plan: LaunchPlan, sites: Sequence[Site], program: tuple[str, ...]) -> dict[int, Place]:
+    """Return the place of each rank. Only this machine's home folder is known; other hosts' paths begin there."""
+    by_host = {site.host: site for site in sites}
+    places = {}
+    for rank in plan.ranks:
+        site = by_host[rank.host]
+        folder = Path(site.folder) if rank.host is not None else Path.home() / site.folder
+        places[rank.number] = Place(program, str(folder / rank.name), rank.host or "127.0.0.1")
+    return places
+
+
+def _site_lines(sites: Sequence[Site]) -> Iterator[str]:
+    for site in sites:
+        if site.host is not None:
+            yield f"\n# agent on {site.host}: checks the host, and runs its daemons by the launcher's orders"
+            yield shlex.join(site.agent_command())
+
+
+def _daemon_lines(commands: Sequence[DaemonCommand], places: dict[int, Place]) -> Iterator[str]:
+    if any(command.rank.host is not None for command in commands):
+        yield (
+            "\n# Below: what the agents start, from the home folder. A launch makes certificates for its run "
+            "(daemon.crt, daemon.key, authority.crt); by hand, `tiermesh certs` makes some."
+        )
+    for command in commands:
+        rank = command.rank
+        yield f"\n# rank {rank.number}, {rank.role}, on {rank.host or 'this machine'}"
+        yield shlex.join(["mkdir", "-p", places[rank.number].folder])
+        for path, text in command.files.items():
+            yield f"cat > {shlex.quote(path)} <<'{_END_OF_FILE}'\n{text.rstrip()}\n{_END_OF_FILE}"
+        yield command.in_shell()
+
+
+def _submit_lines(submit: Sequence[str], sites: Sequence[Site]) -> Iterator[str]:
+    certificate = "" if sites[0].host is None else ", with a certificate of the run"
+    yield f"\n# the job, once all have joined{certificate}"
+    yield shlex.join(submit)
 
 
 def _fields(command: DaemonCommand) -> dict[str, Any]:

@@ -24,13 +24,13 @@ from cli.launch.prepare import LaunchOptions, prepare
 from cli.launch.record import Run, forget_run, new_run_name, read_run, run_folder, write_run
 from cli.launch.run_certificates import RunCertificates
 from cli.launch.sites import (
-    LOCAL_PROGRAM,
     THIS_MACHINE,
     Site,
     check_all,
     close_all,
     connect_all,
     for_all,
+    plan_sites,
     raise_errors,
     reach_all,
 )
@@ -124,7 +124,7 @@ def run_until_interrupted(work: Coroutine[Any, Any, Result]) -> Result:
 async def _launch(
     options: LaunchOptions, plan: LaunchPlan, config: JobConfig, name: str, folder: Path, output: Output
 ) -> jobs_pb2.Job:
-    sites = _sites(plan, options, name)
+    sites = plan_sites(plan, options, name)
     addresses = await for_all(sites, Site.find_address, output)
     links = await connect_all(sites, output)
     try:
@@ -226,17 +226,6 @@ def _job_of(run: Run, results: Mapping[str, RunOver]) -> jobs_pb2.Job:
 
 
 # ---- parts of a launch ----
-
-
-def _sites(plan: LaunchPlan, options: LaunchOptions, name: str) -> tuple[Site, ...]:
-    folder = options.state_dir / name
-    if plan.is_local:
-        return (Site(None, str(folder / "local"), LOCAL_PROGRAM, options.ssh),)
-    # A folder of each host's own, because hosts may share the home folder.
-    return tuple(
-        Site(host, str(folder / host.replace(":", ".")), options.remote_program, options.ssh)
-        for host in plan.hosts
-    )
 
 
 def _places(

@@ -12,7 +12,9 @@ from typing import TypeVar
 from cli.launch.agent.link import AgentLink
 from cli.launch.agent.protocol import Probe, Probed
 from cli.launch.openssh import OpenSSH, explain_end, read_address
+from cli.launch.plan import LaunchPlan
 from cli.launch.preflight import check_facts, check_probe
+from cli.launch.prepare import LaunchOptions
 from cli.output import Output
 from services.errors import Refused, TiermeshError
 
@@ -51,13 +53,20 @@ class Site:
         Raises:
             TiermeshError: the host can't be reached, or has no such Tiermesh or run.
         """
-        remote = [*self.program, "launch-agent", "--folder", self.folder, *(["--attach"] if attach else [])]
-        command = remote if self.host is None else self.ssh.command(self.host, remote)
+        remote = self._agent(attach=attach)
 
         def explain(code: int, errors: Sequence[str]) -> TiermeshError:
             return explain_end(self.name, code, errors, remote)
 
-        return await AgentLink.open(self.name, command, explain)
+        return await AgentLink.open(self.name, self.agent_command(attach=attach), explain)
+
+    def agent_command(self, *, attach: bool = False) -> list[str]:
+        """Return the command that starts the agent from this machine, or connects to one that is detached."""
+        remote = self._agent(attach=attach)
+        return remote if self.host is None else self.ssh.command(self.host, remote)
+
+    def _agent(self, *, attach: bool) -> list[str]:
+        return [*self.program, "launch-agent", "--folder", self.folder, *(["--attach"] if attach else [])]
 
     async def find_address(self) -> str:
         """Return the address by which others reach the host: HostName of ssh_config, else the name itself."""
@@ -75,6 +84,24 @@ class Site:
             query.kill()
             return self.host
         return read_address(answer.decode(errors="replace"), self.host)
+
+
+def plan_sites(plan: LaunchPlan, options: LaunchOptions, name: str) -> tuple[Site, ...]:
+    """Return the hosts of a plan.
+
+    Args:
+        plan: ranks and their hosts.
+        options: how hosts are reached, and the launch's folder there.
+        name: name of the run.
+    """
+    folder = options.state_dir / name
+    if plan.is_local:
+        return (Site(None, str(folder / "local"), LOCAL_PROGRAM, options.ssh),)
+    # A folder of each host's own, because hosts may share the home folder.
+    return tuple(
+        Site(host, str(folder / host.replace(":", ".")), options.remote_program, options.ssh)
+        for host in plan.hosts
+    )
 
 
 async def connect_all(sites: Collection[Site], output: Output) -> dict[str, AgentLink]:

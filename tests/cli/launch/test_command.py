@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,37 @@ def test_a_pipeline_example_is_known_by_its_job(folder: Path, capfd: pytest.Capt
         in result["error"]
     )
     assert len(result["error"]) <= 300
+
+
+def test_the_text_is_a_script_that_writes_each_workers_descriptor(
+    make_folder: MakeFolder, job_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["launch", make_folder(meshes=3), "--config", job_file, "--dry-run", "--state-dir", tmp_path]
+    assert main([*map(str, arguments)]) == 0
+    script = capfd.readouterr().out.partition("\n\n")[2]
+    assert main([*map(str, arguments), "--json"]) == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert shlex.join(result["submit"]) in script
+    starts = ("env ", shlex.join(result["submit"][:2]))  # daemons, and the job
+    lines = [line for line in script.splitlines() if not line.startswith(starts)]
+    subprocess.run(["sh", "-eu"], input="\n".join(lines), text=True, check=True, timeout=30)
+    written = {path: text for rank in result["ranks"] for path, text in rank["files"].items()}
+    assert len(written) == 1
+    for path, text in written.items():
+        assert Path(path).read_text().rstrip() == text.rstrip()
+    for rank in result["ranks"]:
+        state_dir = rank["arguments"][rank["arguments"].index("--state-dir") + 1]
+        assert Path(state_dir).parent.is_dir()
+
+
+def test_the_command_of_each_hosts_agent_is_shown(
+    folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = _launch(capfd, folder, "--config", job_file, *_THREE_WORKERS, "--ssh-option", "Port=2222")
+    assert [each["host"] for each in result["hosts"]] == [f"loudbox-0{number}" for number in range(1, 6)]
+    for each in result["hosts"]:
+        assert each["agent"][:3] == ["ssh", "-o", "Port=2222"]
+        assert f"launch-agent --folder .tiermesh/launch/RUN/{each['host']}" in each["agent"][-1]
 
 
 def test_the_advice_about_num_workers_works(
