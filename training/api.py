@@ -5,6 +5,7 @@ from __future__ import annotations
 from mesh.device import Mesh
 from mesh.placement import Placements
 from services.errors import Refused
+from services.pipeline.split import BlockRange
 from training import ops
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Split, Tensor, Variable
@@ -25,6 +26,7 @@ from training.ops.precision import accurate
 
 __all__ = [
     "Array",
+    "BlockRange",
     "LayerNorm",
     "Linear",
     "Masks",

@@ -5,8 +5,9 @@ Several micro-batches may be in flight. Each has a tape of its own, which holds 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from training.autograd.variable import Gradient, Parameter, Tensor, Variable
 from training.data.dataset import Batch
 from training.job_data import JobData
 from training.models.build import build_range
+from training.models.custom import name_own_model_in_errors
 from training.ops.losses import read_losses
 from training.ops.placing import rows_of
 from training.parameter_placement import place_summand, shape_on_mesh
@@ -80,13 +82,14 @@ class RangeStep:
         layout: layout of the whole model; see `build_layout`, which needs no values.
         blocks: the range.
         data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
+        allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
 
     Attributes:
         blocks: the range.
         weights: parameters of the range, and the last range's copy of a tied embedding.
 
     Raises:
-        Refused: the model declares no blocks or can't be built, or the job asks for a trace.
+        Refused: the model can't be built from a range of blocks, or the job asks for a trace.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class RangeStep:
         layout: Layout,
         blocks: BlockRange,
         data_dir: Path | None = None,
+        allowed_models: Collection[str] = (),
     ) -> None:
         if config.device.trace:
             raise Refused(
@@ -106,10 +110,13 @@ class RangeStep:
         self._mesh = mesh
         self._data = data
         self._data_dir = data_dir
-        self._model = build_range(config.model, data.vocabulary, mesh, blocks)
-        copy = self._model.tied_copy
+        self._model = build_range(config.model, data.vocabulary, mesh, blocks, allowed_models)
+        parameters, copy = tuple(self._model.parameters()), self._model.tied_copy
+        _check_contiguous(
+            parameters, layout, f"{config.model.model_type}, blocks {blocks.first} to {blocks.stop - 1}"
+        )
         self.blocks = blocks
-        self.weights = Weights(mesh, layout, tuple(self._model.parameters()), () if copy is None else (copy,))
+        self.weights = Weights(mesh, layout, parameters, () if copy is None else (copy,))
 
     def initial_weights(self) -> Float32Array:
         """Return the range's part of the weights that training starts from, see `Weights.initial`."""
@@ -174,13 +181,14 @@ class RangeStep:
             else:
                 sink.take(parameter, value)
 
-        if self.blocks.is_last:
-            # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
-            one.tape.backward(one.result, 1 / one.rows, take)
-        else:
-            what = f"gradient of {one.name}"
-            one.tape.backward(one.result, self._receive_rows(gradient, one.rows, what), take)
-        sink.finish()
+        with name_own_model_in_errors(self._config.model):
+            if self.blocks.is_last:
+                # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
+                one.tape.backward(one.result, 1 / one.rows, take)
+            else:
+                what = f"gradient of {one.name}"
+                one.tape.backward(one.result, self._receive_rows(gradient, one.rows, what), take)
+            sink.finish()
         return FinishedPass(
             gradient=self._read_entered(one),
             tied=parts[0] if parts else None,
@@ -219,8 +227,11 @@ class RangeStep:
         if not self.blocks.is_first:
             received = self._receive_rows(activation, batch.inputs.size, f"activation of {name}")
             entered = tape.begin(received, rows_of(self._mesh))
-        result = self._model.run_blocks(tape, batch.inputs if entered is None else entered)
-        return entered, self._model.leave(tape, result, batch.targets) if self.blocks.is_last else result
+        with name_own_model_in_errors(self._config.model):
+            result = self._model.run_blocks(tape, batch.inputs if entered is None else entered)
+            if self.blocks.is_last:
+                result = self._model.leave(tape, result, batch.targets)
+        return entered, result
 
     def _read(self, result: Variable) -> ExactArray:
         return download_exactly(self._mesh, result.value, result.placements)
@@ -255,3 +266,15 @@ class RangeStep:
             return upload_exactly(self._mesh, array, shape, placements)
         except ValueError as error:
             raise Refused(f"{place}: {error}; pass on what a range of the same job computed") from error
+
+
+def _check_contiguous(parameters: Sequence[Parameter], layout: Layout, place: str) -> None:
+    """Check that parameters are a contiguous part of a layout, as those of a user's own model may not be."""
+    names, whole = [parameter.name for parameter in parameters], [entry.name for entry in layout.entries]
+    first = whole.index(names[0]) if names[0] in whole else 0
+    for name, expected in zip_longest(names, whole[first : first + len(names)]):
+        if name != expected:
+            raise Refused(
+                f"transformer_config.model_type: {place}: parameter {name}, expected {expected}, as a range has a part "
+                "of the whole model's parameters, in their order; fix parameters()"
+            )

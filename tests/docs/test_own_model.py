@@ -22,6 +22,7 @@ from services.config.job_parts import CorpusFile, DataConfig
 from services.config.load import load_job
 from services.config.models import CustomConfig
 from services.errors import Failed, Refused
+from tests.support.ranges import Ranges
 from training.api import Parameter, Tape, Tensor, Variable
 from training.models.build import (
     load_parameter,
@@ -41,11 +42,12 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Make the pages' modules importable for one test."""
-    for name in ("mixing", "mixer"):
+    for name in ("mixing", "mixer", "split"):
         monkeypatch.delitem(sys.modules, name, raising=False)  # another test's
     before = set(sys.modules)
     (tmp_path / "mixing.py").write_text(blocks("new-op.md", "python")[0])
     (tmp_path / "mixer.py").write_text(blocks("own-model.md", "python")[0])
+    (tmp_path / "split.py").write_text(blocks("own-model.md", "python")[1])
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -126,6 +128,53 @@ def test_the_example_trains_under_every_strategy(folder: Path, shape: tuple[int,
     for entry in layout.entries:
         ours, theirs = (values[entry.offset : entry.stop] for values in (spread, expected))
         assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max(), entry.name
+
+
+@pytest.mark.parametrize("lengths", [(1, 2), (1, 1, 1)])
+def test_the_split_example_gives_the_whole_model_s_bits(folder: Path, mesh: Mesh, lengths: tuple[int, ...]):
+    config = job(folder, "split:SplitMixer", num_blocks=3, layers=3)
+    step = TrainingStep(config, mesh, allowed_models=["split"])
+    put(step, step.initial_weights())
+    loss, expected = gradient(step)
+    ranges = Ranges(config, mesh, lengths, allowed_models=["split"])
+    ranges.load()
+    ranges.forward(0, 0)
+    found = ranges.backward(0)
+    assert found[0] == loss and found[1].tobytes() == expected.tobytes()
+    assert ranges.evaluate(0) == step.evaluate(0)
+
+
+def test_own_models_that_can_not_be_split_are_refused_by_name(folder: Path, mesh: Mesh):
+    with pytest.raises(
+        Refused, match=r"mixer:Mixer: Mixer does not take 4 arguments.* or remove the pipeline"
+    ):
+        Ranges(job(folder), mesh, (1, 1), allowed_models=["mixer"])
+    (folder / "other.py").write_text(
+        """
+from split import SplitMixer
+
+class Bare(SplitMixer):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        del self.tied_copy
+
+class All(SplitMixer):
+    def parameters(self):
+        yield self.ends.embedding
+        for layer in self.layers:
+            yield from layer.parameters()
+"""
+    )
+    for name, reason in (
+        (
+            "Bare",
+            "other:Bare: Bare returned a Bare without tied_copy, expected a model with parameters, loss",
+        ),
+        ("All", "other:All, blocks 1 to 1: parameter layers.1.mix_norm.weight, expected layers.0."),
+    ):
+        config = job(folder, f"other:{name}", num_blocks=2)
+        with pytest.raises(Refused, match=re.escape(reason)):
+            Ranges(config, mesh, (1, 1), allowed_models=["other"])
 
 
 def test_the_operation_has_the_right_gradient(folder: Path, mesh: Mesh):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,19 @@ class Ranges:
         config: config of the job.
         mesh: open mesh, on which all ranges are.
         lengths: number of blocks of each range.
+        allowed_models: modules of users' own models.
     """
 
-    def __init__(self, config: JobConfig, mesh: Mesh, lengths: tuple[int, ...]) -> None:
+    def __init__(
+        self, config: JobConfig, mesh: Mesh, lengths: tuple[int, ...], allowed_models: Collection[str] = ()
+    ) -> None:
         data = JobData.open(config)
-        self.layout = build_layout(build_model(config.model, data.vocabulary, mesh), decay_all=True)
-        self.steps = [RangeStep(config, mesh, data, self.layout, blocks) for blocks in Split(lengths).ranges]
+        model = build_model(config.model, data.vocabulary, mesh, allowed_models)
+        self.layout = build_layout(model, decay_all=True)
+        self.steps = [
+            RangeStep(config, mesh, data, self.layout, blocks, allowed_models=allowed_models)
+            for blocks in Split(lengths).ranges
+        ]
         self._in_flight: dict[int, list[PassInFlight]] = {}
 
     def load(self) -> None:

@@ -295,7 +295,7 @@ def test_what_does_not_fit_is_refused_with_its_place(mesh: Mesh, make_config: Ma
 
 
 def test_models_without_blocks_are_refused(mesh: Mesh) -> None:
-    with pytest.raises(Refused, match="model_type: mlp declares no blocks"):
+    with pytest.raises(Refused, match="model_type: mlp has no blocks"):
         build_range(MLPConfig(), 0, mesh, BlockRange(0, 1, 2))
 
 

@@ -13,7 +13,7 @@ from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConf
 from services.errors import Refused
 from services.pipeline.split import BlockRange
 from training.autograd.variable import Parameter
-from training.models.custom import build_custom_model
+from training.models.custom import build_custom_model, build_custom_range
 from training.models.gpt2 import GPT2
 from training.models.linear_regression import LinearRegression
 from training.models.llama import Llama
@@ -55,7 +55,13 @@ def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Col
             return build_custom_model(config, vocabulary, mesh, allowed_models)
 
 
-def build_range(config: ModelConfig, vocabulary: int, mesh: Mesh, blocks: BlockRange) -> RangeModel:
+def build_range(
+    config: ModelConfig,
+    vocabulary: int,
+    mesh: Mesh,
+    blocks: BlockRange,
+    allowed_models: Collection[str] = (),
+) -> RangeModel:
     """Build the part of a model that a range of its blocks has; its parameters have no values yet.
 
     Args:
@@ -63,17 +69,21 @@ def build_range(config: ModelConfig, vocabulary: int, mesh: Mesh, blocks: BlockR
         vocabulary: number of tokens.
         mesh: the mesh to run on.
         blocks: the range.
+        allowed_models: see `build_model`.
 
     Raises:
-        Refused: the model declares no blocks; the device library has no kernels for the sizes, or the mesh's devices do
-            not divide them.
+        Refused: see `build_model`; or the model has no blocks, or can't be built from a range of them.
     """
-    if not isinstance(config, GPT2Config | LlamaConfig):
-        raise Refused(
-            f"transformer_config.model_type: {config.model_type} declares no blocks, expected gpt2 or llama for a "
-            "pipeline; train it without multihost_config.pipeline_parallel_config"
-        )
-    model = _build_blocks(config, vocabulary, mesh, blocks)
+    match config:
+        case GPT2Config() | LlamaConfig():
+            model = _build_blocks(config, vocabulary, mesh, blocks)
+        case LinearRegressionConfig() | MLPConfig():
+            raise Refused(
+                f"transformer_config.model_type: {config.model_type} has no blocks, expected gpt2 or llama for a "
+                "pipeline; train it without one"
+            )
+        case _:
+            model = build_custom_range(config, vocabulary, mesh, blocks, allowed_models)
     _place(model, mesh)
     copy = model.tied_copy
     if copy is not None:

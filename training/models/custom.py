@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -13,16 +14,20 @@ from typing import Any, cast
 from mesh.device import Mesh
 from services.config.models import CustomConfig, ModelConfig
 from services.errors import Failed, Refused, TiermeshError, text_of
+from services.pipeline.split import BlockRange
 from training.autograd.variable import Parameter
-from training.models.model import Model
+from training.models.model import Model, RangeModel
 
 _FAILURES = (Exception, SystemExit)
 """What a model may raise, `sys.exit()` among it. Ctrl-C of `tiermesh validate` is not."""
 
-Factory = Callable[[dict[str, Any], int, Mesh], Model]
-"""Returns a model, given the keys of `transformer_config` without `model_type`, the vocabulary's size and the mesh."""
+Factory = Callable[..., Model]
+"""Returns a model, given the keys of `transformer_config` without `model_type`, the vocabulary's size and the mesh.
 
-_METHODS = ("parameters", "loss", "hugging_face_config", "constant_exports")
+A factory that can build a range of the model's blocks takes the range as its fourth argument, `blocks`."""
+
+_MEMBERS = ("parameters", "loss", "hugging_face_config", "constant_exports")
+_MEMBERS_OF_RANGES = ("width", "tied_table", "tied_copy", "run_blocks", "leave")
 
 
 def build_custom_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowed: Collection[str]) -> Model:
@@ -37,6 +42,24 @@ def build_custom_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowe
     Raises:
         Refused: the code is not allowed, can't be imported, fails, or returns no model.
     """
+    return _build(config, allowed, (vocabulary, mesh), _MEMBERS)
+
+
+def build_custom_range(
+    config: CustomConfig, vocabulary: int, mesh: Mesh, blocks: BlockRange, allowed: Collection[str]
+) -> RangeModel:
+    """Build a range of the blocks of a user's own model; see `build_custom_model`.
+
+    Raises:
+        Refused: see `build_custom_model`; or the factory takes no range.
+    """
+    model = _build(config, allowed, (vocabulary, mesh, blocks), _MEMBERS + _MEMBERS_OF_RANGES)
+    return cast(RangeModel, model)
+
+
+def _build(
+    config: CustomConfig, allowed: Collection[str], arguments: tuple[Any, ...], members: tuple[str, ...]
+) -> Model:
     name = config.model_type
     field = f"transformer_config.model_type: {name}"
     module_name, _, factory_name = name.partition(":")
@@ -61,8 +84,13 @@ def build_custom_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowe
         "runner_type": config.runner_type,
     }
     try:
-        model = cast(Factory, factory)(options, vocabulary, mesh)
-        _check_model(model, field, factory_name)
+        if not _takes(factory, len(arguments) + 1):
+            raise Refused(
+                f"{field}: {factory_name} does not take {len(arguments) + 1} arguments, expected options, vocabulary, "
+                "mesh and, for a pipeline, the range of blocks; correct it, or remove the pipeline"
+            )
+        model = cast(Factory, factory)(options, *arguments)
+        _check_model(model, field, factory_name, members)
     except TiermeshError:
         raise
     except _FAILURES as error:
@@ -90,6 +118,19 @@ def name_own_model_in_errors(config: ModelConfig) -> Iterator[None]:
         raise Failed(f"model {config.model_type}: {described}") from error
 
 
+def _takes(factory: Callable[..., object], arguments: int) -> bool:
+    """Return whether a factory can be called with so many arguments; True for one that does not tell."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(arguments))
+    except TypeError:
+        return False
+    return True
+
+
 def _describe(error: BaseException, module_name: str) -> str:
     """Return an exception in one line, with the line of the user's code that it passed through."""
     lines = " | ".join(text_of(error).splitlines())
@@ -110,13 +151,13 @@ def _find_folder(module_name: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def _check_model(model: object, field: str, factory_name: str) -> None:
+def _check_model(model: object, field: str, factory_name: str, members: tuple[str, ...]) -> None:
     """Check that it is a model, and that its parameters have different names."""
-    missing = [name for name in _METHODS if not callable(getattr(model, name, None))]
+    missing = [name for name in members if not hasattr(model, name)]
     if missing:
         raise Refused(
             f"{field}: {factory_name} returned a {type(model).__name__} without {', '.join(missing)}, expected a model "
-            f"with the methods {', '.join(_METHODS)}; fix it"
+            f"with {', '.join(members)}; fix it"
         )
     names: set[str] = set()
     for parameter in cast(Model, model).parameters():

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.device import Mesh
+from services.checkpoints.hugging_face import HuggingFaceFolder
 from services.checkpoints.write import (
     write_checkpoint,
 )
@@ -25,6 +26,7 @@ from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
 from services.tensors.layout import Layout
 from tests.support.published_models import logits
+from tests.support.ranges import Ranges
 from training.data.tokenizer import build_character_tokenizer
 from training.models.build import (
     build_model,
@@ -307,6 +309,26 @@ def test_a_worker_checks_the_files_against_the_job(
         file.write(b"\x7f")
     with pytest.raises(Refused, match=r"model\.safetensors.*sha256"):
         load_pretrained_weights(job, step.layout.entries, elsewhere.parent)
+
+
+def test_a_range_of_blocks_reads_its_own_tensors_only(
+    llama: tuple[Path, Any], job_of: Callable[..., Any], mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = job_of({"model_path": str(llama[0])})
+    found, names = [], []
+    read = HuggingFaceFolder.read
+
+    def read_and_note(folder: HuggingFaceFolder, name: str) -> Any:
+        names.append(name)
+        return read(folder, name)
+
+    monkeypatch.setattr(HuggingFaceFolder, "read", read_and_note)
+    for step in Ranges(job, mesh, (1,) * job.model.num_blocks).steps:
+        names.clear()
+        found.append(step.initial_weights())
+        assert names == [entry.export_name for entry in step.weights.entries]
+        assert found[-1].size == step.weights.elements
+    assert len(found) > 1 and np.array_equal(np.concatenate(found), llama[1])
 
 
 def test_a_stored_model_opens_with_its_tokenizer(checkpoint: tuple[Path, Any, Any], mesh: Mesh) -> None:
