@@ -72,20 +72,24 @@ class PipelineConfig(ConfigRecord):
 def count_blocks(model: TransformerConfig | RegressionConfig) -> int:
     """Return the number of blocks of a model that a pipeline splits.
 
+    A user's own model declares them as `transformer_config.num_blocks`.
+
     Raises:
-        Refused: it has none, or no way to declare them; one line with the field and how to fix it.
+        Refused: it has none, or does not declare them; one line with the field and how to fix it.
     """
+    start = f"{_SECTION}: given with model_type {format_value(model.model_type)}"
     match model:
         case GPT2Config() | LlamaConfig():
             return model.num_blocks
         case CustomConfig():
-            reason = "a model of one's own, which can't declare its blocks yet"
-        case _:
-            reason = "which has no blocks to split"
-    raise Refused(
-        f"{_SECTION}: given with model_type {format_value(model.model_type)}, {reason}, expected gpt2 or llama; remove "
-        "the pipeline"
-    )
+            declared = model.options.get("num_blocks")
+            if type(declared) is int and declared > 0:
+                return declared
+            raise Refused(
+                f"{start}, which does not declare its blocks, expected their number; write it as "
+                "transformer_config.num_blocks, or remove the pipeline"
+            )
+    raise Refused(f"{start}, which has no blocks to split, expected gpt2 or llama; remove the pipeline")
 
 
 def check_pipeline(

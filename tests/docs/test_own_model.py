@@ -21,6 +21,7 @@ from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.load import load_job
 from services.config.models import CustomConfig
+from services.config.pipeline import PipelineConfig
 from services.errors import Failed, Refused
 from tests.support.ranges import Ranges
 from training.api import Parameter, Tape, Tensor, Variable
@@ -29,6 +30,7 @@ from training.models.build import (
 )
 from training.models.model import constant
 from training.ops.losses import squared_error
+from training.pipeline.step import PipelineStep
 from training.step import TrainingStep
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -73,12 +75,12 @@ def job(folder: Path, model_type: str = "mixer:Mixer", **options: Any) -> JobCon
     )
 
 
-def put(step: TrainingStep, weights: Any) -> None:
+def put(step: TrainingStep | PipelineStep, weights: Any) -> None:
     for index, entry in enumerate(step.layout.entries):
         step.load(index, weights[entry.offset : entry.stop])
 
 
-def gradient(step: TrainingStep, at: int = 0) -> tuple[float, Any]:
+def gradient(step: TrainingStep | PipelineStep, at: int = 0) -> tuple[float, Any]:
     out = np.full(step.layout.elements, np.nan, np.float32)
     return step.micro_batch(at, 0, out, lambda offset: None), out
 
@@ -136,12 +138,12 @@ def test_the_split_example_gives_the_whole_model_s_bits(folder: Path, mesh: Mesh
     step = TrainingStep(config, mesh, allowed_models=["split"])
     put(step, step.initial_weights())
     loss, expected = gradient(step)
-    ranges = Ranges(config, mesh, lengths, allowed_models=["split"])
-    ranges.load()
-    ranges.forward(0, 0)
-    found = ranges.backward(0)
+    pipeline = PipelineConfig(blocks_per_stage=lengths)
+    split = PipelineStep(config, pipeline, [mesh] * len(lengths), allowed_models=["split"])
+    put(split, split.initial_weights())
+    found = gradient(split)
     assert found[0] == loss and found[1].tobytes() == expected.tobytes()
-    assert ranges.evaluate(0) == step.evaluate(0)
+    assert split.evaluate(0) == step.evaluate(0)
 
 
 def test_own_models_that_can_not_be_split_are_refused_by_name(folder: Path, mesh: Mesh):

@@ -44,5 +44,11 @@ def build_step(
         )
     meshes = mesh.split(pipeline.stages, choose_axes(config.device))
     return PipelineStep(
-        config, pipeline, meshes, data_dir, around_phase=around_phase, on_non_finite=on_non_finite
+        config,
+        pipeline,
+        meshes,
+        data_dir,
+        allowed_models,
+        around_phase=around_phase,
+        on_non_finite=on_non_finite,
     )

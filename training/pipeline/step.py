@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class PipelineStep:
         pipeline: the pipeline of the job.
         meshes: mesh of each stage, all of one shape; stages may share one. The caller closes them.
         data_dir: folder of this host that is searched for corpus, tokenizer and checkpoint missing at the job's path.
+        allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
         around_phase: gives a context manager that each range's forward and backward pass of a micro-batch runs in.
         on_non_finite: callback, called for a micro-batch whose gradient has a NaN or an infinity. Its arguments are the
             index and the first such parameter in the order of the backward pass.
@@ -65,6 +66,7 @@ class PipelineStep:
         pipeline: PipelineConfig,
         meshes: Sequence[Mesh],
         data_dir: Path | None = None,
+        allowed_models: Collection[str] = (),
         *,
         around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
@@ -75,10 +77,18 @@ class PipelineStep:
         self._on_non_finite = on_non_finite
         self._data = data = JobData.open(config, data_dir)
         # The whole model only names parameters here: they get no values.
-        self._model = build_model(config.model, data.vocabulary, meshes[0])
+        self._model = build_model(config.model, data.vocabulary, meshes[0], allowed_models)
         self.layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._ranges = tuple(
-            RangeStep(config, meshes[pipeline.split.stage_of(index)], data, self.layout, blocks, data_dir)
+            RangeStep(
+                config,
+                meshes[pipeline.split.stage_of(index)],
+                data,
+                self.layout,
+                blocks,
+                data_dir,
+                allowed_models,
+            )
             for index, blocks in enumerate(pipeline.split.ranges)
         )
         self.ranges = tuple(

@@ -76,10 +76,15 @@ def test_interleaving_has_several_ranges_of_each_stage(load: Load) -> None:
     assert [len(each) for each in job.pipeline.split.ranges] == [2, 2, 1, 1]
 
 
-def test_an_own_model_has_no_pipeline(refused: Refuse) -> None:
-    own = {"model_type": "shop.mixers:Mixer", "max_sequence_length": 32, "num_blocks": 6}
-    line = refused(**(hosts(blocks_per_rank="auto") | {"transformer_config": own}))
-    assert has_facts(line, f'{SECTION}: given with model_type "shop.mixers:Mixer" ... expected gpt2 or llama')
+def test_an_own_model_declares_its_blocks(load: Load, refused: Refuse) -> None:
+    own = {"model_type": "shop.mixers:Mixer", "max_sequence_length": 32}
+    sections = hosts(blocks_per_rank="auto")
+    line = refused(**(sections | {"transformer_config": own}))
+    assert has_facts(
+        line, f'{SECTION}: given with model_type "shop.mixers:Mixer" ... transformer_config.num_blocks'
+    )
+    job, _ = load(**(sections | {"transformer_config": own | {"num_blocks": 5}}))
+    assert stages_of(job) == (3, 2)
 
 
 def test_a_pipeline_is_not_traced(refused: Refuse) -> None:
