@@ -101,8 +101,8 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     memory, largest_stage = sizes["device_memory"], report["pipeline"]["largest_stage_bytes"]
     notice = (
         f"device_config: {format_bytes(memory['total_bytes'])} needed on each chip for the whole model, expected at "
-        f"most the {format_bytes(memory['chip_bytes'])} of {memory['chip']}; a worker refuses the job until stages are "
-        f"spread over workers, of which the largest needs {format_bytes(largest_stage)}"
+        f"most the {format_bytes(memory['chip_bytes'])} of {memory['chip']}; until stages are spread over workers, "
+        f"only a host with a mesh for each stage takes the job, {format_bytes(largest_stage)} a chip"
     )
     return Report(figures, notice=notice)
 

@@ -46,6 +46,21 @@ def test_a_job_that_may_fit_is_tried(chip: Mesh) -> None:
     check_chip_memory(make_job(2), chip)
 
 
+def make_pipeline(blocks: tuple[int, ...]) -> JobConfig:
+    fields = make_job(sum(blocks)).model_dump() | {"num_workers": len(blocks)}
+    return JobConfig.model_validate(fields | {"pipeline": {"blocks_per_stage": blocks}})
+
+
+def test_a_submesh_for_each_stage_must_hold_the_largest_stage(chip: Mesh) -> None:
+    even, uneven = make_pipeline((16,) * 4), make_pipeline((1, 61, 1, 1))
+    with pytest.raises(Refused, match="needed on each chip at tt_train_nano_gpt's peak"):
+        check_chip_memory(even, chip)
+    chip.shape = (4, 1)
+    check_chip_memory(even, chip)
+    with pytest.raises(Refused, match="needed on each chip at stage 1's peak"):
+        check_chip_memory(uneven, chip)
+
+
 def test_what_the_config_does_not_tell_is_tried(chip: Mesh) -> None:
     check_chip_memory(make_job(64, vocab_size=None), chip)
 

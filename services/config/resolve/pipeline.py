@@ -98,8 +98,8 @@ def resolve_pipeline(
     if pipeline.stages > 1:
         notices.append(
             f"{_SECTION}: the {pipeline.stages} stages are not spread over workers yet: each worker holds the whole "
-            f"model and computes whole micro-batches, to the bits of the job without a pipeline and with num_workers: "
-            f"{num_workers // pipeline.stages}"
+            "model, on a submesh for each stage where its host has the chips, and computes whole micro-batches, to the "
+            f"bits of the job without a pipeline and num_workers: {num_workers // pipeline.stages}"
         )
     return pipeline
 
