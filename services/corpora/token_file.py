@@ -140,8 +140,9 @@ class TokenFile:
             if sidecar is None or identity is None:
                 sidecar = describe_token_file(path, field)
             if identity is not None and sidecar.identity != identity:
+                found, expected = sidecar.identity[:16], identity[:16]
                 raise Refused(
-                    f"{place}: its ids have identity {sidecar.identity[:16]}..., the job expects {identity[:16]}...; "
+                    f"{place}: its sidecar has identity {found}..., the job expects {expected}...; "
                     "copy the file that the job was submitted with, and its sidecar"
                 )
             status = os.fstat(file.fileno())
@@ -274,8 +275,8 @@ def _check_size(sidecar: TokenSidecar, size_bytes: int, place: str) -> None:
     """Check that a file has the size that its sidecar says (Refused)."""
     if size_bytes != sidecar.file_bytes:
         raise Refused(
-            f"{place}: {size_bytes} bytes, its sidecar says {sidecar.file_bytes}; copy it again, or remove the sidecar "
-            "to take the file as it is"
+            f"{place}: {size_bytes} bytes, its sidecar says {sidecar.file_bytes}; copy the file again, or remove its "
+            "sidecar and submit again"
         )
 
 
