@@ -12,7 +12,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from mesh.axes import Axes
-from mesh.backend import load_device_module
+from mesh.backend import drives_chips, has_device, load_device_module
 from mesh.descriptors.choose import read_configured_shape
 from mesh.emulator.device import MAX_CHIPS
 from mesh.emulator.parallel import use_threads
@@ -224,18 +224,15 @@ def detect_mesh_shape(backend: str) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def is_whole_host(mesh_shape: tuple[int, int], backend: str) -> bool:
-    """Return whether a mesh has this host's chips as they are arranged, or can be emulated.
+def is_mesh_of_host(mesh_shape: tuple[int, int], backend: str) -> bool:
+    """Return whether this host is known to have a mesh of (rows, columns): all are emulated.
 
-    With a fabric between chips, ttnn opens one chip or all of a host.
-
-    Raises:
-        Refused, Failed: see `detect_mesh_shape`.
+    Chips are known by the descriptor in TT_MESH_GRAPH_DESC_PATH. To ask ttnn would make it read a descriptor, and no
+    other one could follow in this process.
     """
-    shape = read_configured_shape(os.environ) or (1, 1)
-    if str(load_device_module(backend, shape).__name__) == "mesh.emulator":
-        return mesh_shape[0] * mesh_shape[1] <= MAX_CHIPS
-    return mesh_shape == detect_mesh_shape(backend)
+    if drives_chips(backend, has_chips=has_device()):
+        return read_configured_shape(os.environ) == mesh_shape
+    return mesh_shape[0] * mesh_shape[1] <= MAX_CHIPS
 
 
 def _disable_fabric(tt: Any, shape: tuple[int, int]) -> None:

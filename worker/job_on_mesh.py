@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.device import Mesh, is_whole_host, open_mesh
+from mesh.device import Mesh, is_mesh_of_host, open_mesh
 from mesh.fingerprint import find_board_type
 from services.config.job import JobConfig
 from services.instrumentation import timeline
@@ -251,6 +251,6 @@ class JobBuilder:
 def _choose_mesh_shape(config: JobConfig) -> tuple[int, int]:
     """Return the shape of a mesh with a submesh for each stage of a pipeline, or that of the job's device config."""
     device, divided = config.device, find_pipeline_mesh_shape(config)
-    if divided is None or device.device_ids or not is_whole_host(divided, device.backend):
+    if divided is None or device.device_ids or not is_mesh_of_host(divided, device.backend):
         return device.mesh_shape
     return divided

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import mesh.emulator as emulator
+from mesh.descriptors.choose import PATH_VARIABLE, describe_line
+from mesh.descriptors.read import format_textproto
 from tests.support.contract.lock_step import LockStep
 from tests.support.contract.mocked_board import missing_requirement, run_on_board
 from tests.support.contract.ranges import CASES, run_whole_and_ranges
@@ -21,6 +24,24 @@ def test_on_the_loudbox() -> None:
     done = run_on_board("loudbox", "-m", "pytest", *arguments, timeout_seconds=600)
     assert done.returncode == 0, f"{done.stdout[-20_000:]}\n{done.stderr[-2_000:]}"
     assert " passed" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_a_pipeline_runs_on_submeshes_of_the_loudbox(tmp_path: Path) -> None:
+    path = tmp_path / "board.textproto"
+    path.write_text(format_textproto(describe_line((8, 1), 2)))
+    done = run_on_board(
+        "loudbox", "-m", "tests.support.contract.stages_on_board", str(tmp_path), "4", "1",
+        environment={PATH_VARIABLE: str(path), "XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "losses": 2,
+        "ranges": [3, 2, 3, 1, 2, 0, 1, 0],
+        "shape": "4x1",
+        "is known": True,
+    }
 
 
 class RecordedEmulator(LockStep):

@@ -13,7 +13,9 @@ from threadpoolctl import threadpool_info
 
 from mesh.axes import Axes
 from mesh.backend import drives_chips, has_device, load_device_module
-from mesh.device import Mesh, open_mesh
+from mesh.descriptors.choose import PATH_VARIABLE, describe_line
+from mesh.descriptors.read import format_textproto
+from mesh.device import Mesh, is_mesh_of_host, open_mesh
 from mesh.fingerprint import compute_fingerprint
 from mesh.placement import over_data
 from mesh.transfer import download, upload
@@ -50,6 +52,17 @@ def test_submeshes_share_out_rows_and_close_with_their_mesh(open_emulator: Calla
             _ = each.handle
         with pytest.raises(RuntimeError, match="closed"):
             each.tt.add(tile, tile)
+
+
+def test_which_mesh_a_host_is_known_to_have(
+    ttnn_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert is_mesh_of_host((16, 64), "emulator") and not is_mesh_of_host((17, 64), "emulator")
+    assert not is_mesh_of_host((8, 1), "ttnn"), "nothing says so, and ttnn is not loaded to ask it"
+    path = tmp_path / "board.textproto"
+    path.write_text(format_textproto(describe_line((8, 1), 2)))
+    monkeypatch.setenv(PATH_VARIABLE, str(path))
+    assert is_mesh_of_host((8, 1), "ttnn") and not is_mesh_of_host((4, 2), "ttnn")
 
 
 def test_the_fullest_submesh_is_what_its_mesh_has_allocated(open_emulator: Callable[..., Mesh]) -> None:
