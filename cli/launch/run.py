@@ -288,10 +288,12 @@ def _watch_requests(
     job: str, run: Run, links: Mapping[str, AgentLink], certificates: RunCertificates | None
 ) -> dict[str, tuple[WatchJob, Mapping[str, str]]]:
     """Return the request to each host's agent to watch over the job, and the files that it needs for that."""
+    names = {member.role: member.name for member in run.members}
+    optimizer = names.get("optimizer", names["aggregator"])  # with 2 tiers it runs inside the aggregator
     requests: dict[str, tuple[WatchJob, Mapping[str, str]]] = {}
     for name, link in links.items():
         files = certificates.agent_files(link.facts.folder) if certificates else {}
-        requests[name] = (WatchJob(job, run.aggregator, tuple(files)), files)
+        requests[name] = (WatchJob(job, run.aggregator, optimizer, tuple(files)), files)
     return requests
 
 

@@ -68,7 +68,10 @@ def _cut(content: bytes) -> None:
 
 _MESSAGES = (
     WatchJob(
-        "1123-084732-5f97b52b", "box:7070", ("/run/daemon.crt", "/run/daemon.key", "/run/authority.crt")
+        "1123-084732-5f97b52b",
+        "box:7070",
+        "rank4-optimizer",
+        ("/run/daemon.crt", "/run/daemon.key", "/run/authority.crt"),
     ),
     RunOver('{"id": "1123-084732-5f97b52b", "state": "SUCCEEDED"}', ""),
     Facts(1, "1.0", "3.12.1", "box", "/home/me/run", 1 << 40, True, False),

@@ -6,6 +6,7 @@ Each agent asks the aggregator by itself, so none depends on another one.
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -38,7 +39,7 @@ class JobWatch:
         cert, key, ca = map(Path, request.credentials) if request.credentials else (None, None, None)
         security = Security(cert, key, ca)
         self._target = AggregatorTarget(request.aggregator, security, _ANSWER_SECONDS)
-        self._job = request.job
+        self._job, self._optimizer = request.job, request.optimizer
 
     async def check(self) -> None:
         """Ask for the job once.
@@ -50,17 +51,32 @@ class JobWatch:
             await client.job(self._job)
 
     async def wait(self) -> RunOver:
-        """Return how the job has ended; or why nobody can tell any more, after a limit."""
+        """Return how the job has ended; or why it can't go on, after a limit, since daemons are not restarted."""
+        could_go_on = time.monotonic()
         try:
             async with JobsClient(self._target) as client:
-                while (job := await retry_unreachable(lambda: client.job(self._job))).state not in ENDED:
+                while True:
+                    job = await retry_unreachable(lambda: client.job(self._job))
+                    if job.state in ENDED:
+                        return RunOver(json_format.MessageToJson(job, indent=None), "")
+                    missing = self._find_missing(await retry_unreachable(client.status))
+                    now = time.monotonic()
+                    if not missing:
+                        could_go_on = now
+                    elif now - could_go_on > OUTAGE_SECONDS:
+                        return RunOver("", f"{missing} for {OUTAGE_SECONDS:g} s")
                     await asyncio.sleep(POLL_SECONDS)
         except Unreachable:
             address = self._target.address
             return RunOver("", f"aggregator {address} has not answered for {OUTAGE_SECONDS:g} s")
         except TiermeshError as error:
             return RunOver("", one_line(str(error)))
-        return RunOver(json_format.MessageToJson(job, indent=None), "")
+
+    def _find_missing(self, status: jobs_pb2.ClusterStatus) -> str:
+        """Return what the job can't go on without; empty if nothing is missing."""
+        if status.optimizer != self._optimizer:
+            return f"no optimizer ({status.optimizer})"
+        return "" if status.workers else "no workers"
 
 
 def read_ended_job(text: str) -> jobs_pb2.Job:

@@ -227,11 +227,13 @@ class WatchJob:
     Attributes:
         job: id of the job.
         aggregator: `HOST:PORT` of the aggregator.
+        optimizer: name of the daemon that holds the optimizer.
         credentials: absolute paths of certificate, key and authority for calling it; none without TLS.
     """
 
     job: str
     aggregator: str
+    optimizer: str
     credentials: tuple[str, ...]
 
 

@@ -138,7 +138,7 @@ def test_a_daemon_that_ends_at_its_start_is_named() -> None:
 def test_no_host_detaches_unless_all_can_watch_over_the_job() -> None:
     async def run() -> None:
         hosts = FakeHosts()
-        watch = {name: (WatchJob("job", "c:7070", ()), {}) for name in "abc"}
+        watch = {name: (WatchJob("job", "c:7070", "opt", ()), {}) for name in "abc"}
         with pytest.raises(Failed, match="host b: the aggregator can't be reached"):
             async with hosts.cluster() as cluster:
                 detaching = asyncio.ensure_future(cluster.detach(watch))
@@ -159,7 +159,7 @@ def test_hosts_detach_once_all_watch_over_the_job() -> None:
             for name in "abc":
                 hosts.tell(name, JobSeen())
             await asyncio.wait_for(
-                cluster.detach({name: (WatchJob("job", "c:7070", ()), {}) for name in "abc"}), 10
+                cluster.detach({name: (WatchJob("job", "c:7070", "opt", ()), {}) for name in "abc"}), 10
             )
         assert hosts.detached == ["a", "b", "c"]
         assert hosts.stops == []

@@ -29,7 +29,8 @@ class EndingJob(FakeAggregator):
 
 
 def wait(address: str) -> RunOver:
-    return asyncio.run(asyncio.wait_for(JobWatch(WatchJob("job-1", address, ())).wait(), 30))
+    watch = JobWatch(WatchJob("job-1", address, "optimizer-host", ()))
+    return asyncio.run(asyncio.wait_for(watch.wait(), 30))
 
 
 def test_it_ends_with_the_job_whose_last_state_survives_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +50,27 @@ def test_an_aggregator_that_stays_away_ends_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("cli.jobs.OUTAGE_SECONDS", 0.0)
     over = wait(address := f"127.0.0.1:{free_port()}")
     assert over == RunOver("", f"aggregator {address} has not answered for 180 s")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            {"optimizer": "box:7071: no Hello within 10 s"},
+            "no optimizer (box:7071: no Hello within 10 s) for 0 s",
+        ),
+        ({"optimizer": "optimizer-host"}, "no workers for 0 s"),
+    ],
+)
+def test_a_job_that_cannot_go_on_ends_it(
+    status: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_watch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(job_watch, "OUTAGE_SECONDS", 0.0)
+    with serving(FakeAggregator()) as aggregator:
+        aggregator.jobs["job-1"] = jobs_pb2.Job(id="job-1", state=jobs_pb2.RUNNING)
+        aggregator.status = jobs_pb2.ClusterStatus(**status)
+        assert wait(aggregator.address) == RunOver("", said)
 
 
 def test_a_damaged_result_is_refused() -> None:

@@ -35,6 +35,7 @@ from protos import jobs_pb2
 from services.errors import Failed, Refused
 from tests.support.fake_aggregator import FakeAggregator, serving
 
+OPTIMIZER = FakeAggregator().status.optimizer
 ENDS_WITH_PARENT = """
 import os, pathlib, sys
 pathlib.Path("pid").write_text(str(os.getpid()))
@@ -162,7 +163,7 @@ def aggregator() -> Iterator[FakeAggregator]:
 
 
 async def detach(link: AgentLink, aggregator: FakeAggregator) -> None:
-    assert await link.ask(WatchJob("job-1", aggregator.address, ()), JobSeen) == JobSeen()
+    assert await link.ask(WatchJob("job-1", aggregator.address, OPTIMIZER, ()), JobSeen) == JobSeen()
     assert await link.ask(Detach(), Detached) == Detached()
 
 
@@ -227,7 +228,7 @@ def test_an_agent_that_cannot_ask_for_the_job_does_not_detach(
             link.send(start(tmp_path))
             assert await link.receive() == Ready(0)
             pid = int((tmp_path / "rank0" / "pid").read_text())
-            link.send(WatchJob("another", aggregator.address, ()))
+            link.send(WatchJob("another", aggregator.address, OPTIMIZER, ()))
             with pytest.raises(Refused, match="no job 'another'"):
                 await link.receive()
         await wait_gone(pid)
