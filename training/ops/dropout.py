@@ -40,11 +40,15 @@ def masked(mesh: Mesh, value: Tensor, placements: Placements, probability: float
     """Return `value` under the mask of a seed.
 
     Devices with different elements get different masks; devices with copies of the same elements get the same mask.
+    ttnn adds the id of a chip to the seed of its own mask. So only the masks that all devices share are the same on any
+    chips, for example on each submesh of one chip.
     """
     tt = mesh.tt
-    copies = mesh.tensor_size > 1 and placements.tensor == REPLICATED
+    copies = mesh.tensor_size == 1 or placements.tensor == REPLICATED
     if not copies or mesh.data_size == 1:
         return _drop(mesh, value, probability, seed, own=not copies)
+    if mesh.tensor_size == 1:
+        return _drop(mesh, value, probability, seed, own=True)
     # The library gives all devices one seed, or each its own. For equal masks along one axis of two, each device of
     # that axis makes the mask of a piece, and the pieces are gathered.
     axis = mesh.axes.tensor
