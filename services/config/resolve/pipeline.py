@@ -112,6 +112,8 @@ def balance_pipeline(
 ) -> PipelineConfig | None:
     """Return a pipeline with balanced stages if its section asks for it, else unchanged.
 
+    A user's own model keeps stages of equal blocks, as only a worker can build it.
+
     Args:
         pipeline: the pipeline of `resolve_pipeline`.
         multihost: the `multihost_config` section.

@@ -103,3 +103,16 @@ def test_stages_of_an_unknown_vocabulary_have_no_sizes(
     result, text = validated(capsys, str(path))
     assert [each["blocks"] for each in result["pipeline"]["stages"]] == [[[0, 2]], [[3, 4]]]
     assert result["pipeline"]["largest_stage"] is None and "known to workers only" in text
+
+
+def test_an_own_model_has_stages_without_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "training_config: {data_path: builtin:python-reference, gradient_accumulation_steps: 4}\n"
+        "transformer_config: {model_type: 'mixer:Mixer', num_blocks: 5}\n"
+        "multihost_config: {enabled: true, num_workers: 2, pipeline_parallel_config: {blocks_per_rank: auto}}\n"
+    )
+    result, text = validated(capsys, str(path))
+    assert [each["blocks"] for each in result["pipeline"]["stages"]] == [[[0, 2]], [[3, 4]]]
+    assert result["pipeline"]["bubble"] == pytest.approx(0.2857, abs=0.05)
+    assert result["pipeline"]["bubble_with_projection"] is None and "known to workers only" in text
