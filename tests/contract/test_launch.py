@@ -96,7 +96,8 @@ class Launch:
         processes, folders = [], []
         try:
             for rank in plan["ranks"]:
-                folder = self.state / rank["name"]
+                arguments = rank["arguments"][1:]
+                folder = Path(arguments[arguments.index("--ready-file") + 1]).parent
                 folder.mkdir(parents=True)
                 folders.append(folder)
                 for path, text in rank["files"].items():
@@ -105,7 +106,7 @@ class Launch:
                 with (folder / "log").open("wb") as log:
                     processes.append(
                         subprocess.Popen(
-                            [sys.executable, "-m", "cli.main", *rank["arguments"][1:]],
+                            [sys.executable, "-m", "cli.main", *arguments],
                             env={**kept, **rank["environment"]},
                             cwd=folder,
                             stdin=subprocess.DEVNULL,
