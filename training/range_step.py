@@ -171,7 +171,6 @@ class RangeStep:
             Refused: a gradient has another shape or dtype than this job's.
         """
         mesh, copy = self._mesh, self._model.tied_copy
-        self._add_tied_part(one, tied)
         sink = self.weights.sink(out, ready)
         parts: list[ExactArray] = []
 
@@ -182,6 +181,7 @@ class RangeStep:
                 sink.take(parameter, value)
 
         with name_own_model_in_errors(self._config.model):
+            self._add_tied_part(one, tied)
             if self.blocks.is_last:
                 # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
                 one.tape.backward(one.result, 1 / one.rows, take)
@@ -229,6 +229,10 @@ class RangeStep:
             entered = tape.begin(received, rows_of(self._mesh))
         with name_own_model_in_errors(self._config.model):
             result = self._model.run_blocks(tape, batch.inputs if entered is None else entered)
+            if result.placements != rows_of(self._mesh):
+                raise ValueError(
+                    f"run_blocks: the result is placed {result.placements}, expected {rows_of(self._mesh)}"
+                )
             if self.blocks.is_last:
                 result = self._model.leave(tape, result, batch.targets)
         return entered, result

@@ -179,6 +179,26 @@ class All(SplitMixer):
             Ranges(config, mesh, (1, 1), allowed_models=["other"])
 
 
+def test_activations_that_devices_share_do_not_leave_a_range(folder: Path):
+    (folder / "other.py").write_text(
+        """
+from split import SplitMixer
+
+class Columns(SplitMixer):
+    def run_blocks(self, tape, entering):
+        return self.layers[-1].expand(tape, super().run_blocks(tape, entering))
+"""
+    )
+    config = job(folder, "other:Columns", num_blocks=2)
+    with open_mesh((1, 2), backend="emulator", axes=Axes(tensor=1)) as mesh:
+        ranges = Ranges(config, mesh, (1, 1), allowed_models=["other"])
+        ranges.load()
+        with pytest.raises(
+            Failed, match=r"model other:Columns: ValueError: run_blocks: .* tensor sharded\(3\)"
+        ):
+            ranges.forward(0, 0)
+
+
 def test_the_operation_has_the_right_gradient(folder: Path, mesh: Mesh):
     causal_mix = import_module("mixing").causal_mix
     tokens, width = 32, 40
