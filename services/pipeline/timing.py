@@ -12,11 +12,16 @@ from typing import NamedTuple
 
 from services.pipeline.schedule import Pass, Schedule
 
-_START_PER_STAGE = 2
-"""Micro-batches per stage after which each further one takes the same time: all stages are full by then."""
+_START_PER_STAGE = 6
+"""Micro-batches per stage after which each further one takes the same time.
+
+Stages are full after 2. Where transfers are about as slow as stages, it takes a few rounds more."""
 _LEAST_START = 32
-_LONGEST_START_PASSES = 1 << 18
-"""Maximum number of forward passes that are simulated as the start, which only hundreds of stages reach."""
+_LONGEST_START_PASSES = 1 << 15
+"""Maximum number of forward passes that are simulated as the start, which more than 70 stages reach.
+
+Then times are exact without transfers, and too short with slow ones. Interleaved passes are simulated in whole groups.
+"""
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,12 @@ def _extrapolate(schedule: Schedule, seconds: PassSeconds) -> float:
     """Return the makespan, from simulations of a bounded number of micro-batches."""
     stages, wanted = schedule.stages, schedule.micro_batches
     start = min(max(_START_PER_STAGE * stages, _LEAST_START), _LONGEST_START_PASSES // schedule.ranges)
-    start = -(-start // stages) * stages
+    # Interleaving takes groups of `stages` micro-batches, so both simulations end with a last group of the same size.
+    group = stages if schedule.ranges_per_stage > 1 else 1
+    start = -(-start // group) * group
     if wanted <= 3 * start:
         return _simulate(schedule, seconds)
-    # Interleaving takes groups of `stages` micro-batches, so both simulations end with a last group of the same size.
-    one = start + wanted % stages
+    one = start + wanted % group
     other = one + start
     first, second = (_simulate(replace(schedule, micro_batches=count), seconds) for count in (one, other))
     return second + (wanted - other) * (second - first) / (other - one)
