@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.corpora import cache
 from tests.support.fake_aggregator import FakeAggregator, serving
 
 JOB = """
@@ -39,7 +40,7 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_flags_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("TIERMESH_")]:
+    for name in [name for name in os.environ if name.startswith("TIERMESH_") and name != cache.VARIABLE]:
         monkeypatch.delenv(name)
 
 
