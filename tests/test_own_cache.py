@@ -1,4 +1,4 @@
-"""Tests leave the cache of whoever runs them alone: conversions of up to 64 GiB would push out that person's own."""
+"""Tests leave the cache of their user alone: conversions of up to 64 GiB would push out that person's own."""
 
 from __future__ import annotations
 

@@ -145,9 +145,8 @@ def explain_end(host: str, code: int, errors: Sequence[str], remote: Sequence[st
             f"host {host}: {remote[0]} can't be started there ({last or f'exit code {code}'}); install Tiermesh "
             "at that path, or give its path there with --remote"
         )
-    if own := re.match(
-        r"tiermesh: (.+)", errors[-1] if errors else ""
-    ):  # the agent says itself why it can't run
+    # An agent that can't run says why.
+    if own := re.match(r"tiermesh: (.+)", errors[-1] if errors else ""):
         kind = Refused if code == ExitCode.REFUSED else Failed
         return kind(f"host {host}: {one_line(own[1], 250)}")
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -179,7 +179,7 @@ async def _attach(run: Run, folder: Path, output: Output) -> jobs_pb2.Job:
         await _stop_all(run, links)  # they notice the end a little later
         forget_run(folder)
         return _job_of(run, results)
-    # The job can go on without the workers of a host that was started anew, for example.
+    # The job can go on without the workers of a host that was restarted, for example.
     needed = {member.site for member in run.members if member.role != "worker"}
     if any(site in needed or not isinstance(error, AgentGone) for site, error in errors.items()):
         await close_all(links.values())

@@ -99,7 +99,7 @@ def _load(path: Path) -> _Record | None:
     try:
         place = cache_folder(_FOLDER) / _name(path)
         return _Record.model_validate_json(read_input_file("", place, _MAX_RECORD_BYTES))
-    except (Refused, ValidationError):  # none, or a damaged one, which is written anew
+    except (Refused, ValidationError):  # none, or a damaged one, which is replaced
         return None
 
 

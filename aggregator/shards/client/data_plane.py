@@ -187,9 +187,8 @@ class ShardedDataPlane:
         self._wake_scheduled = False
         for session in self._open_streams:
             changed: set[int] = set()
-            restarted: set[int] = (
-                set()
-            )  # shards whose chunks the worker gets again, since it builds the job again
+            # Shards that send their chunks again, since the worker builds the job again.
+            restarted: set[int] = set()
             while (header := self._core.next_weights(session)) is not None:
                 due = Version(header.generation, header.step)
                 version, limits = self._send_limits.get(session, (None, []))

@@ -1,4 +1,4 @@
-"""A detached agent's watch over the run's job: once it has ended, nobody needs the daemons, and hosts are free again.
+"""A detached agent's watch over the job of its run: it stops the daemons when the job has ended, which frees the hosts.
 
 Each agent asks the aggregator by itself, so none depends on another one.
 """

@@ -150,9 +150,8 @@ def test_several_hosts_that_fail_are_all_named(sshd: Sshd, tmp_path: Path) -> No
 
 def test_a_mesh_check_that_hangs_ends_with_its_agent(sshd: Sshd, tmp_path: Path) -> None:
     hang = "import mesh.link_check as m, time; m.open_mesh_for_check = lambda *_: time.sleep(1000)"
-    disguise(
-        sshd, f"folder = '{sshd.folder}/runs'; {hang}"
-    )  # the folder, since the check's arguments lack it
+    # The folder finds the process again: the arguments of the check lack it.
+    disguise(sshd, f"folder = '{sshd.folder}/runs'; {hang}")
     device = ("device_config.backend=ttnn", "device_config.mesh_shape=[1,8]", "device_config.enable_ddp=true")
     arguments = job_of(loudboxes(tmp_path / "5loudboxes", ONE_HOST), *device, "batch_size=8")
     bindings = tmp_path / "5loudboxes" / "rank_bindings.yaml"
