@@ -8,6 +8,7 @@ from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, NonFinite
 from services.protocol.file_refs import make_ref
+from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 from tests.support.facts import has_facts
@@ -280,12 +281,13 @@ def test_an_optimizer_that_cannot_go_on_fails_the_job() -> None:
 
 def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
     dialogue = training(1)
+    elements = MAX_ELEMENTS + 1
     body = pb.OptimizerStatus(
-        job="a", state=pb.OptimizerStatus.TRAINING, generation=2, step=1, layout_hash="x", elements=1 << 40
+        job="a", state=pb.OptimizerStatus.TRAINING, generation=2, step=1, layout_hash="x", elements=elements
     )
     lines = dialogue.give(ev.FromOptimizer(body))
     assert lines[0] == "save a failed"
-    assert f"a layout of {1 << 40} elements" in lines[1]
+    assert f"a layout of {elements} elements" in lines[1]
 
 
 def test_a_stall_is_relative_to_the_measured_speed() -> None:
