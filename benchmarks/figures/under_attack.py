@@ -86,7 +86,7 @@ class AttackedCluster(Daemons):
     """
 
     def __init__(self, hosts: dict[str, Host]) -> None:
-        job = Job(_CONFIG, ROOT / "cli" / "main.py", _SETTINGS)
+        job = Job(_CONFIG, None, _SETTINGS)
         metrics = "0.0.0.0" if hosts else "127.0.0.1"
         options = ("--metrics-listen", f"{metrics}:{_METRICS_PORT}")
         super().__init__("under_attack", job, workers=WORKERS, aggregator_options=options, hosts=hosts)

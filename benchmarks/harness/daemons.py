@@ -39,13 +39,13 @@ class Job:
 
     Attributes:
         config: file of the training config.
-        worker: script that runs as a worker. It is `tiermesh worker` with a training step that the benchmark controls.
+        worker: script that runs as a worker, with a training step that the benchmark controls; None for the real one.
         settings: overrides of the config, as `key=value`.
         environment: variables for the script.
     """
 
     config: Path
-    worker: Path
+    worker: Path | None
     settings: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -230,7 +230,7 @@ class Daemons(ABC):
             name,
             self.folder,
             [*host.flags, *self._options, *arguments],
-            program=[str(self._job.worker)] if role == "worker" else ["-m", "cli.main"],
+            program=[str(self._job.worker)] if role == "worker" and self._job.worker else ["-m", "cli.main"],
             host=host.address,
             spawn=host.spawner(self._environment),
         ).start()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.config.job import JobConfig
-from services.sizing.host_memory import FLOAT32_BYTES, count_state_arrays
+from services.sizing.host_memory import count_state_arrays
+from services.sizing.share import FLOAT32_BYTES
 
 
 @dataclass(frozen=True)

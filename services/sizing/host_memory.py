@@ -12,10 +12,10 @@ from services.config.job import JobConfig
 from services.config.settings import optimizer_name
 from services.printable import counted
 from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
+from services.sizing.share import FLOAT32_BYTES
 from services.tensors.chunk_messages import bytes_per_element
 from services.tensors.layout import CHUNK_ELEMENTS
 
-FLOAT32_BYTES = 4
 _WINDOW_BYTES = WINDOW_CHUNKS * CHUNK_ELEMENTS * FLOAT32_BYTES
 """Chunks of float32 under way on one stream."""
 _MOST_SUMS = 2

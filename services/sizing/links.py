@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.config.job import JobConfig
-from services.sizing.host_memory import FLOAT32_BYTES
+from services.sizing.share import FLOAT32_BYTES
 from services.tensors.chunk_messages import bytes_per_element
 
 
