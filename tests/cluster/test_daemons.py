@@ -247,7 +247,7 @@ def test_no_intact_checkpoint_fails_the_job(tmp_path: Path, gpt_spec: str, short
         cluster.start_optimizer()
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.FAILED
-        assert "none of" in ended.detail and "restore one from a copy" in ended.detail
+        assert "none intact" in ended.detail and "restore one from a copy" in ended.detail
         cluster.finish(cluster.submit(short_spec))
 
 
