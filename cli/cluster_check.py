@@ -226,10 +226,12 @@ def _raise_first_problem(meshes: Sequence[CheckedMesh], links: Sequence[CheckedL
     more = len(meshes) + len(links) - 1
     others = f" (and {more} more)" if more else ""
     if meshes:
-        raise Failed(
-            f"{_mesh_line(meshes[0])}{others}; run `tiermesh check --mesh` on that host, and reset its devices with "
-            "`tt-smi -r` if sums are wrong"
+        advice = (
+            "look at that worker's log, and run `tiermesh check --mesh` on its host"
+            if meshes[0].report.problem
+            else "reset its devices with `tt-smi -r`, and run `tiermesh check --mesh` on its host"
         )
+        raise Failed(f"{_mesh_line(meshes[0])}{others}; {advice}")
     advice = (
         "replace its cable or network card, or test the memory of both hosts: the bytes that arrive differ"
         if links[0].report.wrong_bits

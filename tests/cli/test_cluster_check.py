@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cli.cluster_check import find_slow, format_speed, format_table
-from protos.checks_pb2 import LinkReport
-from protos.jobs_pb2 import CheckedLink
+from cli.cluster_check import _raise_first_problem, find_slow, format_speed, format_table
+from protos.checks_pb2 import AxisReport, LinkReport, MeshReport
+from protos.jobs_pb2 import CheckedLink, CheckedMesh
+from services.errors import Failed
 
 
 def link(
@@ -70,3 +71,20 @@ def test_the_table() -> None:
         "worker w3 -> aggregator a wire 1.00 ms - - WRONG VALUES",
         "worker w4 -> aggregator a - - - - FAILED",
     ]
+
+
+@pytest.mark.parametrize(
+    ("report", "resets"),
+    [
+        (MeshReport(problem="worker w was lost during the check: silent for 13.1 s"), False),
+        (
+            MeshReport(rows=1, columns=2, axes=[AxisReport(devices=2, wrong=["device 1"], wrong_count=1)]),
+            True,
+        ),
+    ],
+)
+def test_devices_are_reset_for_wrong_sums_alone(report: MeshReport, resets: bool) -> None:
+    with pytest.raises(Failed) as failed:
+        _raise_first_problem([CheckedMesh(name="w", report=report)], [])
+    assert ("tt-smi -r" in str(failed.value)) == resets
+    assert "tiermesh check --mesh" in str(failed.value)
