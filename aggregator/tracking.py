@@ -71,7 +71,12 @@ class JobTracking:
         self._end()
         deadline = time.monotonic() + _CLOSE_SECONDS
         for recorders in self._ended:
-            recorders.wait(max(0.0, deadline - time.monotonic()))
+            if not recorders.wait(max(0.0, deadline - time.monotonic())):
+                self._tell_later(
+                    recorders.job,
+                    f"trackers: not done {_CLOSE_SECONDS:g} s after the aggregator was stopped; their last points are "
+                    "lost, so see that their services answer",
+                )
 
     def _begin(self, job: str) -> None:
         """Open the trackers of a job that has begun to train."""

@@ -24,6 +24,9 @@ class JobRecorders:
         folder: folder of the job's trackers, which is created when it is needed.
         count_lost: callback, called with a tracker's name and a number of points that are lost. Any thread.
         tell: callback, called once for each tracker with a line about what is wrong. Any thread.
+
+    Attributes:
+        job: id of the job.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class JobRecorders:
         count_lost: Callable[[str, int], None],
         tell: Callable[[str], None],
     ) -> None:
+        self.job = job
         run = Run(job, config.name, folder, json.loads(config.to_json()))
         self._recorders = [
             Recorder(name, run, config.steps, open_tracker, count_lost=count_lost, tell=tell)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from services.printable import LINE_CHARACTERS, printable
+from services.printable import LINE_CHARACTERS, printable, printable_path
 from services.tracking.points import Point
 from services.tracking.tracker import Run, Tracker
 
@@ -132,5 +132,9 @@ class Recorder:
 
 
 def _describe(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error)
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if isinstance(error.filename, str):
+            text = f"{printable_path(error.filename)}: {text}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

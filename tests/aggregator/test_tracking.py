@@ -104,6 +104,9 @@ def test_trackers_that_hang_are_no_more_than_a_few(tmp_path: Path, monkeypatch: 
         told = run(tmp_path, dict.fromkeys(jobs, spec("csv")), act)
     finally:
         released.set()
-    assert [job for job, _ in told] == ["c", "d"]
+    assert [job for job, _ in told] == ["c", "d", "a", "b"]
     assert told[0][1].startswith("no trackers: those of 2 ended jobs hang")
+    assert told[2][1].startswith("trackers: not done"), (
+        "points that are lost at the end are not lost in silence"
+    )
     assert set(opened) <= {"a", "b"}

@@ -151,3 +151,13 @@ def test_a_long_job_is_thinned(tmp_path: Path) -> None:
     watched.put(*range(1, 13))
     watched.finish()
     assert tracker.steps == [3, 6, 9, 12]
+
+
+def test_a_folder_that_can_t_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    watched = Watched(lambda name, run: Recorded(), tmp_path / "file" / "a")
+    watched.put(1)
+    watched.finish()
+    (line,) = watched.told
+    assert "/file/a: Not a directory" in line and len(line) <= 300
+    assert watched.lost == {"csv": 1}
