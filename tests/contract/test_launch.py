@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import yaml
 
 from mesh.descriptors.read import format_textproto
+from tests.support.cluster.harness import eventually
 from tests.support.contract.mocked_board import ROOT, missing_requirement, prepare_board
 from tests.support.descriptors import describe_meshes
 from tests.support.ports import free_port
@@ -114,11 +114,12 @@ class Launch:
                             stderr=log,
                         )
                     )
-            deadline = time.monotonic() + 120
-            while not all((folder / "ready.json").exists() for folder in folders):
+
+            def all_ready() -> bool:
                 assert all(process.poll() is None for process in processes)
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+                return all((folder / "ready.json").exists() for folder in folders)
+
+            eventually(all_ready, "the daemons to serve", limit_seconds=120)
             yield folders
         finally:
             for process in processes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.cluster.harness import eventually
 from tests.support.ports import free_port
 from tests.support.sshd import ROOT, Sshd
 
@@ -118,10 +118,7 @@ def processes_of(sshd: Sshd, word: str = "") -> list[int]:
 
 def wait_until_nothing_is_left(sshd: Sshd, seconds: float = GONE_SECONDS, *, killed: str = "") -> None:
     """Wait until a run has no process and no key, except the keys on a host whose agent was killed."""
-    deadline = time.monotonic() + seconds
-    while left := processes_of(sshd):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    eventually(lambda: not processes_of(sshd), f"the end of {processes_of(sshd)}", seconds)
     keys = [
         key.relative_to(sshd.folder / "runs").parts for key in (sshd.folder / "runs").glob("*/*/**/*.key")
     ]

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.cluster.harness import eventually
 from tests.support.launches import (
     ENDLESS,
     ONE_RANK_EACH,
@@ -149,7 +149,7 @@ def test_several_hosts_that_fail_are_all_named(sshd: Sshd, tmp_path: Path) -> No
 
 
 def test_a_mesh_check_that_hangs_ends_with_its_agent(sshd: Sshd, tmp_path: Path) -> None:
-    hang = "import mesh.link_check as m, time; m.open_mesh_for_check = lambda *_: time.sleep(1000)"
+    hang = "import mesh.link_check as m, threading; m.open_mesh_for_check = lambda *_: threading.Event().wait(1000)"
     # The folder finds the process again: the arguments of the check lack it.
     disguise(sshd, f"folder = '{sshd.folder}/runs'; {hang}")
     device = ("device_config.backend=ttnn", "device_config.mesh_shape=[1,8]", "device_config.enable_ddp=true")
@@ -161,9 +161,7 @@ def test_a_mesh_check_that_hangs_ends_with_its_agent(sshd: Sshd, tmp_path: Path)
     bindings.write_text(f"rank_bindings:\n{visible}")
     process = subprocess.Popen(command(sshd, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
-        while not processes_of(sshd, "check --mesh"):
-            assert process.poll() is None
-            time.sleep(0.05)
+        eventually(lambda: processes_of(sshd, "check --mesh"), "the mesh check")
         for pid in processes_of(sshd, "launch-agent"):
             if not words_of(pid)[0].endswith("ssh"):
                 os.kill(pid, signal.SIGKILL)
