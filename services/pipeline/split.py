@@ -8,6 +8,32 @@ from itertools import accumulate
 
 
 @dataclass(frozen=True)
+class StageRun:
+    """Neighbouring stages of a pipeline.
+
+    Attributes:
+        first: first stage.
+        count: number of stages, at least 1.
+    """
+
+    first: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """Stage after the last one."""
+        return self.first + self.count
+
+    def is_in(self, other: StageRun) -> bool:
+        """Return whether all of these stages are among the other ones."""
+        return other.first <= self.first and self.stop <= other.stop
+
+    def __str__(self) -> str:
+        last = self.stop - 1
+        return f"stage {self.first}" if self.count == 1 else f"stages {self.first}-{last}"
+
+
+@dataclass(frozen=True)
 class BlockRange:
     """A contiguous run of a model's blocks: `first` to `stop` - 1.
 

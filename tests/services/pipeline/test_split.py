@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pipeline.split import BlockRange, Split
+from services.pipeline.split import BlockRange, Split, StageRun
 
 
 @st.composite
@@ -49,3 +49,9 @@ def test_an_empty_or_outer_range_is_an_error(first: int, stop: int, blocks: int)
 def test_a_split_with_an_empty_range_is_an_error(blocks: tuple[int, ...], ranges: int) -> None:
     with pytest.raises(ValueError, match="no split"):
         Split(blocks, ranges)
+
+
+def test_a_run_of_stages() -> None:
+    assert StageRun(1, 2).stop == 3
+    assert StageRun(1, 2).is_in(StageRun(0, 3)) and not StageRun(1, 3).is_in(StageRun(0, 3))
+    assert [str(StageRun(2, count)) for count in (1, 3)] == ["stage 2", "stages 2-4"]
