@@ -6,4 +6,6 @@ Read it in this order:
 2. `job.py`: what the worker knows of the job on its mesh, and of the weights that arrive for it.
 3. `leases.py`: the leases it holds, and which chunks of their sums it may send.
 4. `worker.py`: `WorkerCore`, which ties them together.
+
+`lanes.py` stands apart: the ends of the links between the workers of a pipeline.
 """
