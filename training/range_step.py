@@ -87,6 +87,7 @@ class RangeStep:
     Attributes:
         blocks: the range.
         weights: parameters of the range, and the last range's copy of a tied embedding.
+        takes_tied_part: whether `backward` needs the last range's part of the token embedding's gradient.
 
     Raises:
         Refused: the model can't be built from a range of blocks, or the job asks for a trace.
@@ -116,6 +117,7 @@ class RangeStep:
             parameters, layout, f"{config.model.model_type}, blocks {blocks.first} to {blocks.stop - 1}"
         )
         self.blocks = blocks
+        self.takes_tied_part = self._model.tied_table is not None
         self.weights = Weights(mesh, layout, parameters, () if copy is None else (copy,))
 
     def initial_weights(self) -> Float32Array:

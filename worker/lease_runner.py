@@ -22,7 +22,8 @@ from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
-from training.pipeline.step import Compute, PipelineStep
+from training.pipeline.stages import Compute
+from training.pipeline.step import PipelineStep
 from training.range_step import FinishedPass
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles

@@ -7,7 +7,8 @@ from functools import partial
 
 from protos import cluster_pb2 as pb
 from services.tensors.kernels.arithmetic import Float32Array
-from training.pipeline.step import Compute, PipelineStep
+from training.pipeline.stages import Compute
+from training.pipeline.step import PipelineStep
 from training.range_step import FinishedPass
 from worker.gradient_checksum import GradientChecksum, combine_checksums
 from worker.node_sum import NodeSum

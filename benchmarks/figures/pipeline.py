@@ -23,7 +23,8 @@ from mesh.device import open_mesh
 from mesh.memory import capture_memory
 from services.config.pipeline import PipelineConfig
 from services.pipeline.schedule import LEAST_CREDITS, Pass, Schedule, ScheduleKind
-from training.pipeline.step import Compute, PipelineStep
+from training.pipeline.stages import Compute
+from training.pipeline.step import PipelineStep
 from training.range_step import FinishedPass
 
 MEMORY_BOUND = 1.05

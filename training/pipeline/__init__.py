@@ -1,4 +1,5 @@
-"""A pipeline in one process: all ranges of a model, by the schedule of its stages.
+"""Pipelines: the passes of a model's ranges, by the schedule of its stages.
 
-Read `step`. `services.pipeline` says which passes run in which order, `training.range_step` runs one.
+Read `exchange`, how arrays get from range to range; `stages`, the stages that a process has; and `step`, a pipeline in
+one process. `services.pipeline` says which passes run in which order, `training.range_step` runs one.
 """

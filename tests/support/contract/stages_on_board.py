@@ -15,7 +15,8 @@ from mesh.device import is_mesh_of_host, open_mesh
 from services.config.pipeline import PipelineConfig
 from tests.support.contract.steps import device_config, make_job
 from training.pipeline.build import build_step, find_pipeline_mesh_shape
-from training.pipeline.step import Compute, PipelineStep
+from training.pipeline.stages import Compute
+from training.pipeline.step import PipelineStep
 from training.range_step import FinishedPass
 
 PIPELINE = PipelineConfig(blocks_per_stage=(2, 2), ranges_per_stage=2, schedule="interleaved_1f1b")

@@ -18,7 +18,8 @@ from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pipeline import PipelineConfig
 from training.parameter_placement import choose_axes
-from training.pipeline.step import Compute, PipelineStep
+from training.pipeline.stages import Compute
+from training.pipeline.step import PipelineStep
 from training.range_step import FinishedPass
 from training.step import PassPhase, TrainingStep
 
