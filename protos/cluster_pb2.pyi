@@ -32,7 +32,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class Hello(_message.Message):
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_HOST_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     role: str
     name: str
@@ -68,7 +70,9 @@ class Hello(_message.Message):
     protocol_min: int
     cluster: str
     predecessor: Predecessor
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ...) -> None: ...
+    pipeline_host: str
+    pipeline_port: int
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("incarnation", "signal", "job", "lease", "text")
@@ -115,7 +119,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., fetching: _Optional[_Union[Fetching, _Mapping]] = ..., mesh_checked: _Optional[_Union[MeshChecked, _Mapping]] = ..., link_checked: _Optional[_Union[LinkChecked, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "check_mesh", "check_link", "own_crc32c")
+    __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "check_mesh", "check_link", "row", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +131,7 @@ class WorkerCommand(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     CHECK_MESH_FIELD_NUMBER: _ClassVar[int]
     CHECK_LINK_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
@@ -139,8 +144,9 @@ class WorkerCommand(_message.Message):
     leave: Leave
     check_mesh: CheckMesh
     check_link: CheckLink
+    row: Row
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., check_mesh: _Optional[_Union[CheckMesh, _Mapping]] = ..., check_link: _Optional[_Union[CheckLink, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., check_mesh: _Optional[_Union[CheckMesh, _Mapping]] = ..., check_link: _Optional[_Union[CheckLink, _Mapping]] = ..., row: _Optional[_Union[Row, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -167,15 +173,27 @@ class Welcome(_message.Message):
     def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., tensor_port: _Optional[int] = ..., shard_tensor_ports: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("job", "spec")
+    __slots__ = ("job", "spec", "first_stage", "stages")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     job: str
     spec: _files_pb2.FileRef
-    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
+    first_stage: int
+    stages: int
+    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
+
+class LayoutPart(_message.Message):
+    __slots__ = ("offset", "elements")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    elements: int
+    def __init__(self, offset: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch", "flops_per_token", "peak_flops")
+    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch", "flops_per_token", "peak_flops", "first_stage", "stages", "parts", "shared")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +212,10 @@ class Ready(_message.Message):
     TOKENS_PER_MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
     FLOPS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PEAK_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     job: str
     layout_hash: str
     elements: int
@@ -205,10 +227,38 @@ class Ready(_message.Message):
     tokens_per_micro_batch: int
     flops_per_token: int
     peak_flops: float
-    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., peak_flops: _Optional[float] = ...) -> None: ...
+    first_stage: int
+    stages: int
+    parts: _containers.RepeatedCompositeFieldContainer[LayoutPart]
+    shared: _containers.RepeatedCompositeFieldContainer[LayoutPart]
+    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., peak_flops: _Optional[float] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[LayoutPart, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[LayoutPart, _Mapping]]] = ...) -> None: ...
+
+class RowSeat(_message.Message):
+    __slots__ = ("name", "incarnation", "address", "first_stage", "stages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: str
+    address: str
+    first_stage: int
+    stages: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
+
+class Row(_message.Message):
+    __slots__ = ("job", "row", "seats")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    row: int
+    seats: _containers.RepeatedCompositeFieldContainer[RowSeat]
+    def __init__(self, job: _Optional[str] = ..., row: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[RowSeat, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("job", "generation", "step", "lease", "phase", "first", "count", "chunks", "checksums")
+    __slots__ = ("job", "generation", "step", "lease", "phase", "first", "count", "chunks", "checksums", "row")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +268,7 @@ class Lease(_message.Message):
     COUNT_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     step: int
@@ -227,7 +278,8 @@ class Lease(_message.Message):
     count: int
     chunks: _containers.RepeatedCompositeFieldContainer[Range]
     checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    row: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checksums: _Optional[_Iterable[int]] = ..., row: _Optional[int] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("job", "lease")
@@ -305,7 +357,7 @@ class Checksum(_message.Message):
     def __init__(self, micro_batch: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class Computed(_message.Message):
-    __slots__ = ("job", "generation", "step", "lease", "seconds", "tokens", "checksums")
+    __slots__ = ("job", "generation", "step", "lease", "seconds", "tokens", "checksums", "losses", "non_finite")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +365,8 @@ class Computed(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     step: int
@@ -320,7 +374,9 @@ class Computed(_message.Message):
     seconds: float
     tokens: int
     checksums: _containers.RepeatedCompositeFieldContainer[Checksum]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., checksums: _Optional[_Iterable[_Union[Checksum, _Mapping]]] = ...) -> None: ...
+    losses: _containers.RepeatedScalarFieldContainer[float]
+    non_finite: _containers.RepeatedCompositeFieldContainer[_tensors_pb2.NonFinite]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., checksums: _Optional[_Iterable[_Union[Checksum, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[_tensors_pb2.NonFinite, _Mapping]]] = ...) -> None: ...
 
 class BatchLoss(_message.Message):
     __slots__ = ("index", "sum", "tokens")
@@ -347,16 +403,20 @@ class Evaluated(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., losses: _Optional[_Iterable[_Union[BatchLoss, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("job", "lease", "reason", "retries")
+    __slots__ = ("job", "lease", "reason", "retries", "neighbour", "too_large")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOUR_FIELD_NUMBER: _ClassVar[int]
+    TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     job: str
     lease: int
     reason: str
     retries: bool
-    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ...) -> None: ...
+    neighbour: str
+    too_large: bool
+    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ..., neighbour: _Optional[str] = ..., too_large: _Optional[bool] = ...) -> None: ...
 
 class Fetching(_message.Message):
     __slots__ = ("job", "input", "bytes", "size", "problem", "local")

@@ -221,6 +221,30 @@ class Keep:
 
 
 @dataclass(frozen=True)
+class KeepPiece:
+    """Store the payload that just arrived as the piece of a chunk that begins at `offset`, of a row's lease."""
+
+    lease: int
+    chunk: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Assemble:
+    """Put the stored pieces of a chunk together: this is the payload that `Keep` stores, if one follows at once."""
+
+    lease: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class DropPieces:
+    """Delete the stored pieces of a lease."""
+
+    lease: int
+
+
+@dataclass(frozen=True)
 class Drop:
     """Delete the stored sum of `node`."""
 
@@ -251,7 +275,7 @@ class DropAll:
     """Delete every stored sum."""
 
 
-SumEffect = Keep | Drop | DropAll | Merge | Forward
+SumEffect = Keep | KeepPiece | Assemble | DropPieces | Drop | DropAll | Merge | Forward
 """Effects on payloads that travel from workers to the optimizer."""
 
 
@@ -289,6 +313,9 @@ Effect = (
     | CloseWorker
     | ToOptimizer
     | Keep
+    | KeepPiece
+    | Assemble
+    | DropPieces
     | Drop
     | Merge
     | Forward

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aggregator.core.events import DropAll, Outbox, ToOptimizer
+from aggregator.core.events import DropAll, Outbox, ToOptimizer, ToWorker
 from aggregator.core.job_report import JobReport, Record
 from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_fault
 from aggregator.core.leasing.lease_book import LeaseBook
@@ -90,7 +90,9 @@ class RunningJob:
         self.quorum = Quorum(
             plan.min_workers, members, self._admission, lambda text: self.report.note("member", text)
         )
-        self._orders = WorkerOrders(job.id, new_lease, out)
+        self._orders = WorkerOrders(
+            job.id, new_lease, lambda session, order: out.put(ToWorker(session, order))
+        )
         self.lease_book = LeaseBook(
             timeouts, members, self._orders, self.report, out, checked=bool(plan.verify_fraction)
         )
@@ -297,7 +299,7 @@ class RunningJob:
 
     def failed(self, member: Member, failure: pb.Failure, now: float) -> None:
         """Release a failed lease; refuse its worker, or end the job, if the failures repeat."""
-        blame = self._lease_results.record_failure(member, failure, self.progress.version, now)
+        blame = self._lease_results.record_failure(member, member, failure, self.progress.version, now)
         if blame.job is not None:
             self.end(FAILED, blame.job)
         elif blame.worker is not None:

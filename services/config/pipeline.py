@@ -17,8 +17,9 @@ from services.config.refusals import format_value
 from services.errors import Refused
 from services.pipeline.schedule import ScheduleKind, check_micro_batches
 from services.pipeline.split import Split
+from services.protocol.bounds import MAX_STAGES
 
-MOST_STAGES = 1 << 10
+MOST_STAGES = MAX_STAGES
 """Maximum number of stages: a block for each."""
 _SECTION = "multihost_config.pipeline_parallel_config"
 _INTERLEAVED: ScheduleKind = "interleaved_1f1b"

@@ -39,6 +39,10 @@ MAX_WAITS = 256
 """Maximum number of waits in a Status, the longest first."""
 MAX_SHARDS = 256
 """Maximum number of shards of an aggregator."""
+MAX_STAGES = 1 << 10
+"""Maximum number of stages of a pipeline."""
+MAX_PARTS = 1 << 12
+"""Maximum number of parts of a layout that a worker has: one for each of its ranges, and those for tied embeddings."""
 MAX_PAGE_BYTES = 3 * 1024 * 1024
 """Maximum size of a list that is sent in pages or batches; its maker begins another message there."""
 MAX_NAMED_JOBS = 1000
@@ -101,6 +105,7 @@ BOUNDS: Mapping[str, Bound] = {
     "leader": _NAME,
     "model_sha256": _ID,
     "name": _NAME,
+    "neighbour": _NAME,
     "next_page_token": _WORD,
     "optimizer": _LINE,
     "owner": _NAME,
@@ -109,6 +114,7 @@ BOUNDS: Mapping[str, Bound] = {
     "path": _PATH,
     "peer": _NAME,
     "peer_role": _WORD,
+    "pipeline_host": Bound(bytes=255),
     "phase": _WORD,
     "problem": _LINE,
     "reason": _FAILURE,
@@ -129,17 +135,21 @@ BOUNDS: Mapping[str, Bound] = {
     "Chunk.payload": Bound(bytes=2 << 20),
     "FilePart.data": Bound(bytes=1 << 20),
     "FilePiece.data": Bound(bytes=MAX_PIECE_BYTES),
+    "PassMessage.payload": Bound(bytes=2 << 20),
     # lists and maps
+    "ArrayHeader.shape": Bound(count=8),
     "AxisReport.wrong": Bound(bytes=_LINE.bytes, count=8),
     "ChunkHeader.losses": Bound(count=MAX_MICRO_BATCHES),
     "ClusterStatus.shards": Bound(count=MAX_SHARDS),
     "ClusterStatus.standbys": Bound(count=64),
     "ClusterStatus.waits": Bound(count=MAX_WAITS),
     "ClusterStatus.workers": Bound(count=MAX_WORKERS),
+    "Computed.losses": Bound(count=MAX_MICRO_BATCHES),
     "Evaluated.losses": Bound(count=MAX_LEASE_BATCHES),
     "Job.code_changes": Bound(count=128),
     "Job.excluded": Bound(count=256),
     "Job.trusted_steps": Bound(bytes=_NAME.bytes, count=MAX_WORKERS),
+    "LinkState.lanes": Bound(count=8),
     "ListCheckpointsRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "ListReply.jobs": Bound(total=MAX_PAGE_BYTES),
     "MeshReport.axes": Bound(count=2),
@@ -149,6 +159,9 @@ BOUNDS: Mapping[str, Bound] = {
     "OptimizerStatus.missing": Bound(count=MAX_RUNS),
     "PruneRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "RemoveCheckpointsRequest.steps": Bound(count=MAX_NAMED_STEPS),
+    "Ready.parts": Bound(count=MAX_PARTS),
+    "Ready.shared": Bound(count=MAX_PARTS),
+    "Row.seats": Bound(count=MAX_STAGES),
     "SharedPlaces.indices": Bound(count=64),
     "ShardOrders.orders": Bound(total=MAX_PAGE_BYTES),
     "ShardReports.reports": Bound(total=MAX_PAGE_BYTES),

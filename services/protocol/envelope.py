@@ -23,7 +23,9 @@ WorkerBody = (
 """Messages from a worker to its aggregator's core."""
 CheckReport = pb.MeshChecked | pb.LinkChecked
 """Messages from a worker to its aggregator's service, as answers to a `CheckOrder`."""
-WorkerOrder = pb.Welcome | pb.Heartbeat | pb.Join | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave
+WorkerOrder = (
+    pb.Welcome | pb.Heartbeat | pb.Join | pb.Row | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave
+)
 """Messages from an aggregator to a worker's core."""
 CheckOrder = pb.CheckMesh | pb.CheckLink
 """Messages from an aggregator to a worker's service. No job depends on them, so no core sees them."""

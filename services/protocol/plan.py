@@ -65,6 +65,7 @@ class JobPlan:
         verify_fraction: share of the micro-batches that a second worker computes again, to compare the gradients.
         on_faulty: action when a worker is found faulty: go back to a checkpoint, or go on from the current step.
         batch_size: number of sequences (or samples) of a micro-batch, for people.
+        stages: number of stages of the rows of workers that leases go to; 1 if each worker holds the whole model.
     """
 
     steps: int
@@ -80,6 +81,7 @@ class JobPlan:
     verify_fraction: float = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
     batch_size: int = 1
+    stages: int = 1
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""

@@ -1,8 +1,7 @@
 """Chunks on the wire: protobuf's `Chunk` message, written and read without copying the payload.
 
-A protobuf `bytes` field costs one copy on each side. The functions here replace the generated (de)serializers. They
-write the payload as the last field, in a part of its own that is sent straight from the array. They read it as a view
-of the received message. Messages in any other valid encoding are read by protobuf.
+The functions here replace the generated (de)serializers: see `payload_last.py`. Messages in any other valid encoding
+are read by protobuf.
 """
 
 from __future__ import annotations
@@ -28,13 +27,10 @@ from services.tensors.kernels.arithmetic import (
 )
 from services.tensors.kernels.wire_types import STORED, WireDType
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
+from services.tensors.payload_last import Message as Message
+from services.tensors.payload_last import encode_before_payload, split_message
 from services.tensors.shared_memory import MappedArray
 
-Message = bytes | memoryview
-"""One complete message of a data stream, as received."""
-
-_HEADER_TAG = b"\x0a"  # field 1, length-delimited
-_PAYLOAD_TAG = b"\x7a"  # field 15, length-delimited
 _KERNEL_NAMES: dict[int, WireDType] = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16"}
 _MAX_FLOAT16 = 65504
 _INFINITE_FLOAT16 = 0x7C00
@@ -160,9 +156,7 @@ def describe_float16_overflow(chunk: TensorChunk) -> str | None:
 def serialize_in_parts(chunk: TensorChunk) -> tuple[bytes, Message]:
     """Return the bytes of a `Chunk` message in two parts: everything before the payload, and the payload itself."""
     header = encode_with_checksum(chunk.header)
-    payload_bytes = memoryview(chunk.payload).nbytes
-    before = (_HEADER_TAG, _varint(len(header)), header, _PAYLOAD_TAG, _varint(payload_bytes))
-    return b"".join(before), chunk.payload
+    return encode_before_payload(header, memoryview(chunk.payload).nbytes), chunk.payload
 
 
 def serialize_chunk(chunk: TensorChunk) -> bytes:
@@ -178,18 +172,17 @@ def deserialize_chunk(message: Message) -> TensorChunk:
         ChunkRefused: the header does not match its checksum.
     """
     try:
-        bounds = _header_then_payload(message)
-        if bounds is None:
+        parts = split_message(message)
+        if parts is None:
             chunk = Chunk.FromString(bytes(message))
             checked = _verify(chunk.header, chunk.header.SerializeToString())
             return TensorChunk(chunk.header, chunk.payload, checked=checked)
-        header_start, header_stop, payload_start = bounds
-        content = bytes(message[header_start:header_stop])
+        content, payload = parts
         header = ChunkHeader.FromString(content)
         checked = _verify(header, content)
     except DecodeError as error:
         raise ValueError(f"a message of {len(message)} bytes is not a Chunk: {error}") from None
-    return TensorChunk(header, memoryview(message)[payload_start:], checked=checked)
+    return TensorChunk(header, payload, checked=checked)
 
 
 def _verify(header: ChunkHeader, content: bytes) -> bool:
@@ -262,36 +255,3 @@ def _describe_origin(header: ChunkHeader) -> str:
 
 def _name(enumeration: Any, value: int) -> str:
     return str(enumeration.Name(value)) if value in enumeration.values() else str(value)
-
-
-def _header_then_payload(message: Message) -> tuple[int, int, int] | None:
-    """Return start and end of the header and start of the payload, if the message has just these two, in this order."""
-    if message[:1] != _HEADER_TAG:
-        return None
-    header_bytes, header_start = _read_varint(message, 1)
-    header_stop = header_start + header_bytes
-    if message[header_stop : header_stop + 1] != _PAYLOAD_TAG:
-        return None
-    payload_bytes, payload_start = _read_varint(message, header_stop + 1)
-    if payload_start + payload_bytes != len(message):
-        return None
-    return header_start, header_stop, payload_start
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _read_varint(message: Message, start: int) -> tuple[int, int]:
-    """Return the varint at `start` and the index after it; (-1, start), which fits no message, if it is invalid."""
-    value = 0
-    for position, byte in enumerate(message[start : start + 5]):
-        value |= (byte & 0x7F) << 7 * position
-        if byte < 0x80:
-            return value, start + position + 1
-    return -1, start

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.leasing.evaluation import Evaluation, EvaluationLease
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FileRef
+from services.pipeline.split import StageRun
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
 from services.tensors.chunk_set import to_ranges
@@ -21,20 +21,22 @@ class WorkerOrders:
     Args:
         job: the job's id.
         new_lease: returns a lease id that was never used before.
-        out: takes the orders.
+        send: sends an order to the worker, or to all workers of the row, with that session.
     """
 
-    def __init__(self, job: str, new_lease: Callable[[], int], out: Outbox) -> None:
+    def __init__(
+        self, job: str, new_lease: Callable[[], int], send: Callable[[int, WorkerOrder], None]
+    ) -> None:
         self._job = job
         self._new_lease = new_lease
-        self._out = out
+        self._send = send
 
-    def _send(self, session: int, body: WorkerOrder) -> None:
-        self._out.put(ToWorker(session, body))
-
-    def join(self, session: int, spec: FileRef) -> None:
-        """Order a worker to build the job."""
-        self._send(session, pb.Join(job=self._job, spec=spec))
+    def join(self, session: int, spec: FileRef, stages: StageRun | None = None) -> None:
+        """Order a worker to build the job, or some stages of it."""
+        order = pb.Join(job=self._job, spec=spec)
+        if stages is not None:
+            order.first_stage, order.stages = stages.first, stages.count
+        self._send(session, order)
 
     def leave(self, session: int, reason: str) -> None:
         """Order a worker to drop the job."""

@@ -68,13 +68,21 @@ class LeaseResults:
         return evaluation
 
     def record_failure(
-        self, member: Member, failure: pb.Failure, version: Version | None, now: float
+        self, holder: Member, member: Member, failure: pb.Failure, version: Version | None, now: float
     ) -> Blame:
-        """Release a failed lease; return who is at fault."""
+        """Release a failed lease; return who is at fault.
+
+        Args:
+            holder: the worker or row that has the lease.
+            member: the worker that it failed on.
+            failure: what the worker reports.
+            version: the version of the job's weights.
+            now: the time, on the monotonic clock.
+        """
         step_sum, checks = self._lease_book.step_sum, self._lease_book.checks
-        if step_sum is not None and checks.record_failure(step_sum, member, failure.lease, failure.reason):
+        if step_sum is not None and checks.record_failure(step_sum, holder, failure.lease, failure.reason):
             return Blame()
-        indices = self._lease_book.release_failed(member.session, failure.lease, now)
+        indices = self._lease_book.release_failed(holder.session, failure.lease, now)
         if indices is None:
             return Blame()
         fault_of_job = self._failures.add(member.name, self._work(version, indices), failure.reason)

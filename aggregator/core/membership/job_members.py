@@ -16,6 +16,7 @@ from aggregator.core.membership.members import CodeWait, Fetch, Member
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.errors import Refusal
+from services.pipeline.split import StageRun
 from services.protocol.fingerprint import CODE
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.protocol.versions import Version
@@ -51,14 +52,22 @@ class JobMembers:
 
     def join(self, member: Member, now: float) -> None:
         """Order a worker to build the job, unless it is excluded."""
+        if self.enter(member):
+            self.build(member, now)
+
+    def enter(self, member: Member) -> bool:
+        """Prepare a worker for the job; return False if it is excluded, and so sent away."""
         member.leave_job()
         refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.name)
         if refusal is not None:
             member.refusal = refusal
             self._orders.leave(member.session, str(refusal))
-            return
+        return refusal is None
+
+    def build(self, member: Member, now: float, stages: StageRun | None = None) -> None:
+        """Order a worker to build the job, or some stages of it."""
         member.building_since_seconds = now
-        self._orders.join(member.session, self._report.spec)
+        self._orders.join(member.session, self._report.spec, stages)
 
     def admit(self, member: Member, ready: pb.Ready) -> Refusal | None:
         """Admit a worker that has built the job; return why it doesn't fit, None if it does."""

@@ -27,6 +27,7 @@ class MemberState(str, Enum):
     STALLED = "stalled"
     CONNECTED = "connected"
     BUILDING = "building"
+    SPARE = "spare"
     READY = "ready"
     COMPUTING = "computing"
 
@@ -86,6 +87,8 @@ class Member:
         layout_hash: the hash of the layout it has built.
         refusal: why it takes no part in the running job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
+        pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
+        spare: whether it has no stages of the running job, and waits until a row needs it.
         building_since_seconds: since when it builds the job; None if it does not.
         fetch: what it reads, from the aggregator or on its own host, before it can build the job; None for nothing.
         code_wait: why it waits until the job is pinned to its code; None if it does not.
@@ -108,6 +111,8 @@ class Member:
     layout_hash: str = ""
     refusal: Refusal | None = None
     unfit: Refusal | None = None
+    pipeline_address: str = ""
+    spare: bool = False
     building_since_seconds: float | None = None
     fetch: Fetch | None = None
     code_wait: CodeWait | None = None
@@ -126,6 +131,11 @@ class Member:
         return self.has_data_stream and self.ready and self.refusal is None
 
     @property
+    def present(self) -> bool:
+        """Whether it counts among the workers that the job wants: it can be given work, or stages."""
+        return self.able or (self.has_data_stream and self.spare)
+
+    @property
     def receives_weights(self) -> bool:
         """Whether it has the newest weights or, since it had all of older ones, is being sent them."""
         return self.able and self.loaded_version is not None
@@ -141,6 +151,8 @@ class Member:
             return MemberState.WAITING
         if self.stalled:
             return MemberState.STALLED
+        if self.spare:
+            return MemberState.SPARE
         if not self.ready:
             return MemberState.BUILDING if self.has_data_stream else MemberState.CONNECTED
         return MemberState.READY
@@ -160,7 +172,7 @@ class Member:
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.code_wait = None, None, None
-        self.stalled, self.failures, self.peak_flops = False, 0, None
+        self.stalled, self.spare, self.failures, self.peak_flops = False, False, 0, None
 
     def lose_build(self) -> None:
         """Note that the job is not on its mesh, and neither are the weights."""

@@ -47,13 +47,13 @@ class Quorum:
         return None if since is None else f"waits for {self._shortage()}; for {now - since:.0f} s"
 
     def _present(self) -> list[str]:
-        return [member.name for member in self._members.values() if member.able]
+        return [member.name for member in self._members.values() if member.present]
 
     def _shortage(self) -> str:
         present = self._present()
         missing = dict.fromkeys(self._admission.missing(present), "gone")
         for each in self._members.values():
-            if not each.able:
+            if not each.present:
                 missing[each.name] = each.describe()
         others = ", ".join(f"{name} ({reason})" for name, reason in sorted(missing.items()))
         return (

@@ -1,8 +1,8 @@
 """The division of a pipeline's stages among workers: which workers make a row, and which are spares.
 
 W workers and p stages make W // p rows with a worker for each stage. With fewer workers than stages there is one row,
-whose workers have several neighbouring stages each. Workers keep their stages as far as the rules allow, since a worker
-with other stages has to build its model again, and to receive its weights.
+whose workers share the stages once no more workers are waited for. Workers keep their stages as far as the rules
+allow, since a worker with other stages has to build its model again, and to receive its weights.
 """
 
 from __future__ import annotations
@@ -45,19 +45,23 @@ class Candidate:
     built: StageRun | None = None
 
 
-def form_rows(stages: int, candidates: Sequence[Candidate], former: Iterable[Seats]) -> list[Seats]:
+def form_rows(
+    stages: int, candidates: Sequence[Candidate], former: Iterable[Seats], *, shares: bool
+) -> list[Seats]:
     """Divide the stages of a pipeline among workers.
 
     A row whose workers are all there stays as it is, unless one of them has several stages: then a further worker takes
-    over half of the longest run. A spare is used before anything is shared.
+    over half of the longest run. A spare is used before anything is shared. A lost worker's stages go to its
+    neighbours, unless an even division of all stages is better: then each worker may have to build others.
 
     Args:
         stages: number of stages.
         candidates: the workers, the preferred ones first.
         former: the rows so far, of which workers may be gone.
+        shares: whether a worker may be given several stages.
 
     Returns:
-        The rows. If there is only one, it may lack stages: then they fit none of the workers.
+        The rows. If there is only one, it may lack stages: they may not be shared, or fit none of the workers.
     """
     known = {each.worker: each for each in candidates}
     wanted = max(1, len(known) // stages) if known else 0
@@ -70,7 +74,7 @@ def form_rows(stages: int, candidates: Sequence[Candidate], former: Iterable[Sea
     for row in rows:
         row.seat_again(spares)
     for row in rows:
-        row.fill(spares)
+        row.fill(spares, shares=shares)
     return [tuple(row.seats) for row in rows]
 
 
@@ -97,6 +101,10 @@ def _held(seats: Seats) -> int:
     return sum(seat.stages.count for seat in seats)
 
 
+def _stage_count(seat: Seat) -> int:
+    return seat.stages.count
+
+
 class _Row:
     """A row that is being filled."""
 
@@ -114,18 +122,17 @@ class _Row:
                 self._seat(spare, built)
                 spares.remove(spare)
 
-    def fill(self, spares: list[Candidate]) -> None:
+    def fill(self, spares: list[Candidate], *, shares: bool) -> None:
         """Give spares the stages that the row lacks, and relieve workers of several; without spares, share stages."""
         while spares and (gaps := find_gaps(self._stages, self.seats)):
-            gap = max(gaps, key=lambda each: each.count)
-            share = -(-sum(each.count for each in gaps) // len(spares))
-            spare = spares.pop(0)
-            self._seat(spare, StageRun(gap.first, min(share, gap.count, spare.most_stages)))
-        while spares and (longest := max(self.seats, key=lambda seat: seat.stages.count)).stages.count > 1:
+            self._seat(spares.pop(0), StageRun(max(gaps, key=lambda each: each.count).first, 1))
+        while spares and (longest := max(self.seats, key=_stage_count)).stages.count > 1:
             self._split(longest, spares.pop(0))
-        self._extend_neighbours()
-        if find_gaps(self._stages, self.seats):
-            self._divide_again()
+        if shares and find_gaps(self._stages, self.seats):
+            self._extend_neighbours()
+            even = -(-self._stages // len(self.seats))
+            if find_gaps(self._stages, self.seats) or max(map(_stage_count, self.seats)) > even:
+                self._divide_again()
 
     def _seat(self, spare: Candidate, stages: StageRun) -> None:
         self.seats.append(Seat(spare.worker, stages))
@@ -150,7 +157,7 @@ class _Row:
             ]
             if not beside:
                 return
-            seat = min(beside, key=lambda each: each.stages.count)
+            seat = min(beside, key=_stage_count)
             first = seat.stages.first - (seat.stages.first > gap.first)
             extended = StageRun(first, seat.stages.count + 1)
             self.seats[self.seats.index(seat)] = seat._replace(stages=extended)

@@ -6,6 +6,7 @@ stored, and every worker is sent them in order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aggregator.core.events import Drop, Forward, Keep, Merge, Outbox, StoreWeights
@@ -15,6 +16,7 @@ from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
+from services.tensors.layout_parts import Piece
 from services.tensors.reduction_tree import Node
 
 
@@ -48,16 +50,30 @@ class WeightStore:
             self.prefix += 1
         return True
 
-    def next_for(self, member: Member) -> tuple[Version, int] | None:
-        """Return the chunk to send a worker next and count it as sent; None if there is none now."""
+    def next_for(
+        self, member: Member, pieces: Sequence[Piece] | None = None
+    ) -> tuple[Version, int, Piece | None] | None:
+        """Return the chunk to send a worker next and count it as sent; None if there is none now.
+
+        Args:
+            member: the worker.
+            pieces: the pieces of chunks that it gets, in the order of the layout; None for all chunks.
+
+        Returns:
+            The version, the chunk, and which piece of it; None for the whole chunk.
+        """
         if self.version is None or not member.able or member.loaded_version == self.version:
             return None
         if member.sent_version != self.version:
             member.sent_version, member.sent_chunks = self.version, 0
-        if member.sent_chunks >= self.prefix:
+        if pieces is not None and member.sent_chunks >= len(pieces):
+            return None
+        piece = None if pieces is None else pieces[member.sent_chunks]
+        chunk = member.sent_chunks if piece is None else piece.chunk
+        if chunk >= self.prefix:
             return None
         member.sent_chunks += 1
-        return self.version, member.sent_chunks - 1
+        return self.version, chunk, piece
 
 
 class ChunkRouter:
@@ -138,9 +154,13 @@ class ChunkRouter:
         if self.weights.add(header.index):
             self._out.put(StoreWeights(header, self.weights.elements))
 
-    def next_weights(self, member: Member) -> ChunkHeader | None:
-        """Return the header of the chunk to send a worker next; None if there is none now."""
-        following = self.weights.next_for(member)
+    def next_weights(self, member: Member, pieces: Sequence[Piece] | None = None) -> ChunkHeader | None:
+        """Return the header of the chunk, or of the piece, to send a worker next; None if there is none now."""
+        following = self.weights.next_for(member, pieces)
         if following is None:
             return None
-        return self.make_header(*following, self.weights.elements, WEIGHTS)
+        version, chunk, piece = following
+        header = self.make_header(version, chunk, self.weights.elements, WEIGHTS)
+        if piece is not None:
+            header.offset, header.elements = piece.offset, piece.elements
+        return header

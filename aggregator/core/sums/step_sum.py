@@ -192,10 +192,14 @@ class StepSum:
 
     def arrive(self, assignment: Assignment, chunk: int, losses: Iterable[float]) -> Arrival:
         """Count a chunk of an assignment's node; chunk 0 carries the losses of its micro-batches."""
+        self.note_losses(assignment, losses)
+        return self.coverage.add(assignment.node, chunk)
+
+    def note_losses(self, assignment: Assignment, losses: Iterable[float]) -> None:
+        """Record the losses of an assignment's micro-batches, if there is one for each."""
         losses = list(losses)
         if len(losses) == assignment.node.count:
             self._losses.update(enumerate(losses, assignment.node.first))
-        return self.coverage.add(assignment.node, chunk)
 
     def blame(self, assignment: Assignment, worker: str, found: Iterable[NonFinite]) -> None:
         """Record the micro-batches of an assignment whose gradients its worker found not finite."""

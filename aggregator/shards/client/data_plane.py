@@ -169,7 +169,7 @@ class ShardedDataPlane:
                 case ev.Forward():
                     self._shards.link_of_chunk(effect.header.index).send_order(effect_to_order(effect))
                     self._on_sum_finished(effect.header)
-                case _:
+                case ev.Drop() | ev.Merge():
                     self._shards.link_of_chunk(effect.chunk).send_order(effect_to_order(effect))
 
     # ---- weights to workers ----

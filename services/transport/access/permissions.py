@@ -56,6 +56,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Shard/MeasureLink": AGGREGATOR,
     "/tiermesh.Shard/ReadPart": AGGREGATOR,
     "/tiermesh.Shard/WritePart": AGGREGATOR,
+    "/tiermesh.Pipeline/Pass": WORKER,
     "/tiermesh.Files/Missing": WORKER | AGGREGATOR | PEOPLE,
     "/tiermesh.Files/Write": WORKER | AGGREGATOR | PEOPLE,
     "/tiermesh.Files/Read": WORKER,

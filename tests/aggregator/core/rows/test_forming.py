@@ -36,7 +36,7 @@ def texts_of(rows: list[Seats]) -> list[str]:
 def form(stages: int, workers: list[int], former: list[str], **limits: int) -> list[str]:
     """Form rows of workers, whose limits are given as w3=1."""
     candidates = [Candidate(each, limits.get(f"w{each}", stages)) for each in workers]
-    return texts_of(form_rows(stages, candidates, rows_of(former)))
+    return texts_of(form_rows(stages, candidates, rows_of(former), shares=True))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,15 @@ def test_stages_that_do_not_fit_go_to_others_or_lack_a_worker() -> None:
 
 def test_a_worker_gets_the_stages_that_it_has_built() -> None:
     candidates = [Candidate(1, 2), Candidate(2, 2, built=StageRun(0, 1)), Candidate(3, 2)]
-    assert texts_of(form_rows(2, candidates, [])) == ["2:0 1:1"]
+    assert texts_of(form_rows(2, candidates, [], shares=True)) == ["2:0 1:1"]
+
+
+def test_stages_are_shared_only_once_no_more_workers_are_waited_for() -> None:
+    candidates = [Candidate(1, 3), Candidate(2, 3)]
+    waiting = form_rows(3, candidates, [], shares=False)
+    assert texts_of(waiting) == ["1:0 2:1"]
+    assert texts_of(form_rows(3, candidates, waiting, shares=True)) == ["1:0 2:1-2"]
+    assert texts_of(form_rows(3, [*candidates, Candidate(3, 3)], waiting, shares=False)) == ["1:0 2:1 3:2"]
 
 
 @st.composite
@@ -90,7 +98,7 @@ def formations(draw: st.DrawFn) -> tuple[int, list[Candidate], list[Seats]]:
         before = max((each.worker for each in known), default=0)
         limits = draw(st.lists(st.integers(1, stages), max_size=6))
         known += [Candidate(before + 1 + place, most) for place, most in enumerate(limits)]
-        last, rows = rows, form_rows(stages, known, rows)
+        last, rows = rows, form_rows(stages, known, rows, shares=draw(st.booleans()))
     return stages, known, last
 
 
@@ -99,7 +107,7 @@ def test_each_stage_of_a_row_has_one_worker_and_each_worker_one_row(
     drawn: tuple[int, list[Candidate], list[Seats]],
 ) -> None:
     stages, candidates, former = drawn
-    rows = form_rows(stages, candidates, former)
+    rows = form_rows(stages, candidates, former, shares=True)
     workers = [seat.worker for seats in rows for seat in seats]
     assert len(workers) == len(set(workers)) and set(workers) <= {each.worker for each in candidates}
     most = {each.worker: each.most_stages for each in candidates}
@@ -111,8 +119,8 @@ def test_each_stage_of_a_row_has_one_worker_and_each_worker_one_row(
         assert len(held) == stages or (len(rows) == 1 and sum(most.values()) < stages)
     shared = any(run.count > 1 for seats in rows for _, run in seats)
     assert not shared or len(workers) == len(candidates) < stages, "a spare is used before anything is shared"
-    assert form_rows(stages, candidates, rows) == rows, "nothing changes without a cause"
-    assert form_rows(stages, candidates, former) == rows
+    assert form_rows(stages, candidates, rows, shares=True) == rows, "nothing changes without a cause"
+    assert form_rows(stages, candidates, former, shares=True) == rows
 
 
 @given(formations(), st.data())
@@ -120,12 +128,12 @@ def test_a_lost_worker_changes_its_row_alone(
     drawn: tuple[int, list[Candidate], list[Seats]], data: st.DataObject
 ) -> None:
     stages, candidates, former = drawn
-    rows = form_rows(stages, candidates, former)
+    rows = form_rows(stages, candidates, former, shares=True)
     if not rows:
         return
     lost = data.draw(st.sampled_from([seat.worker for seats in rows for seat in seats]))
     left = [each for each in candidates if each.worker != lost]
-    after = form_rows(stages, left, rows)
+    after = form_rows(stages, left, rows, shares=True)
     assert all(seats in after for seats in rows if lost not in {seat.worker for seat in seats})
     spares = len(candidates) - sum(map(len, rows))
     if spares and len(rows) > 0:
