@@ -73,7 +73,7 @@ class JobConfig(ConfigRecord):
         data: corpus and tokenizer; None for models that make their data from the seed.
         replacement: whether training windows (or samples) are drawn with replacement, or each once an epoch.
         sampling: sampling of text from the trained model.
-        wire_dtype: types of gradients and weights between roles.
+        wire_dtype: types of gradients and weights between roles, and of activations between stages.
         exact: whether workers are refused whose fingerprint differs from the first one's.
         min_workers: number of workers below which the job waits; the result does not depend on it.
         on_non_finite: whether a step with NaN or infinity in its gradient is skipped, or stops the job.
@@ -123,6 +123,7 @@ class JobConfig(ConfigRecord):
         check_model_size(self.model)
         check_batches(self.model, self.batch_size, self.validation_batch_size)
         check_mesh_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
+        self._check_activations()
         if self.schedule.type in ("warmup_cosine", "speedrun") and self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
                 f"scheduler_config.min_lr: {self.schedule.min_lr} given, expected at most the optimizer's lr, "
@@ -147,6 +148,23 @@ class JobConfig(ConfigRecord):
                 "for language models and none for linear_regression and mlp; change one of the two"
             )
         return self
+
+    def _check_activations(self) -> None:
+        wire, mesh_dtype = self.wire_dtype, self.device.dtype
+        if wire.activations is None:
+            return
+        given = f"training_config.wire_dtype.activations: {wire.activations} given"
+        if self.stages == 1:
+            raise ValueError(
+                f"{given} without a pipeline, expected none, as only stages of a pipeline send activations; remove it, "
+                "or write multihost_config.pipeline_parallel_config"
+            )
+        if self.verify_fraction and not wire.keeps_activations(mesh_dtype):
+            raise ValueError(
+                f"{given} with verify_fraction {self.verify_fraction} and device_config.dtype "
+                f"{mesh_dtype or 'not given'}, expected the mesh's dtype or float32, as rounded activations depend on "
+                "which stages share a worker; remove one of the two"
+            )
 
     def _check_start(self, start: StartConfig) -> None:
         if self.pretrained is not None:
@@ -209,6 +227,8 @@ class JobConfig(ConfigRecord):
         fields = self.model_dump(mode="json")
         if self.pipeline is None:
             del fields["pipeline"]
+        if self.wire_dtype.activations is None:
+            del fields["wire_dtype"]["activations"]
         if self.start_from is not None and not self.start_from.change_split:
             del fields["start_from"]["change_split"]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))

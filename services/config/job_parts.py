@@ -290,10 +290,21 @@ class WireConfig(ConfigRecord):
         gradients: type of a worker's gradient sums on their way to the aggregator. The sum that an aggregator sends to
             an optimizer is always float32.
         weights: type of weights on their way from the optimizer to the workers. Initial weights are always float32.
+        activations: type of all arrays between the workers of a pipeline: activations, their gradients, and parts of a
+            tied embedding's gradient; None: the mesh's dtype.
     """
 
     gradients: WireType = "float32"
     weights: WireType = "float32"
+    activations: WireType | None = None
+
+    def keeps_activations(self, mesh_dtype: Literal["bfloat16", "float32"] | None) -> bool:
+        """Return whether activations keep their bits on the wire.
+
+        Args:
+            mesh_dtype: dtype of the workers' meshes; None if it is not known.
+        """
+        return self.activations in (None, "float32", mesh_dtype)
 
 
 def _expand_single_type(value: Any) -> Any:

@@ -11,7 +11,7 @@ from services.config.parameters import model_parts
 from services.config.pipeline import PipelineConfig
 from services.pipeline.split import BlockRange
 from services.pipeline.timing import PassSeconds, time_schedule
-from services.sizing.device_memory import ELEMENT_BYTES, DeviceMemory, estimate_device_memory
+from services.sizing.device_memory import DeviceMemory, estimate_device_memory
 from services.sizing.links import Link
 from services.sizing.portion import Portion, make_schedule
 
@@ -97,25 +97,28 @@ def estimate_stage_links(config: JobConfig, vocabulary: int, *, dtype: str) -> l
     Args:
         config: config of a job with a pipeline.
         vocabulary: number of tokens.
-        dtype: dtype of activations.
+        dtype: dtype of the mesh, in which activations travel unless the job says another one.
     """
     model, pipeline = config.model, config.pipeline
     assert pipeline is not None
     if not isinstance(model, GPT2Config | LlamaConfig) or pipeline.stages == 1:
         return []
     pipelines = config.num_workers // pipeline.stages
-    element_bytes = ELEMENT_BYTES[dtype]
+    on_wire = config.wire_dtype.activations or dtype
+    element_bytes = 4 if on_wire == "float32" else 2
     crossings = len(pipeline.split.ranges) - 1
     rows = config.batch_size * model.max_sequence_length
     each_way = config.micro_batches * crossings * rows * model.embedding_dim * element_bytes
     # With several ranges the last stage sends to the first one, too.
     links = pipelines * (pipeline.stages - (pipeline.ranges_per_stage == 1))
     found = [
-        Link("stage", "next stage", "activations", dtype, each_way, links),
-        Link("next stage", "stage", "gradients of activations", dtype, each_way, links),
+        Link("stage", "next stage", "activations", on_wire, each_way, links),
+        Link("next stage", "stage", "gradients of activations", on_wire, each_way, links),
     ]
     if model.weight_tying:
         table = vocabulary * model.embedding_dim * element_bytes * config.device.data_parallel_size
         tied = config.micro_batches * table
-        found.append(Link("last stage", "first stage", "gradient of the tied table", dtype, tied, pipelines))
+        found.append(
+            Link("last stage", "first stage", "gradient of the tied table", on_wire, tied, pipelines)
+        )
     return found

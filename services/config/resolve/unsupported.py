@@ -64,6 +64,7 @@ _NOT_BUILT = (
     _Rule("training_config.wire_dtype", _INTEGERS, "use bfloat16"),
     _Rule("training_config.wire_dtype.gradients", _INTEGERS, "use bfloat16"),
     _Rule("training_config.wire_dtype.weights", _INTEGERS, "use bfloat16"),
+    _Rule("training_config.wire_dtype.activations", _INTEGERS, "use bfloat16"),
     _Rule("training_config.accumulation", _is_one_of("mesh"), "use host"),
     _Rule(
         "training_config.optimizer.type",

@@ -84,6 +84,10 @@ def test_micro_batches_count_all_workers() -> None:
             {"wire_dtype": "bf17"},
             'wire_dtype: "bf17" given, expected float32, bfloat16, float16',
         ),
+        (
+            {"wire_dtype": {"activations": "bfloat16"}},
+            "training_config.wire_dtype.activations: bfloat16 given without a pipeline",
+        ),
         ({"wire_dtype": {"weights": "half"}}, 'wire_dtype.weights: "half" given, expected one of: float32'),
     ],
 )

@@ -67,6 +67,26 @@ def test_a_job_without_a_pipeline_has_the_text_of_earlier_versions(load: Load) -
     assert JobConfig.from_json(given.to_json()) == given
 
 
+@pytest.mark.parametrize(("mesh_dtype", "keeps"), [("bfloat16", True), ("float32", False), (None, False)])
+def test_activations_may_be_rounded_unless_results_are_verified(
+    load: Load, refused: Refuse, mesh_dtype: str | None, keeps: bool
+) -> None:
+    sections = hosts(blocks_per_rank={0: 3, 1: 3}) | {"device_config": {"dtype": mesh_dtype}}
+    plain, _ = load(**sections)
+    assert '"activations"' not in plain.to_json()
+    wire = {"wire_dtype": {"activations": "bf16"}}
+    job, _ = load(training_config=wire, **sections)
+    assert job.wire_dtype.activations == "bfloat16" and JobConfig.from_json(job.to_json()) == job
+    verified = wire | {"verify_fraction": 0.1}
+    if keeps:
+        load(training_config=verified, **sections)
+    else:
+        line = refused(training_config=verified, **sections)
+        assert has_facts(
+            line, "training_config.wire_dtype.activations: bfloat16 given with verify_fraction 0.1"
+        )
+
+
 def test_interleaving_has_several_ranges_of_each_stage(load: Load) -> None:
     job, _ = load(
         training_config={"gradient_accumulation_steps": 4},

@@ -119,6 +119,7 @@ def test_a_bad_value_is_refused(refused: Refuse, sections: dict, facts: str) -> 
         ({"training_config": {"sync_gradients_every": 4}}, "training_config.sync_gradients_every"),
         ({"training_config": {"wire_dtype": "int8"}}, "training_config.wire_dtype"),
         ({"training_config": {"wire_dtype": {"gradients": "int4"}}}, "training_config.wire_dtype.gradients"),
+        ({"training_config": {"wire_dtype": {"activations": "int8"}}}, "training_config.wire_dtype.activations"),
         ({"training_config": {"accumulation": "mesh"}}, "training_config.accumulation"),
         ({"training_config": {"optimizer": {"type": "Muon", "ns_steps": 5}}}, "training_config.optimizer.type"),
         ({"training_config": {"optimizer": {"type": "MuonWithAdamW"}}}, "training_config.optimizer.type"),
