@@ -303,7 +303,8 @@ def status(*, job: str | None, target: AggregatorTarget, output: Output) -> None
     """Show the cluster or, with the id of a job, that job."""
     import asyncio
 
-    from cli.jobs import cluster_status, job_status
+    from cli.cluster_status import cluster_status
+    from cli.jobs import job_status
 
     asyncio.run(cluster_status(target, output) if job is None else job_status(target, job, output))
 

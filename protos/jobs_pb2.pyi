@@ -321,7 +321,7 @@ class ShardStatus(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., detail: _Optional[str] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second")
+    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second", "row", "first_stage", "stages")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +330,9 @@ class Member(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARD_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     state: str
@@ -338,7 +341,10 @@ class Member(_message.Message):
     step: int
     seconds_since_heard: float
     micro_batches_per_second: float
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ...) -> None: ...
+    row: int
+    first_stage: int
+    stages: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ..., row: _Optional[int] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class PruneRequest(_message.Message):
     __slots__ = ("jobs", "older_than_seconds", "keep", "max_bytes", "part", "dry_run")

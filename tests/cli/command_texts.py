@@ -181,6 +181,10 @@ def _filled() -> FakeAggregator:
         workers=[
             jobs_pb2.Member(name="lb-1", state="ready", step=4, micro_batches_per_second=2.0, seconds_since_heard=0.5),
             jobs_pb2.Member(name="lb-2", state="refused", detail="another fingerprint"),
+            jobs_pb2.Member(name="lb-5", state="spare"),
+            jobs_pb2.Member(name="lb-4", state="computing", row=(3 << 32) + 2, first_stage=1, stages=2,
+                            micro_batches_per_second=0.8),
+            jobs_pb2.Member(name="lb-3", state="computing", row=(3 << 32) + 2, stages=1, micro_batches_per_second=1.7),
         ],
         waits=[jobs_pb2.Wait(role="worker", peer="lb-1", what="gradient", job="job-1", step=4, bucket=7, seconds=3)],
     )  # fmt: skip
