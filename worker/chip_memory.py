@@ -31,7 +31,9 @@ def check_chip_memory(config: JobConfig, mesh: Mesh) -> None:
         return
     stage = None
     if mesh.shape == find_pipeline_mesh_shape(config):
-        sizes = size_stages(config, config.vocabulary, dtype=_DTYPE, banks=chip.banks)
+        sizes = size_stages(
+            config, config.vocabulary, dtype=_DTYPE, banks=chip.banks, worker_stages=config.stages
+        )
         largest = max(sizes, key=lambda each: each.memory_bytes)
         stage, memory = largest.stage, largest.memory
     else:
@@ -46,5 +48,6 @@ def check_chip_memory(config: JobConfig, mesh: Mesh) -> None:
                 chip=f"this worker's {mesh.arch}",
                 chip_bytes=chip.total_bytes,
                 stage=stage,
+                worker_stages=config.stages if stage is not None else 1,
             )
         )

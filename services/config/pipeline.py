@@ -15,7 +15,7 @@ from services.config.field_types import BlockCount, ConfigRecord
 from services.config.models import CustomConfig, GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
 from services.config.refusals import format_value
 from services.errors import Refused
-from services.pipeline.schedule import ScheduleKind, check_micro_batches
+from services.pipeline.schedule import Schedule, ScheduleKind, check_micro_batches
 from services.pipeline.split import Split
 from services.protocol.bounds import MAX_STAGES
 
@@ -32,11 +32,14 @@ class PipelineConfig(ConfigRecord):
         blocks_per_stage: number of blocks of each stage (tt-train's `blocks_per_rank`).
         ranges_per_stage: number of ranges of each stage; at least 2 in the interleaved schedule, else 1.
         schedule: order of the forward and backward passes of a step.
+        hide_transfers: whether the stages of 1F1B may keep nearly twice as many micro-batches in flight, so that they
+            have work while activations and gradients are between two workers.
     """
 
     blocks_per_stage: Annotated[tuple[BlockCount, ...], Field(min_length=1, max_length=MOST_STAGES)]
     ranges_per_stage: BlockCount = 1
     schedule: ScheduleKind = "1f1b"
+    hide_transfers: bool = True
 
     @property
     def stages(self) -> int:
@@ -47,6 +50,19 @@ class PipelineConfig(ConfigRecord):
     def split(self) -> Split:
         """The ranges of blocks of all stages."""
         return Split(self.blocks_per_stage, self.ranges_per_stage)
+
+    def make_schedule(self, micro_batches: int, *, worker_stages: int = 1) -> Schedule:
+        """Return the order of passes of some micro-batches.
+
+        All workers of a row get the same one. A worker with all stages has no transfers to hide, and no other worker
+        in its row; any fewer stages give the same order.
+
+        Args:
+            micro_batches: micro-batches that pass the pipeline.
+            worker_stages: number of stages of the worker that asks.
+        """
+        hides = self.hide_transfers and worker_stages < self.stages
+        return Schedule(self.schedule, self.stages, micro_batches, self.ranges_per_stage, hides)
 
     @model_validator(mode="after")
     def _check_ranges(self) -> PipelineConfig:

@@ -199,9 +199,10 @@ def _check_blocks(value: Any) -> Any:
 
 
 class PipelineSection(Section):
-    """`multihost_config.pipeline_parallel_config`, with Tiermesh's own `num_stages`, `ranges_per_rank` and `schedule`.
+    """`multihost_config.pipeline_parallel_config`, with Tiermesh's own keys.
 
-    tt-train casts the keys and values of `blocks_per_rank`, so texts are accepted there.
+    These are `num_stages`, `ranges_per_rank`, `schedule` and `hide_transfers`. tt-train casts the keys and values of
+    `blocks_per_rank`, so texts are accepted there.
     """
 
     num_blocks: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
@@ -209,6 +210,7 @@ class PipelineSection(Section):
     num_stages: StageCount | None = None
     ranges_per_rank: BlockCount = 1
     schedule: ScheduleKind = "1f1b"
+    hide_transfers: bool = True
 
 
 class MultihostSection(Section):

@@ -92,6 +92,7 @@ _FLAT_PARTS = ("optimizer",)
 _OWN = (
     f"{_PIPELINE}.ranges_per_rank",
     f"{_PIPELINE}.schedule",
+    f"{_PIPELINE}.hide_transfers",
     "training_config.start_from",
     "training_config.vocabulary",
     "training_config.validation_batches",
@@ -183,6 +184,8 @@ def _is_read(part: str, name: str, config: JobConfig) -> bool:
             return config.schedule.beta1_warmup_steps > 0
         case "schedule":
             return name == "type" or name in SCHEDULE_KEYS[config.schedule.type]
+        case "pipeline" if name == "hide_transfers":
+            return config.pipeline is not None and config.pipeline.schedule == "1f1b"
     return (part, name) != ("data", "files")
 
 

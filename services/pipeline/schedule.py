@@ -52,7 +52,8 @@ class Schedule:
         micro_batches: number of micro-batches that pass the pipeline.
         ranges_per_stage: number of ranges of each stage; at least 2 if interleaved, else 1.
         hides_transfers: whether 1F1B keeps nearly twice as many micro-batches in flight, so that a stage has work while
-            activations and gradients are on their way. Interleaving does so anyway, and GPipe waits for no gradient.
+            activations and gradients are on their way. Interleaving does so anyway, and GPipe waits for no gradient:
+            they ignore it.
 
     Raises:
         ValueError: a number is out of its bounds.

@@ -25,6 +25,7 @@ def describe_shortage(
     chip: str,
     chip_bytes: int,
     stage: int | None = None,
+    worker_stages: int = 1,
 ) -> str:
     """Return one line that says what a job needs, what the chip has, and what to change.
 
@@ -36,6 +37,7 @@ def describe_shortage(
         chip: name of the chip, for people.
         chip_bytes: size of its DRAM.
         stage: stage of a pipeline that the figures are about; None for the whole model.
+        worker_stages: number of stages of the worker that has this one.
     """
     whose = f"{config.name:.40}'s" if stage is None else f"stage {stage}'s"
     head = (
@@ -43,7 +45,7 @@ def describe_shortage(
         f"({memory.peak}), expected at most the {format_bytes(chip_bytes)} of {chip}"
     )
     for text, changed in _changes(config):
-        portion = _portion(changed, stage)
+        portion = _portion(changed, stage, worker_stages)
         found = estimate_device_memory(
             changed, config.vocabulary or 0, dtype=dtype, banks=banks, portion=portion
         )
@@ -53,15 +55,22 @@ def describe_shortage(
     return f"{head}; use a mesh of more chips with enable_tp or enable_fsdp, or {other}"
 
 
-def _portion(config: JobConfig, stage: int | None) -> Portion | None:
+def _portion(config: JobConfig, stage: int | None, worker_stages: int) -> Portion | None:
     if stage is None or config.pipeline is None:
         return None
-    return Portion.of_stage(config.pipeline, stage, config.gradient_accumulation_steps)
+    micro_batches = config.gradient_accumulation_steps
+    return Portion.of_stage(config.pipeline, stage, micro_batches, worker_stages=worker_stages)
 
 
 def _changes(config: JobConfig) -> Iterator[tuple[str, JobConfig]]:
     """Yield changes to a job and what they are called, the least costly ones first."""
-    model, device = config.model, config.device
+    model, device, pipeline = config.model, config.device, config.pipeline
+    if pipeline is not None and pipeline.schedule == "1f1b" and pipeline.hide_transfers:
+        exposing = pipeline.model_copy(update={"hide_transfers": False})
+        yield (
+            "multihost_config.pipeline_parallel_config.hide_transfers: false",
+            _replaced(config, pipeline=exposing),
+        )
     bases = [("", config)]
     if (
         isinstance(model, (GPT2Config, LlamaConfig))

@@ -13,7 +13,7 @@ from services.pipeline.split import BlockRange
 from services.pipeline.timing import PassSeconds, time_schedule
 from services.sizing.device_memory import DeviceMemory, estimate_device_memory
 from services.sizing.links import Link
-from services.sizing.portion import Portion, make_schedule
+from services.sizing.portion import Portion
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class StageSize:
         return self.memory.total_bytes if self.memory else 0
 
 
-def size_stages(config: JobConfig, vocabulary: int | None, *, dtype: str, banks: int) -> list[StageSize]:
+def size_stages(
+    config: JobConfig, vocabulary: int | None, *, dtype: str, banks: int, worker_stages: int = 1
+) -> list[StageSize]:
     """Return what each stage of a job's pipeline takes.
 
     Args:
@@ -48,13 +50,14 @@ def size_stages(config: JobConfig, vocabulary: int | None, *, dtype: str, banks:
         vocabulary: number of tokens; None if only workers know it.
         dtype: dtype of weights and activations.
         banks: number of DRAM banks of a chip.
+        worker_stages: number of stages of each worker.
     """
     assert config.pipeline is not None
     micro_batches = config.gradient_accumulation_steps
-    schedule = make_schedule(config.pipeline, micro_batches)
+    schedule = config.pipeline.make_schedule(micro_batches, worker_stages=worker_stages)
     model, sizes = config.model, []
     for stage in range(config.pipeline.stages):
-        portion = Portion.of_stage(config.pipeline, stage, micro_batches)
+        portion = Portion.of_stage(config.pipeline, stage, micro_batches, worker_stages=worker_stages)
         in_flight = schedule.in_flight_limit(stage)
         if vocabulary is None or not isinstance(model, GPT2Config | LlamaConfig):
             sizes.append(StageSize(stage, portion.ranges, None, in_flight, None))
@@ -77,7 +80,7 @@ def estimate_bubble(pipeline: PipelineConfig, micro_batches: int, *, projection_
     """
     blocks = [len(each) + projection_blocks * each.is_last for each in pipeline.split.ranges]
     seconds = PassSeconds(forward=blocks, backward=[2 * each for each in blocks])
-    return time_schedule(make_schedule(pipeline, micro_batches), seconds).bubble
+    return time_schedule(pipeline.make_schedule(micro_batches), seconds).bubble
 
 
 def count_projection_blocks(config: JobConfig, vocabulary: int | None) -> float | None:

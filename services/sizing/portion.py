@@ -34,16 +34,19 @@ class Portion:
         return cls((BlockRange.whole(blocks),), blocks, 1)
 
     @classmethod
-    def of_stage(cls, pipeline: PipelineConfig, stage: int, micro_batches: int) -> Portion:
+    def of_stage(
+        cls, pipeline: PipelineConfig, stage: int, micro_batches: int, *, worker_stages: int = 1
+    ) -> Portion:
         """Return the portion of a stage.
 
         Args:
             pipeline: the pipeline.
             stage: the stage, from 0.
             micro_batches: micro-batches of a pipeline in a step.
+            worker_stages: number of stages of the worker that has this one.
         """
         ranges = pipeline.split.ranges_of(stage)
-        schedule = make_schedule(pipeline, micro_batches)
+        schedule = pipeline.make_schedule(micro_batches, worker_stages=worker_stages)
         if len(ranges) == 1:
             in_flight = schedule.in_flight_limit(stage)
             return cls(ranges, in_flight * len(ranges[0]), in_flight * ranges[0].is_last)
@@ -87,11 +90,6 @@ class Portion:
         embeddings = next(part for part in parts if part.name == "embeddings")
         table = dict([next(iter(embeddings.shapes.items()))])
         return (*held, replace(embeddings, shapes=table))
-
-
-def make_schedule(pipeline: PipelineConfig, micro_batches: int) -> Schedule:
-    """Return the order of passes of a pipeline's step."""
-    return Schedule(pipeline.schedule, pipeline.stages, micro_batches, pipeline.ranges_per_stage)
 
 
 def _count_kept(schedule: Schedule, stage: int, ranges: Sequence[BlockRange]) -> tuple[int, int]:

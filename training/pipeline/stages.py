@@ -44,7 +44,6 @@ class PipelineStages:
         meshes: mesh of each of these stages, by stage, all of one shape; stages may share one. The caller closes them.
         data_dir: folder of this host that is searched for corpus, tokenizer and checkpoint missing at the job's path.
         allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
-        hides_transfers: see `Schedule`; the same for all stages of a pipeline.
         around_phase: gives a context manager that each range's forward and backward pass of a micro-batch runs in.
         on_non_finite: callback, called for a micro-batch whose gradient has a NaN or an infinity in these stages. Its
             arguments are the index and the first such parameter in the order of the backward pass.
@@ -68,13 +67,11 @@ class PipelineStages:
         data_dir: Path | None = None,
         allowed_models: Collection[str] = (),
         *,
-        hides_transfers: bool = False,
         around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._stages = frozenset(meshes)
-        self._hides_transfers = hides_transfers
         self._around_phase = around_phase
         self._on_non_finite = on_non_finite
         self._data = data = JobData.open(config, data_dir)
@@ -132,10 +129,7 @@ class PipelineStages:
         Returns:
             The mean loss of each micro-batch, in index order; empty without the last range.
         """
-        pipeline = self._pipeline
-        schedule = Schedule(
-            pipeline.schedule, pipeline.stages, count, pipeline.ranges_per_stage, self._hides_transfers
-        )
+        schedule = self._pipeline.make_schedule(count, worker_stages=len(self._stages))
         passes = _Passes(step, first, schedule, self._ranges, add_leaf, exchange)
         lowest = min(self._ranges)
         try:

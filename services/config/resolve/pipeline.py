@@ -93,6 +93,7 @@ def resolve_pipeline(
         blocks_per_stage=_read_stages(section, blocks, num_workers),
         ranges_per_stage=section.ranges_per_rank,
         schedule=section.schedule,
+        hide_transfers=section.hide_transfers,
     )
     check_pipeline(pipeline, model, device, num_workers, gradient_accumulation_steps)
     if pipeline.stages > 1:

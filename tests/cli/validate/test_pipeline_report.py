@@ -62,7 +62,7 @@ def test_the_sizes_of_tt_trains_pipelines_are_said(
     assert result["parameters"]["total"] == parameters
     assert pipeline["bubble"] == pytest.approx((stages - 1) / (8 + stages - 1), rel=0.02)
     assert [each["in_flight"] for each in pipeline["stages"]] == [
-        min(8, stages - stage) for stage in range(stages)
+        min(8, 2 * (stages - stage) - 1) for stage in range(stages)
     ]
     assert pipeline["largest_stage_bytes"] < GALAXY_CHIP_BYTES
     assert [each["sender"] for each in pipeline["links"]] == ["stage", "next stage"]
@@ -114,5 +114,5 @@ def test_an_own_model_has_stages_without_sizes(tmp_path: Path, capsys: pytest.Ca
     )
     result, text = validated(capsys, str(path))
     assert [each["blocks"] for each in result["pipeline"]["stages"]] == [[[0, 2]], [[3, 4]]]
-    assert result["pipeline"]["bubble"] == pytest.approx(3 / 13, abs=1e-4)  # of 3 and 2 blocks
+    assert result["pipeline"]["bubble"] == pytest.approx(1 / 6, abs=1e-4)  # of 3 and 2 blocks
     assert result["pipeline"]["bubble_with_projection"] is None and "known to workers only" in text

@@ -107,6 +107,17 @@ def test_an_own_model_declares_its_blocks(load: Load, refused: Refuse) -> None:
     assert stages_of(job) == (3, 2)
 
 
+def test_workers_hide_transfers_unless_the_job_says_otherwise(load: Load) -> None:
+    for given, expected in (({}, True), ({"hide_transfers": False}, False)):
+        job, _ = load(**hosts(3, blocks_per_rank="auto", **given))
+        assert job.pipeline is not None
+        schedules = [job.pipeline.make_schedule(4, worker_stages=count) for count in (1, 2, 3)]
+        # A worker with all stages has no transfers; others agree, however many stages each has.
+        assert [each.hides_transfers for each in schedules] == [expected, expected, False]
+        assert JobConfig.from_json(job.to_json()) == job
+        assert ('"hide_transfers"' in job.to_json()) is not expected
+
+
 def test_a_pipeline_is_not_traced(refused: Refuse) -> None:
     sections = hosts(blocks_per_rank="auto")
     sections["transformer_config"]["dropout_prob"] = 0.0
@@ -150,6 +161,7 @@ def test_a_pipeline_is_not_traced(refused: Refuse) -> None:
          "gradient_accumulation_steps: 3 micro-batches ... multiple of 2 ... 2 or 4"),
         (2, {"blocks_per_rank": {0: 3, 1: 3}, "schedule": "interleaved"}, "schedule: ... did you mean"),
         (2, {"blocks_per_rank": {0: 3, 1: 3}, "shedule": "gpipe"}, "shedule: unknown key ... did you mean schedule"),
+        (2, {"blocks_per_rank": {0: 3, 1: 3}, "hide_transfers": "no way"}, 'hide_transfers: "no way" given'),
     ],
 )  # fmt: skip
 def test_a_mistake_is_refused_with_its_remedy(

@@ -14,6 +14,7 @@ from services.config.models import GPT2Config
 from services.sizing.chips import CHIPS, Chip
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.fitting import describe_shortage
+from services.sizing.pipeline import size_stages
 
 DATA = DataConfig.model_validate(
     {"path": "builtin:python-reference", "sha256": "0" * 64, "vocab_size": 50257}
@@ -54,6 +55,21 @@ def test_a_job_that_no_change_makes_fit_needs_more_chips() -> None:
         model=GPT2_XL.model_copy(update={"num_blocks": 960}),
     )
     assert "use a mesh of more chips" in line
+
+
+def test_a_stage_may_keep_fewer_micro_batches_in_flight() -> None:
+    config = JobConfig.model_validate(
+        {"model": GPT2_XL, "data": DATA, "batch_size": 1, "num_workers": 4, "gradient_accumulation_steps": 16,
+         "pipeline": {"blocks_per_stage": (12,) * 4}}
+    )  # fmt: skip
+    first = size_stages(config, 50257, dtype="bfloat16", banks=12)[0].memory
+    few = size_stages(config, 50257, dtype="bfloat16", banks=12, worker_stages=4)[0].memory
+    assert first is not None and few is not None and few.total_bytes < first.total_bytes
+    line = describe_shortage(
+        config, first, dtype="bfloat16", banks=12, chip="chip", chip_bytes=few.total_bytes, stage=0
+    )
+    assert "write for example multihost_config.pipeline_parallel_config.hide_transfers: false" in line
+    assert len(line) <= 300
 
 
 @pytest.mark.parametrize("name", CHIPS)

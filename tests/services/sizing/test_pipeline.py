@@ -71,7 +71,8 @@ def test_a_tied_table_is_held_at_both_ends() -> None:
 @pytest.mark.parametrize(
     ("settings", "m", "in_flight", "kept_blocks", "kept_losses"),
     [
-        ({"schedule": "1f1b"}, 8, [4, 3, 2, 1], [8, 6, 4, 2], [0, 0, 0, 1]),
+        ({"schedule": "1f1b"}, 8, [7, 5, 3, 1], [14, 10, 6, 2], [0, 0, 0, 1]),
+        ({"schedule": "1f1b", "hide_transfers": False}, 8, [4, 3, 2, 1], [8, 6, 4, 2], [0, 0, 0, 1]),
         ({"schedule": "1f1b"}, 2, [2, 2, 2, 1], [4, 4, 4, 2], [0, 0, 0, 1]),
         ({"schedule": "gpipe"}, 8, [8, 8, 8, 8], [16] * 4, [0, 0, 0, 8]),
         ({"schedule": "interleaved_1f1b", "ranges_per_stage": 2}, 8, [11, 9, 7, 5], [11, 9, 7, 5], [0, 0, 0, 1]),
@@ -87,6 +88,15 @@ def test_a_stage_keeps_what_its_schedule_has_in_flight(
     assert [each.kept_losses for each in portions] == kept_losses
     sizes = size_stages(config, VOCABULARY, dtype="bfloat16", banks=12)
     assert [each.in_flight for each in sizes] == in_flight
+
+
+def test_a_worker_with_all_stages_keeps_what_free_transfers_need() -> None:
+    config = job(LLAMA, (2, 2, 2, 2))
+    apart, together = (
+        size_stages(config, VOCABULARY, dtype="bfloat16", banks=12, worker_stages=count) for count in (1, 4)
+    )
+    assert [each.in_flight for each in together] == [4, 3, 2, 1]
+    assert together[0].memory_bytes < apart[0].memory_bytes
 
 
 @pytest.mark.parametrize(
