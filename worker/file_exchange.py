@@ -124,7 +124,7 @@ class FileExchange:
                 places = await self._inputs.fetch(missing, channel, self._aggregator, report)
         except TiermeshError as error:
             self._wanted = None
-            self._feed(ev.BuildFailed(effect.job, str(error), unfit=True))
+            self._feed(ev.BuildFailed(effect.job, str(error), unfit=True, stages=effect.stages))
             return
         self._wanted = None
         self._build(effect.job, spec, places)

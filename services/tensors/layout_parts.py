@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -30,7 +30,8 @@ class LayoutParts:
     """Parts of a layout, in ascending order. Parts that touch are joined, so a chunk has as few pieces as possible.
 
     Args:
-        runs: first element, and element after the last, of each part; in ascending order, without overlaps.
+        runs: first element, and element after the last, of each part; in ascending order, without overlaps. None of
+            them is empty.
     """
 
     def __init__(self, runs: Iterable[tuple[int, int]]) -> None:
@@ -43,6 +44,7 @@ class LayoutParts:
         self.runs: Sequence[tuple[int, int]] = tuple(joined)
         chunks = [(stop - 1) // CHUNK_ELEMENTS - start // CHUNK_ELEMENTS + 1 for start, stop in joined]
         self._pieces_before = [0, *accumulate(chunks)]
+        self._elements_before = [0, *accumulate(stop - start for start, stop in joined)]
 
     def __len__(self) -> int:
         """Return the number of pieces."""
@@ -57,6 +59,40 @@ class LayoutParts:
         chunk = start // CHUNK_ELEMENTS + place - self._pieces_before[part]
         first = max(start, chunk * CHUNK_ELEMENTS)
         return Piece(chunk, first, min(stop, (chunk + 1) * CHUNK_ELEMENTS) - first)
+
+    def to_messages(self) -> list[LayoutPart]:
+        """Return the parts as a message carries them; `parse_parts` reads them."""
+        return [LayoutPart(offset=start, elements=stop - start) for start, stop in self.runs]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of all parts."""
+        return self._elements_before[-1]
+
+    def find(self, offset: int) -> int | None:
+        """Return the index that an element of the layout has in an array of these parts alone; None if it has none."""
+        part = bisect_right(self.runs, offset, key=lambda run: run[0]) - 1
+        if part < 0 or offset >= self.runs[part][1]:
+            return None
+        return self._elements_before[part] + offset - self.runs[part][0]
+
+    def place_from(self, index: int) -> int:
+        """Return the place of the first piece that an array of these parts alone has wholly from this index on."""
+        part = bisect_right(self._elements_before, index) - 1
+        if part == len(self.runs):
+            return len(self)
+        start, _ = self.runs[part]
+        further = index - self._elements_before[part]
+        chunks = -(-(start + further) // CHUNK_ELEMENTS) - start // CHUNK_ELEMENTS if further else 0
+        return self._pieces_before[part] + chunks
+
+    def places(self, chunks: Collection[int]) -> list[int]:
+        """Return the places of all pieces of some chunks, given in ascending order."""
+        found: list[int] = []
+        for (start, stop), before in zip(self.runs, self._pieces_before, strict=False):
+            first, last = start // CHUNK_ELEMENTS, (stop - 1) // CHUNK_ELEMENTS
+            found += [before + chunk - first for chunk in chunks if first <= chunk <= last]
+        return found
 
     def has(self, piece: Piece) -> bool:
         """Return whether exactly this piece is among them."""

@@ -409,7 +409,7 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
         inputs = []
         while not inputs or not isinstance(inputs[-1], ev.LeaseComputed):
             inputs.append(device.next_input())
-        (ended,) = [each for each in inputs if isinstance(each, ev.NodeReady) and each.chunk == 0]
+        (ended,) = [each for each in inputs if isinstance(each, ev.NodeReady) and each.place == 0]
         assert len(ended.losses) == 3
         checksums = {each.micro_batch: each.crc32c for each in inputs[-1].checksums}
         lease_sum = device.thread.find_sum(2)

@@ -6,13 +6,16 @@ The service and the device thread pass inputs to `WorkerCore.handle` and carry o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from protos.cluster_pb2 import BatchLoss, Checksum, Lease
+from protos.cluster_pb2 import BatchLoss, Checksum, Lease, Row
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import ChunkHeader, NonFinite
+from services.pipeline.split import StageRun
 from services.protocol.envelope import WorkerBody, WorkerOrder
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
+from services.tensors.layout_parts import LayoutParts, join_parts
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class Built:
         wire: types in which the job's tensors travel.
         flops_per_token: floating-point operations of training on a token; None if the model has no formula.
         peak_flops: peak of the mesh in floating-point operations a second; None if it is unknown.
+        stages: the stages of the job's pipeline that are built; None for the whole model of a job without a pipeline.
+        parts: with stages, the parts of the layout whose gradients it computes.
+        shared: with stages, other parts whose weights it needs too.
     """
 
     job: str
@@ -81,6 +87,19 @@ class Built:
     wire: WireTypes = field(default_factory=WireTypes)
     flops_per_token: int | None = None
     peak_flops: float | None = None
+    stages: StageRun | None = None
+    parts: LayoutParts = field(default_factory=lambda: LayoutParts(()))
+    shared: LayoutParts = field(default_factory=lambda: LayoutParts(()))
+
+    @cached_property
+    def sends(self) -> LayoutParts:
+        """Pieces of the layout that it sends: chunks, without stages."""
+        return LayoutParts([(0, self.elements)]) if self.stages is None else self.parts
+
+    @cached_property
+    def loads(self) -> LayoutParts:
+        """Pieces of the weights that it needs: chunks, without stages."""
+        return self.sends if self.stages is None else join_parts([self.parts, self.shared])
 
 
 @dataclass(frozen=True)
@@ -92,11 +111,15 @@ class BuildFailed:
         reason: one line for people.
         unfit: whether the reason may pass: the mesh could not be opened, or an input is missing. The worker tries
             again.
+        stages: the stages that were to be built, as in Build.
+        too_large: whether these stages don't fit the memory of the mesh, so that fewer of them may.
     """
 
     job: str
     reason: str
     unfit: bool = False
+    stages: StageRun | None = None
+    too_large: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,17 +198,18 @@ class InitialWeightsMade:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """The sum of a TRAIN lease is computed from one chunk to the last.
+    """The sum of a TRAIN lease, or the initial weights of a stage, are computed from one piece to the last.
 
     Attributes:
         lease: id of the lease.
-        chunk: index of the first chunk that is computed.
-        losses: losses of the lease's micro-batches, given with chunk 0.
-        non_finite: micro-batches whose gradients are not finite, given with chunk 0.
+        place: place of the first piece that is computed among those that the worker sends; without stages, the index of
+            a chunk.
+        losses: losses of the lease's micro-batches, given with place 0.
+        non_finite: micro-batches whose gradients are not finite, given with place 0.
     """
 
     lease: int
-    chunk: int
+    place: int
     losses: tuple[float, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
 
@@ -217,10 +241,17 @@ class LeaseEvaluated:
 
 @dataclass(frozen=True)
 class LeaseFailed:
-    """A lease can't be computed on this worker."""
+    """A lease can't be computed on this worker.
+
+    Attributes:
+        lease: id of the lease.
+        reason: one line for people.
+        neighbour: name of the worker of the row that it can't exchange arrays with; empty if the fault is its own.
+    """
 
     lease: int
     reason: str
+    neighbour: str = ""
 
 
 Input = (
@@ -262,11 +293,13 @@ class Build:
         job: id of the job.
         spec: config of the job.
         damaged: file to remove first, if it is the worker's own copy, so that it is fetched again; None for none.
+        stages: the stages of the job's pipeline to build; None for the whole model.
     """
 
     job: str
     spec: FileRef
     damaged: DamagedInput | None = None
+    stages: StageRun | None = None
 
 
 @dataclass(frozen=True)
@@ -280,6 +313,24 @@ class BuildLater:
 @dataclass(frozen=True)
 class DropJob:
     """Take the job off the mesh."""
+
+
+@dataclass(frozen=True)
+class OpenRow:
+    """Exchange arrays with the other workers of a row, and no longer with those of the row before.
+
+    Attributes:
+        row: the row.
+        epoch: epoch of the aggregator that made it.
+    """
+
+    row: Row
+    epoch: int
+
+
+@dataclass(frozen=True)
+class CloseRow:
+    """Exchange no arrays with other workers any longer."""
 
 
 @dataclass(frozen=True)
@@ -306,4 +357,4 @@ class DropLease:
     lease: int
 
 
-Effect = ToAggregator | Build | BuildLater | DropJob | Load | Perform | DropLease
+Effect = ToAggregator | Build | BuildLater | DropJob | OpenRow | CloseRow | Load | Perform | DropLease

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_count
+from services.tensors.layout_parts import Piece
 from worker.core.events import Built
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
@@ -38,9 +40,11 @@ class JoinedJob:
     Attributes:
         job: id of the job.
         spec: config of the job, a `JobConfig` as JSON, which the aggregator serves.
+        stages: the stages of its pipeline that this worker has; None for the whole model.
         built: the result of building it; None while it is being built.
+        row: id of the row of workers that this one is in; 0 for none.
         receiving: version of the weights that arrived last.
-        received: indices of the chunks of that version that have arrived.
+        received: offsets in the layout of the pieces of that version that have arrived.
         loaded: version whose complete weights are on the mesh; None while newer ones arrive.
         unfit_reason: why the mesh could not be opened; empty if it was opened or not tried yet.
         attempt: number of the BuildLater that the worker waits for; 0 for none.
@@ -49,7 +53,9 @@ class JoinedJob:
 
     job: str
     spec: FileRef
+    stages: StageRun | None = None
     built: Built | None = None
+    row: int = 0
     receiving: Version | None = None
     received: set[int] = field(default_factory=set)
     loaded: Version | None = None
@@ -57,6 +63,14 @@ class JoinedJob:
     attempt: int = 0
     repairs: int = 0
     _pause_seconds: float = FIRST_RETRY_SECONDS
+
+    def is_same(self, other: JoinedJob) -> bool:
+        """Return whether another order to join asks for what this one did."""
+        return (self.job, self.spec, self.stages) == (other.job, other.spec, other.stages)
+
+    def is_in(self, row: int) -> bool:
+        """Return whether a row's leases are for this worker; 0 is that of leases of a whole model."""
+        return row == self.row and (self.stages is None) == (row == 0)
 
     @property
     def is_building(self) -> bool:
@@ -81,13 +95,10 @@ class JoinedJob:
         return pause_seconds
 
     def accepts(self, header: ChunkHeader) -> bool:
-        """Return whether a chunk belongs to this job's weights, of a version that is not outdated."""
-        if (
-            self.built is None
-            or header.job != self.job
-            or header.kind != WEIGHTS
-            or header.index >= self.chunks
-        ):
+        """Return whether a piece belongs to this job's weights, of a version that is not outdated."""
+        if self.built is None or header.job != self.job or header.kind != WEIGHTS:
+            return False
+        if not self.built.loads.has(Piece(header.index, header.offset, header.elements)):
             return False
         return self.receiving is None or read_version(header) >= self.receiving
 

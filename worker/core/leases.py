@@ -1,8 +1,8 @@
-"""The leases that a worker holds, and which chunks of their sums it may send."""
+"""The leases that a worker holds, and which pieces of their sums it may send: chunks, without stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from protos import cluster_pb2 as pb
@@ -10,7 +10,8 @@ from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
-from services.tensors.layout import chunk_range
+from services.tensors.layout import chunk_count
+from services.tensors.layout_parts import LayoutParts
 from services.tensors.stripes import Stripe
 from worker.core.events import Built
 
@@ -22,18 +23,20 @@ MOST_WINDOWS = 8
 
 @dataclass
 class HeldLease:
-    """A lease that this worker has accepted, and the chunks of its sum that are still to be sent.
+    """A lease that this worker has accepted, and the pieces of its sum that are still to be sent.
 
     Attributes:
         lease: the aggregator's message.
-        queue: indices of the chunks to send, in the order that all workers agree on.
-        ready_from: chunks from this index to the last are computed.
+        sends: the pieces of the layout that this worker sends.
+        queue: places of the pieces to send, in the order that all workers agree on.
+        ready_from: pieces from this place to the last are computed.
         begun: whether the device thread has the lease; before that, the first of its weights must arrive.
         losses: losses of its micro-batches; known when chunk 0, the last one to be sent, is computed.
         non_finite: micro-batches whose gradients are not finite; known with the losses.
     """
 
     lease: pb.Lease
+    sends: LayoutParts
     queue: list[int]
     ready_from: int
     begun: bool = False
@@ -41,18 +44,19 @@ class HeldLease:
     non_finite: tuple[NonFinite, ...] = ()
 
     @classmethod
-    def accept(cls, lease: pb.Lease, chunks: int) -> HeldLease:
+    def accept(cls, lease: pb.Lease, built: Built) -> HeldLease:
         """Return a lease that has not begun.
 
         Args:
             lease: the aggregator's message. Without `lease.chunks`, a TRAIN lease sends its whole sum.
-            chunks: number of chunks of the job's layout.
+            built: the job.
         """
+        sends = built.sends
         queue: list[int] = []
         if lease.phase == pb.TRAIN:
-            wanted = from_ranges(lease.chunks, chunks) if lease.chunks else range(chunks)
-            queue = sorted(wanted, reverse=True)
-        return cls(lease, queue, chunks)
+            wanted = list(from_ranges(lease.chunks, chunk_count(built.elements)))
+            queue = sorted(sends.places(wanted) if lease.chunks else range(len(sends)), reverse=True)
+        return cls(lease, sends, queue, len(sends))
 
     @property
     def version(self) -> Version:
@@ -64,14 +68,13 @@ class HeldLease:
         """Whether the lease is computed with weights; the lease that makes the initial ones is not."""
         return self.lease.phase != pb.INITIALISE
 
-    def queue_again(self, chunks: Iterable[int]) -> None:
+    def queue_again(self, chunks: Collection[int]) -> None:
         """Queue chunks that the aggregator misses: gradients last chunk first, initial weights first chunk first."""
-        self.queue = sorted({*self.queue, *chunks}, reverse=self.lease.phase == pb.TRAIN)
+        self.queue = sorted({*self.queue, *self.sends.places(chunks)}, reverse=self.lease.phase == pb.TRAIN)
 
-    def make_header(self, chunk: int, built: Built, epoch: int) -> ChunkHeader:
-        """Return the header of a chunk of the sum; that of chunk 0 carries the losses."""
-        lease = self.lease
-        start, stop = chunk_range(built.elements, chunk)
+    def make_header(self, place: int, built: Built, epoch: int) -> ChunkHeader:
+        """Return the header of a piece of the sum. Without stages, that of chunk 0 carries the losses."""
+        lease, piece = self.lease, self.sends[place]
         kind = GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS
         header = ChunkHeader(
             job=lease.job,
@@ -80,12 +83,12 @@ class HeldLease:
             step=lease.step,
             lease=lease.lease,
             kind=kind,
-            index=chunk,
-            offset=start,
-            elements=stop - start,
+            index=piece.chunk,
+            offset=piece.offset,
+            elements=piece.elements,
             dtype=built.wire.dtype_of(kind),
         )
-        if chunk == 0:
+        if piece.chunk == 0 and built.stages is None:
             header.losses.extend(self.losses)
             header.non_finite.extend(self.non_finite)
         return header
@@ -117,23 +120,26 @@ class SendWindows:
         """Forget all windows."""
         self._limits.clear()
 
-    def take_chunk(self, held: HeldLease, stripe: Stripe, chunks: int) -> int | None:
-        """Remove the next chunk that may be sent from a lease's queue and return it; None if it must wait.
+    def take_place(self, held: HeldLease, stripe: Stripe, chunks: int) -> int | None:
+        """Remove the next piece that may be sent from a lease's queue and return its place; None if it must wait.
 
         Args:
             held: the lease.
             stripe: the chunks that the asking data stream sends.
             chunks: number of chunks of the job's layout.
         """
-        position = next((at for at, chunk in enumerate(held.queue) if stripe.contains(chunk)), None)
+        sends = held.sends
+        position = next(
+            (at for at, each in enumerate(held.queue) if stripe.contains(sends[each].chunk)), None
+        )
         if position is None or not self.may_send(held, held.queue[position], chunks):
             return None
         return held.queue.pop(position)
 
-    def may_send(self, held: HeldLease, chunk: int, chunks: int) -> bool:
-        """Return whether a chunk is computed, and inside the window if it is a gradient's."""
-        if chunk < held.ready_from:
+    def may_send(self, held: HeldLease, place: int, chunks: int) -> bool:
+        """Return whether a piece is computed, and inside the window if it is a gradient's."""
+        if place < held.ready_from:
             return False
         if held.lease.phase == pb.INITIALISE:
             return True
-        return chunks - 1 - chunk < self._limits.get(held.version, WINDOW_CHUNKS)
+        return chunks - 1 - held.sends[place].chunk < self._limits.get(held.version, WINDOW_CHUNKS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.pipeline.split import StageRun
 from services.protocol.envelope import WorkerBody
 from services.protocol.hello import Role, make_hello
 from services.protocol.versions import Version
@@ -19,7 +20,9 @@ from worker.core.events import (
     BuildFailed,
     BuildLater,
     Built,
+    CloseRow,
     Connected,
+    DamagedInput,
     Disconnected,
     DropJob,
     DropLease,
@@ -35,6 +38,7 @@ from worker.core.events import (
     Loaded,
     LoadFailed,
     NodeReady,
+    OpenRow,
     Ordered,
     Perform,
     ToAggregator,
@@ -98,7 +102,9 @@ class WorkerCore:
         return Duty(job.job, min(self.leases, default=0))
 
     def next_chunk(self, stripe: Stripe | None = None) -> ChunkHeader | None:
-        """Return the header of the next chunk to send and count it as sent; None if nothing may be sent now.
+        """Return the header of the next piece to send and count it as sent; None if nothing may be sent now.
+
+        Without stages, a piece is a chunk.
 
         Args:
             stripe: chunks that the asking data stream sends; None for all.
@@ -107,9 +113,9 @@ class WorkerCore:
         if not self._is_welcome or job is None or job.built is None:
             return None
         for held in self.leases.values():
-            chunk = self.windows.take_chunk(held, stripe or Stripe(), job.chunks)
-            if chunk is not None:
-                return held.make_header(chunk, job.built, self.epoch)
+            place = self.windows.take_place(held, stripe or Stripe(), job.chunks)
+            if place is not None:
+                return held.make_header(place, job.built, self.epoch)
         return None
 
     def handle(self, event: Input) -> list[Effect]:
@@ -134,7 +140,7 @@ class WorkerCore:
             case BuildFailed():
                 self._note_build_failed(event)
             case LoadFailed():
-                if self.job is not None and self.job.job == event.job:
+                if self.job is not None and self.job.job == event.job and self.job.built is not None:
                     self._send(pb.Failure(job=event.job, reason=event.reason))
                     self._drop_job()
             case InputDamaged():
@@ -145,17 +151,24 @@ class WorkerCore:
             case BuildDue():
                 if self.job is not None and self.job.attempt == event.attempt:
                     self.job.attempt = 0
-                    self._effects.append(Build(self.job.job, self.job.spec))
+                    self._build(self.job)
             case LeaseFailed():
                 if event.lease in self.leases and self.job is not None:
                     self._drop_lease(event.lease)
-                    self._send(pb.Failure(job=self.job.job, lease=event.lease, reason=event.reason))
+                    self._send(
+                        pb.Failure(
+                            job=self.job.job,
+                            lease=event.lease,
+                            reason=event.reason,
+                            neighbour=event.neighbour,
+                        )
+                    )
             case Connected():
                 self._is_welcome = False
                 self.windows.clear()  # each aggregator sets windows of its own
             case Disconnected():
                 self._is_welcome = False
-                self._drop_leases()
+                self._close_row()
         effects, self._effects = self._effects, []
         return effects
 
@@ -180,6 +193,8 @@ class WorkerCore:
         if self.job is None or self.job.job != order.job:
             return
         match order:
+            case pb.Row():
+                self._open_row(self.job, order)
             case pb.Lease():
                 self._accept_lease(order)
             case pb.Revoke():
@@ -187,37 +202,42 @@ class WorkerCore:
             case pb.Resend():
                 held = self.leases.get(order.lease)
                 if held is not None:
-                    held.queue_again(from_ranges(order.chunks, self.job.chunks))
+                    held.queue_again(list(from_ranges(order.chunks, self.job.chunks)))
             case pb.Window():
                 self.windows.set(Version(order.generation, order.step), order.limit)
             case pb.Leave():
                 self._drop_job()
 
     def _join(self, order: pb.Join) -> None:
-        if self.job is not None and (self.job.job, self.job.spec) == (order.job, order.spec):
+        stages = StageRun(order.first_stage, order.stages) if order.stages else None
+        joined = JoinedJob(order.job, order.spec, stages)
+        if self.job is not None and self.job.is_same(joined):
             if self.job.built is not None:
                 self._report_ready(self.job, self.job.built)
             elif self.job.unfit_reason:
                 self._report_unfit(self.job)
             return
         self._drop_job()
-        self.job = JoinedJob(order.job, order.spec)
-        self._effects.append(Build(order.job, order.spec))
+        self.job = joined
+        self._build(joined)
+
+    def _build(self, job: JoinedJob, damaged: DamagedInput | None = None) -> None:
+        self._effects.append(Build(job.job, job.spec, damaged, job.stages))
 
     # ---- the job ----
 
     def _note_built(self, event: Built) -> None:
-        if self.job is not None and self.job.job == event.job:
+        if self.job is not None and (self.job.job, self.job.stages) == (event.job, event.stages):
             self.job.note_built(event)
             self._report_ready(self.job, event)
 
     def _note_build_failed(self, event: BuildFailed) -> None:
         job = self.job
-        if job is None or job.job != event.job:
+        if job is None or (job.job, job.stages) != (event.job, event.stages):
             return
         if not event.unfit:
             self.job = None
-            self._send(pb.Failure(job=event.job, reason=event.reason))
+            self._send(pb.Failure(job=event.job, reason=event.reason, too_large=event.too_large))
             return
         self._attempts += 1
         pause_seconds = job.note_unfit(event.reason, self._attempts)
@@ -233,8 +253,10 @@ class WorkerCore:
         retries = event.input is not None and job.repairs < MOST_REPAIRS
         self._send(pb.Failure(job=job.job, reason=event.reason, retries=retries))
         if retries:
-            self.job = JoinedJob(job.job, job.spec, unfit_reason=event.reason, repairs=job.repairs + 1)
-            self._effects.append(Build(job.job, job.spec, event.input))
+            self.job = JoinedJob(
+                job.job, job.spec, job.stages, unfit_reason=event.reason, repairs=job.repairs + 1
+            )
+            self._build(self.job, event.input)
 
     def _report_fetching(self, event: Fetching) -> None:
         self._send(
@@ -253,9 +275,14 @@ class WorkerCore:
 
     def _report_ready(self, job: JoinedJob, built: Built) -> None:
         version = job.loaded or Version(0, 0)
+        stages = built.stages or StageRun(0, 0)
         self._send(
             pb.Ready(
                 job=job.job,
+                first_stage=stages.first,
+                stages=stages.count,
+                parts=built.parts.to_messages(),
+                shared=built.shared.to_messages(),
                 layout_hash=built.layout_hash,
                 elements=built.elements,
                 evaluation_batches=built.evaluation_batches,
@@ -270,19 +297,34 @@ class WorkerCore:
         )
 
     def _drop_job(self) -> None:
-        self._drop_leases()
+        self._close_row()
         self.windows.clear()
         if self.job is not None:
             self.job = None
             self._effects.append(DropJob())
 
+    # ---- the row ----
+
+    def _open_row(self, job: JoinedJob, order: pb.Row) -> None:
+        if job.stages is not None and order.row != job.row:
+            self._drop_leases()
+            job.row = order.row
+            self._effects.append(OpenRow(order, self.epoch))
+
+    def _close_row(self) -> None:
+        """Leave the row, if there is one, and drop all leases."""
+        self._drop_leases()
+        if self.job is not None and self.job.row:
+            self.job.row = 0
+            self._effects.append(CloseRow())
+
     # ---- leases ----
 
     def _accept_lease(self, lease: pb.Lease) -> None:
         assert self.job is not None
-        if lease.lease in self.leases or self.job.built is None:
+        if lease.lease in self.leases or self.job.built is None or not self.job.is_in(lease.row):
             return
-        held = HeldLease.accept(lease, self.job.chunks)
+        held = HeldLease.accept(lease, self.job.built)
         if held.needs_weights and self.job.receiving is not None and held.version < self.job.receiving:
             return  # stale: newer weights have arrived since it was granted
         if len(self.leases) >= MOST_LEASES:
@@ -316,7 +358,7 @@ class WorkerCore:
     def _note_ready(self, event: NodeReady) -> None:
         held = self.leases.get(event.lease)
         if held is not None:
-            held.ready_from, held.losses, held.non_finite = event.chunk, event.losses, event.non_finite
+            held.ready_from, held.losses, held.non_finite = event.place, event.losses, event.non_finite
 
     def _report_computed(self, event: LeaseComputed) -> None:
         held = self.leases.get(event.lease)
@@ -325,6 +367,7 @@ class WorkerCore:
         lease = held.lease
         if lease.phase == pb.VERIFY:
             self._drop_lease(lease.lease)  # it has no sum that could be asked for again
+        in_row = lease.row != 0
         self._send(
             pb.Computed(
                 job=lease.job,
@@ -334,6 +377,8 @@ class WorkerCore:
                 seconds=event.seconds,
                 tokens=event.tokens,
                 checksums=event.checksums,
+                losses=held.losses if in_row else (),
+                non_finite=held.non_finite if in_row else (),
             )
         )
 
@@ -372,9 +417,9 @@ class WorkerCore:
             job.start_receiving(version)
             self._drop_leases_before(version)
             self.windows.forget_before(version)
-        if header.index in job.received:
+        if header.offset in job.received:
             return
-        job.received.add(header.index)
+        job.received.add(header.offset)
         self._effects.append(Load(header))
         for held in self.leases.values():
             if held.version == version and not held.begun:

@@ -7,9 +7,11 @@ from typing import Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services.pipeline.split import StageRun
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
 from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts, Piece
 from tests.support.chunk_sets import to_ranges
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -23,17 +25,27 @@ def describe_effect(effect: ev.Effect) -> str:
         case ev.ToAggregator(pb.WeightsLoaded() as body):
             return f"send WeightsLoaded {body.generation}.{body.step}"
         case ev.ToAggregator(pb.Failure() as body):
-            return f"send Failure{', retries' if body.retries else ''}: {body.reason}"
+            neighbour = f" of {body.neighbour}" if body.neighbour else ""
+            kind = ", retries" * body.retries + ", too large" * body.too_large
+            return f"send Failure{neighbour}{kind}: {body.reason}"
         case ev.ToAggregator():
             return f"send {type(effect.body).__name__}"
         case ev.Load():
-            return f"load #{effect.header.index}"
+            within = effect.header.offset % CHUNK_ELEMENTS
+            return f"load #{effect.header.index}{f'+{within}' if within else ''}"
         case ev.Perform():
             return f"perform {effect.lease.lease}"
         case ev.DropLease():
             return f"drop lease {effect.lease}"
         case ev.Build():
-            return f"build {effect.job}" + (f" without {effect.damaged.path}" if effect.damaged else "")
+            stages = f", {effect.stages}" if effect.stages else ""
+            return f"build {effect.job}{stages}" + (
+                f" without {effect.damaged.path}" if effect.damaged else ""
+            )
+        case ev.OpenRow():
+            return f"open row {effect.row.row}"
+        case ev.CloseRow():
+            return "close row"
         case ev.BuildLater():
             return f"build after {effect.seconds:g} s ({effect.attempt})"
     return "drop job"
@@ -44,11 +56,22 @@ class Dialogue:
 
     Args:
         chunks: number of chunks of the job's layout.
+        stages: stages that it is told to build; None for the whole model.
+        parts: first element, and element after the last, of the parts of the layout that these stages have.
+        shared: other parts that they need the weights of.
     """
 
-    def __init__(self, chunks: int = 3) -> None:
+    def __init__(
+        self,
+        chunks: int = 3,
+        stages: StageRun | None = None,
+        parts: Iterable[tuple[int, int]] = (),
+        shared: Iterable[tuple[int, int]] = (),
+    ) -> None:
         self.core = WorkerCore(name="w")
         self.chunks = chunks
+        self.stages = stages
+        self.parts, self.shared = LayoutParts(parts), LayoutParts(shared)
 
     def give(self, event: ev.Input) -> list[str]:
         """Give any input."""
@@ -65,18 +88,46 @@ class Dialogue:
 
     def join(self, job: str = "a") -> list[str]:
         """Order the worker to join a job."""
-        return self.order(pb.Join(job=job, spec=make_ref(b"{}")))
+        stages = self.stages or StageRun(0, 0)
+        join = pb.Join(job=job, spec=make_ref(b"{}"), first_stage=stages.first, stages=stages.count)
+        return self.order(join)
 
     def built(self, job: str = "a") -> list[str]:
         """Report that the job is built."""
-        return self.give(ev.Built(job, "hash", self.chunks * CHUNK_ELEMENTS, 2, 10))
+        return self.give(
+            ev.Built(
+                job,
+                "hash",
+                self.chunks * CHUNK_ELEMENTS,
+                2,
+                10,
+                stages=self.stages,
+                parts=self.parts,
+                shared=self.shared,
+            )
+        )
 
     def weights(self, generation: int, step: int, *indices: int, **fields: Any) -> list[str]:
         """Let chunks of weights arrive: those with `indices`, or all."""
+        whole = [
+            Piece(index, index * CHUNK_ELEMENTS, CHUNK_ELEMENTS) for index in indices or range(self.chunks)
+        ]
+        return self.pieces(generation, step, whole, **fields)
+
+    def pieces(self, generation: int, step: int, pieces: Iterable[Piece], **fields: Any) -> list[str]:
+        """Let pieces of weights arrive."""
         lines = []
-        for index in indices or range(self.chunks):
-            values = {"job": "a", "epoch": self.core.epoch, "kind": WEIGHTS, **fields}
-            header = ChunkHeader(generation=generation, step=step, index=index, **values)
+        for piece in pieces:
+            values = {
+                "job": "a",
+                "epoch": self.core.epoch,
+                "kind": WEIGHTS,
+                "index": piece.chunk,
+                "offset": piece.offset,
+                "elements": piece.elements,
+                **fields,
+            }
+            header = ChunkHeader(generation=generation, step=step, **values)
             lines += self.give(ev.WeightsArrived(header))
         return lines
 
@@ -92,6 +143,7 @@ class Dialogue:
         *,
         phase: Any = pb.TRAIN,
         chunks: Iterable[int] = (),
+        row: int = 0,
     ) -> list[str]:
         """Grant a lease of two micro-batches."""
         return self.order(
@@ -103,6 +155,7 @@ class Dialogue:
                 phase=phase,
                 count=2,
                 chunks=to_ranges(chunks),
+                row=row,
             )
         )
 
@@ -112,7 +165,9 @@ class Dialogue:
         while (header := self.core.next_chunk()) is not None:
             losses = f" losses {list(header.losses)}" if header.losses else ""
             found = "".join(f" not finite {each.micro_batch}" for each in header.non_finite)
-            lines.append(f"{header.lease} #{header.index}{losses}{found}")
+            within = header.offset % CHUNK_ELEMENTS
+            part = f"+{within}" if within else ""
+            lines.append(f"{header.lease} #{header.index}{part}{losses}{found}")
         return lines
 
 

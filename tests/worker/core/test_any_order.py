@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.pipeline.split import StageRun
 from services.protocol.envelope import wrap
 from services.protocol.versions import Version
+from services.tensors.layout import CHUNK_ELEMENTS
 from tests.support.anything import message
 from tests.support.dialogues.worker import Dialogue, start_with_weights
 from worker.core import events as ev
@@ -26,8 +28,13 @@ LIKELY = {
     "lease": st.integers(1, 4),
     "phase": st.sampled_from([pb.INITIALISE, pb.TRAIN, pb.EVALUATE, pb.VERIFY]),
     "index": st.integers(0, CHUNKS - 1),
+    "offset": st.integers(0, CHUNKS - 1).map(lambda chunk: chunk * CHUNK_ELEMENTS),
+    "elements": st.sampled_from([CHUNK_ELEMENTS, CHUNK_ELEMENTS, 100]),
+    "row": st.integers(0, 2),
+    "first_stage": st.integers(0, 1),
+    "stages": st.integers(0, 1),
 }
-ORDERS = (pb.Welcome, pb.Heartbeat, pb.Join, pb.Lease, pb.Revoke, pb.Resend, pb.Window, pb.Leave)
+ORDERS = (pb.Welcome, pb.Heartbeat, pb.Join, pb.Row, pb.Lease, pb.Revoke, pb.Resend, pb.Window, pb.Leave)
 LEASES = st.integers(1, 4)
 INPUTS = st.one_of(
     st.builds(
@@ -40,7 +47,14 @@ INPUTS = st.one_of(
     st.builds(ev.LeaseComputed, LEASES, st.just(1.0), st.just(8)),
     st.builds(ev.LeaseFailed, LEASES, st.just("broke")),
     st.builds(ev.Loaded, st.just("a"), st.builds(Version, st.just(1), st.integers(0, 3))),
-    st.builds(ev.BuildFailed, st.just("a"), st.just("no mesh"), st.booleans()),
+    st.builds(
+        ev.BuildFailed,
+        st.just("a"),
+        st.just("no mesh"),
+        st.booleans(),
+        st.sampled_from([None, StageRun(1, 1)]),
+        st.booleans(),
+    ),
     st.builds(ev.LoadFailed, st.just("a"), st.just("memory is full")),
     st.builds(
         ev.InputDamaged,
@@ -65,11 +79,23 @@ def lease_all() -> Dialogue:
     return talk
 
 
+def join_row() -> Dialogue:
+    talk = Dialogue(
+        CHUNKS, StageRun(1, 1), parts=[(CHUNK_ELEMENTS, CHUNKS * CHUNK_ELEMENTS)], shared=[(0, 100)]
+    )
+    talk.connect()
+    talk.join()
+    talk.built()
+    talk.order(pb.Row(job="a", row=1))
+    return talk
+
+
 STATES: dict[str, Callable[[], Dialogue]] = {
     "alone": lambda: Dialogue(CHUNKS),
     "connected": connect,
     "with weights": lambda: start_with_weights(CHUNKS),
     "leased": lease_all,
+    "in a row": join_row,
 }
 
 
