@@ -360,10 +360,10 @@ class AggregatorService:
             self._leadership.check_leading(clock.monotonic_seconds)
             for effect in self.core.handle(event, clock):
                 match effect:
-                    case ev.Keep() | ev.Drop() | ev.DropAll() | ev.Merge() | ev.Forward():
-                        sums.append(effect)
                     case ev.StoreWeights():
                         self._plane.store_weights(chunk, message, effect.elements)
+                    case _ if isinstance(effect, ev.SumEffect):
+                        sums.append(effect)
                     case _:
                         self._effects.carry_out(effect, clock)
         except Exception as error:  # after a failure of the core or the disk, the state can't be trusted

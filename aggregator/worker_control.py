@@ -14,15 +14,42 @@ from aggregator.data_plane.plane import DataPlane
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from services.checkpoints.format import check_file_names
-from services.errors import TiermeshError
+from services.errors import Refusal, Refused, TiermeshError
 from services.files.store import FileStore
 from services.printable import printable
 from services.protocol.envelope import CheckReport, unwrap
 from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.hello import HelloExpectations, HelloRefusal, check_hello
+from services.transport.access.enforcement import caller_address
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
 from services.transport.links import LinkClosed
+from services.transport.security import join_address, split_address
+
+
+def find_pipeline_address(hello: pb.Hello, caller: str) -> str | Refusal:
+    """Return where workers of other stages reach a worker, or why that is no address; empty if they can't.
+
+    Args:
+        hello: the worker's first message.
+        caller: `HOST:PORT` that the worker connects from, as this host sees it.
+    """
+    if not hello.pipeline_port:
+        return ""
+    try:
+        host = hello.pipeline_host or split_address("caller", caller)[0]
+    except Refused:
+        return ""  # the worker came by no port, and does not say on which host it is
+    address = join_address(host, hello.pipeline_port)
+    try:
+        split_address("pipeline_host and pipeline_port", address)
+    except Refused as refused:
+        return Refusal(f"worker {hello.name}: {refused}; start it with another --advertise or --tensor-port")
+    if not host.isprintable():
+        return Refusal(
+            f"worker {hello.name}: pipeline_host {host[:60]!r}, expected a host name or an IP address"
+        )
+    return address
 
 
 class WorkerControl:
@@ -68,7 +95,7 @@ class WorkerControl:
             pb.WorkerMessage,
             unwrap=unwrap,
             check=self._check_hello,
-            serve=self._serve,
+            serve=partial(self._serve, caller_address(context)),
             hello_seconds=self._hello_seconds,
         )
 
@@ -79,15 +106,16 @@ class WorkerControl:
         return refusal
 
     async def _serve(
-        self, hello: pb.Hello, stream: ControlStream[pb.WorkerCommand, pb.WorkerMessage]
+        self, caller: str, hello: pb.Hello, stream: ControlStream[pb.WorkerCommand, pb.WorkerMessage]
     ) -> None:
-        refusal = self._plane.check_ready()
+        address = find_pipeline_address(hello, caller)
+        refusal = address if isinstance(address, Refusal) else self._plane.check_ready()
         if refusal is not None:
             raise LinkClosed(str(refusal))
         session = self._sessions.open(hello)
         try:
             self._plane.worker_connected(session)
-            self._feed(WorkerConnected(session.number, hello))
+            self._feed(WorkerConnected(session.number, hello, str(address)))
             await stream.run(session.mailbox.take, partial(self._take_message, session))
         finally:
             session.mailbox.close(stream.end_reason)

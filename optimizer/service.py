@@ -335,7 +335,7 @@ class OptimizerService:
             if header is None:
                 await session.wake.wait()
                 continue
-            await self.engine.newest.send(tensors, (header.index,), partial(write_message, context))
+            await self.engine.newest.send(tensors, (header,), partial(write_message, context))
             self.engine.newest.drop_message(header.index)
 
     async def _read_checkpoint(

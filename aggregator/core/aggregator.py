@@ -128,6 +128,10 @@ class AggregatorCore:
         assert self.run is not None
         return self.run.plan.wire.dtype_of(kind)
 
+    def sends_pieces(self) -> bool:
+        """Return whether the running job's chunks travel in pieces, since workers have stages of its model."""
+        return self.run is not None and self.run.plan.stages > 1
+
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""
         if header.epoch != self.epoch:
@@ -290,7 +294,9 @@ class AggregatorCore:
             return
         for old in [each for each in self.members.values() if each.name == hello.name]:
             self._close(old, "replaced by a newer connection of the same worker", now)
-        member = Member(event.session, hello.name, hello.incarnation, now)
+        member = Member(
+            event.session, hello.name, hello.incarnation, now, pipeline_address=event.pipeline_address
+        )
         self.members[event.session] = member
         self._out.put(
             ToWorker(event.session, pb.Welcome(name=self.name, heartbeat_seconds=self.heartbeat_seconds))

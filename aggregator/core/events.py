@@ -90,10 +90,17 @@ class WeightsArrived:
 
 @dataclass(frozen=True)
 class WorkerConnected:
-    """A worker opened its control stream; `session` is unique per connection."""
+    """A worker opened its control stream.
+
+    Attributes:
+        session: number of the connection, unique.
+        hello: its first message.
+        pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
+    """
 
     session: int
     hello: Hello
+    pipeline_address: str = ""
 
 
 @dataclass(frozen=True)

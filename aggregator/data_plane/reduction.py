@@ -1,7 +1,8 @@
 """The stored sums of an aggregator, from a chunk's arrival to its root: payloads and their additions.
 
 A payload is stored in the type it came in. It is widened when it is added, so every sum is float32. All additions
-happen on one kernel thread, in the order the core has decided. The event loop only queues them.
+happen on one kernel thread, in the order the core has decided. The event loop only queues them. Pieces of a chunk,
+from the workers of a row, wait here until the chunk can be put together.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ from typing import TypeAlias
 
 import numpy as np
 
-from aggregator.core.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
+from aggregator.core.events import (
+    Assemble,
+    Drop,
+    DropAll,
+    DropPieces,
+    Forward,
+    Keep,
+    KeepPiece,
+    Merge,
+    SumEffect,
+)
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.instrumentation import timeline
 from services.runtime.backlog import Backlog
-from services.tensors.chunk_messages import TensorChunk
+from services.tensors.chunk_messages import TensorChunk, join_pieces
 from services.tensors.kernels.arithmetic import Float32Array, accumulate, add
 from services.tensors.reduction_tree import Node
 
@@ -47,6 +58,33 @@ class SiblingSum:
 Sum: TypeAlias = "TensorChunk | Float32Array | SiblingSum"
 
 
+class StoredPieces:
+    """Pieces of chunks that are not whole yet, by lease, chunk and offset."""
+
+    def __init__(self) -> None:
+        self._stored: dict[int, dict[int, dict[int, TensorChunk]]] = {}
+
+    def keep(self, effect: KeepPiece, piece: TensorChunk) -> None:
+        """Store a piece."""
+        self._stored.setdefault(effect.lease, {}).setdefault(effect.chunk, {})[effect.offset] = piece
+
+    def assemble(self, effect: Assemble) -> TensorChunk:
+        """Return a chunk, and forget its pieces."""
+        chunks = self._stored[effect.lease]
+        pieces = chunks.pop(effect.chunk)
+        if not chunks:
+            del self._stored[effect.lease]
+        return join_pieces(pieces.values())
+
+    def drop(self, lease: int) -> None:
+        """Drop the pieces of a lease."""
+        self._stored.pop(lease, None)
+
+    def clear(self) -> None:
+        """Drop all pieces."""
+        self._stored.clear()
+
+
 class StoredSums:
     """Stored sums by (chunk, node); one thread owns them.
 
@@ -57,19 +95,30 @@ class StoredSums:
     def __init__(self, forward: Callable[[ChunkHeader, Float32Array], None]) -> None:
         self._forward = forward
         self._stored: dict[tuple[int, Node], Sum] = {}
+        self._pieces = StoredPieces()
 
-    def carry_out(self, effect: SumEffect, chunk: TensorChunk | None) -> None:
-        """Carry out one effect.
+    def carry_out(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
+        """Carry out the effects of one input.
 
         Args:
-            effect: the effect.
-            chunk: the chunk that just arrived, which a Keep stores.
+            effects: the effects.
+            chunk: the chunk, or piece of a chunk, that just arrived.
         """
+        for effect in effects:
+            if isinstance(effect, Assemble):
+                chunk = self._pieces.assemble(effect)
+            else:
+                self._carry_out(effect, chunk)
+
+    def _carry_out(self, effect: SumEffect, chunk: TensorChunk | None) -> None:
         stored = self._stored
         match effect:
             case Keep():
                 assert chunk is not None
                 stored[effect.chunk, effect.node] = chunk
+            case KeepPiece():
+                assert chunk is not None
+                self._pieces.keep(effect, chunk)
             case Merge():
                 left = stored.pop((effect.chunk, effect.left))
                 right = stored.pop((effect.chunk, effect.right))
@@ -83,8 +132,11 @@ class StoredSums:
                 self._forward(effect.header, values)
             case Drop():
                 stored.pop((effect.chunk, effect.node))
+            case DropPieces():
+                self._pieces.drop(effect.lease)
             case DropAll():
                 stored.clear()
+                self._pieces.clear()
 
 
 class Reduction:
@@ -106,7 +158,7 @@ class Reduction:
         self._backlog = Backlog()
 
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
-        """Queue effects, to be carried out in order; `chunk` just arrived, for a Keep."""
+        """Queue the effects of one input, to be carried out in order; `chunk` just arrived."""
         if not self._waiting:
             self._loop.call_soon(self._start)
         self._waiting.append((effects, chunk))
@@ -131,8 +183,7 @@ class Reduction:
             while work:
                 # Popped, so that a payload is freed as soon as its sum does not need it.
                 effects, chunk = work.popleft()
-                for effect in effects:
-                    self._sums.carry_out(effect, chunk)
+                self._sums.carry_out(effects, chunk)
                 if _costs_memory(chunk):
                     self._backlog.remove()
         except Exception as error:  # must reach the event loop: nothing awaits this thread

@@ -40,8 +40,14 @@ class StreamCore(Protocol):
     def wire_type(self, kind: ChunkKind) -> DType:
         """Return the type in which chunks of this kind travel."""
 
+    def sends_pieces(self) -> bool:
+        """Return whether chunks travel in pieces, since workers have stages of the job's model."""
+
     def next_weights(self, session: int) -> ChunkHeader | None:
-        """Return the header of the next chunk of weights for a worker, counted as sent; None if there is none now."""
+        """Return the header of the next chunk of weights for a worker, or of a piece of one; None if there is none now.
+
+        It counts as sent.
+        """
 
 
 class WorkerDataStreams:
@@ -113,8 +119,9 @@ class WorkerDataStreams:
         elements = self._core.expected_elements(chunk.header.job)
         # A chunk that comes before the layout is known here is dropped; its worker is asked for it again.
         if refusal is None and elements is not None:
-            check_chunk(chunk, elements, self._core.wire_type(chunk.header.kind))
             header = chunk.header
+            wire_type, pieces = self._core.wire_type(header.kind), self._core.sends_pieces()
+            check_chunk(chunk, elements, wire_type, pieces=pieces)
             timeline.mark(
                 f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
             )
@@ -134,9 +141,7 @@ class WorkerDataStreams:
             if link.shares and not self._is_worth_a_message(headers) and await _more_may_come(session):
                 continue
             began = timeline.now()
-            await self._newest.send(
-                link, [header.index for header in headers], partial(write_message, context)
-            )
+            await self._newest.send(link, headers, partial(write_message, context))
             for header in headers:
                 timeline.add(
                     f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index

@@ -6,6 +6,7 @@ are read by protobuf.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,48 @@ def copy_with_checksum(chunk: TensorChunk) -> TensorChunk:
     return TensorChunk(chunk.header, payload)
 
 
+def cut_piece(chunk: TensorChunk, offset: int, elements: int) -> TensorChunk:
+    """Return some elements of a chunk, with a checksum of their own; the payload is a view.
+
+    Args:
+        chunk: the chunk, which has them.
+        offset: index of the first element in the layout.
+        elements: number of elements.
+    """
+    size = bytes_per_element(chunk.header.dtype)
+    start = (offset - chunk.header.offset) * size
+    payload = memoryview(chunk.payload)[start : start + elements * size]
+    header = ChunkHeader()
+    header.CopyFrom(chunk.header)
+    header.offset, header.elements, header.crc32c = offset, elements, crc32c.value(payload)
+    return TensorChunk(header, payload)
+
+
+def join_pieces(pieces: Iterable[TensorChunk]) -> TensorChunk:
+    """Return the chunk that pieces make up: the bits are those of a worker that sends it whole. It has no checksum.
+
+    Args:
+        pieces: at least one piece, in any order.
+
+    Raises:
+        ValueError: there are elements between two pieces, or in both.
+    """
+    first, *others = sorted(pieces, key=lambda piece: piece.header.offset)
+    if not others:
+        return first
+    header = ChunkHeader()
+    header.CopyFrom(first.header)
+    header.crc32c = 0
+    for piece in others:
+        stop = header.offset + header.elements
+        if piece.header.offset != stop:
+            raise ValueError(
+                f"chunk {header.index}: a piece begins at {piece.header.offset}, expected {stop}"
+            )
+        header.elements += piece.header.elements
+    return TensorChunk(header, b"".join(piece.payload for piece in (first, *others)))
+
+
 def bytes_per_element(dtype: int) -> int:
     """Return the size of one element of a payload; 1 for an unknown type, which `check_chunk` refuses."""
     return STORED[_KERNEL_NAMES[dtype]].itemsize if dtype in _KERNEL_NAMES else 1
@@ -195,13 +238,14 @@ def _verify(header: ChunkHeader, content: bytes) -> bool:
         ) from None
 
 
-def check_chunk(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
+def check_chunk(chunk: TensorChunk, elements_total: int, dtype: DType, *, pieces: bool = False) -> None:
     """Check that a chunk is intact and fits the layout and the job.
 
     Args:
         chunk: a received chunk.
         elements_total: number of elements of the layout.
         dtype: wire type of this kind of chunk in the job.
+        pieces: whether it may be a piece of a chunk, as in a job with stages.
 
     Raises:
         ChunkRefused: index, offset, elements, dtype, payload length or checksum is wrong.
@@ -213,21 +257,24 @@ def check_chunk(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
         raise ChunkRefused(
             f"chunk {chunk.header.index}: {error.fault}{_describe_origin(chunk.header)}"
         ) from None
-    mismatch = _find_mismatch(chunk, elements_total, dtype)
+    mismatch = _find_mismatch(chunk, elements_total, dtype, pieces=pieces)
     if mismatch:
         raise ChunkRefused(f"chunk {chunk.header.index}: {mismatch}{_describe_origin(chunk.header)}")
     if not chunk.intact:
         raise ChunkOverwritten(chunk.header)
 
 
-def _find_mismatch(chunk: TensorChunk, elements_total: int, dtype: DType) -> Refusal | None:
+def _find_mismatch(chunk: TensorChunk, elements_total: int, dtype: DType, *, pieces: bool) -> Refusal | None:
     header, chunks = chunk.header, chunk_count(elements_total)
     if header.index >= chunks:
         return Refusal(f"no such index, the layout has {chunks} chunks")
     start, stop = chunk_range(elements_total, header.index)
-    if header.offset != start:
+    end = header.offset + header.elements
+    if pieces and not start <= header.offset < end <= stop:
+        return Refusal(f"elements {header.offset} to {end}, expected some from {start} to {stop}")
+    if not pieces and header.offset != start:
         return Refusal(f"offset {header.offset}, expected {start}")
-    if header.elements != stop - start:
+    if not pieces and end != stop:
         return Refusal(f"{header.elements} elements, expected {stop - start}")
     if header.dtype != dtype:
         wrong, expected = _name(DType, header.dtype), DType.Name(dtype)

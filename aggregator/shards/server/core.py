@@ -49,15 +49,16 @@ class ShardCore:
         self.job = ""
         self.elements = 0
         self._wire = WireTypes()
+        self._sends_pieces = False
         self._ready_version: Version | None = None
         self._ready_chunks = 0
         self._progress: dict[int, SendProgress] = {}  # by session of the worker
 
     # ---- the job ----
 
-    def open_job(self, job: str, elements: int, wire: WireTypes) -> None:
+    def open_job(self, job: str, elements: int, wire: WireTypes, *, sends_pieces: bool = False) -> None:
         """Note that the tensors of a job are here, without weights that can be sent yet."""
-        self.job, self.elements, self._wire = job, elements, wire
+        self.job, self.elements, self._wire, self._sends_pieces = job, elements, wire, sends_pieces
         self._ready_version, self._ready_chunks = None, 0
         # This job may begin at the version at which the last one ended.
         self._progress = {session: SendProgress() for session in self._progress}
@@ -94,6 +95,10 @@ class ShardCore:
     def wire_type(self, kind: ChunkKind) -> DType:
         """Return the wire type of chunks of this kind."""
         return self._wire.dtype_of(kind)
+
+    def sends_pieces(self) -> bool:
+        """Return whether chunks travel in pieces; the aggregator's core knows which of them a worker may send."""
+        return self._sends_pieces
 
     def next_weights(self, session: int) -> ChunkHeader | None:
         """Return the header of the next chunk of weights for a worker and count it as sent; None: none to send yet."""

@@ -60,6 +60,7 @@ class ShardTensors:
         job: id of the job.
         elements: elements of the whole layout.
         wire: types in which the job's tensors travel.
+        sends_pieces: whether they travel in pieces of chunks, since workers have stages of the job's model.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class ShardTensors:
         files.release_others(order.job)
         config = JobConfig.from_json(files.read(order.spec, MOST_SPEC_BYTES))
         layout = Layout.loads(files.read(order.layout, MAX_TEXT_BYTES).decode())
-        self.wire, self.elements = config.plan().wire, layout.elements
+        plan = config.plan()
+        self.wire, self.sends_pieces, self.elements = plan.wire, plan.stages > 1, layout.elements
         self.master = MasterTensors(config, stripe.layout_of(layout))
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -259,14 +259,14 @@ class ShardSession:
             case _:
                 effect = order_to_effect(body)
                 if effect is not None:
-                    return partial(self._kernel_state.sums.carry_out, effect, None)
+                    return partial(self._kernel_state.sums.carry_out, [effect], None)
                 return partial(self._guarded, body)
         return None
 
     # ---- on the kernel thread ----
 
     def _keep(self, effect: Keep, chunk: TensorChunk) -> None:
-        self._kernel_state.sums.carry_out(effect, chunk)
+        self._kernel_state.sums.carry_out([effect], chunk)
         self._backlog.remove()
 
     def _guarded(self, body: Message) -> None:
@@ -326,11 +326,11 @@ class ShardSession:
                 files=self._files,
             )
             self._kernel_state.replace_tensors(tensors)
-            self._call_on_loop(self._opened, order, tensors.elements, tensors.wire)
+            self._call_on_loop(self._opened, order, tensors.elements, tensors.wire, tensors.sends_pieces)
 
-    def _opened(self, order: pb.OpenPart, elements: int, wire: WireTypes) -> None:
+    def _opened(self, order: pb.OpenPart, elements: int, wire: WireTypes, sends_pieces: bool) -> None:
         self._opening = order.opening
-        self._core.open_job(order.job, elements, wire)
+        self._core.open_job(order.job, elements, wire, sends_pieces=sends_pieces)
         hit_failpoint("shard.opened")
         self._report(pb.PartOpened(opening=order.opening))
 

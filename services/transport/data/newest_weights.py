@@ -21,9 +21,12 @@ from services.tensors.chunk_messages import (
     TensorChunk,
     bytes_per_element,
     copy_with_checksum,
+    cut_piece,
     describe_float16_overflow,
+    deserialize_chunk,
     pack_chunk,
     serialize_chunk,
+    serialize_in_parts,
 )
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
@@ -156,28 +159,42 @@ class NewestWeights:
             del self._stored[index]
 
     async def send(
-        self, link: TensorLink, indices: Sequence[int], write: Callable[[Message], Awaitable[None]]
+        self, link: TensorLink, wanted: Sequence[ChunkHeader], write: Callable[..., Awaitable[None]]
     ) -> None:
         """Send the current versions of chunks; chunks that a job's end has dropped are left out.
 
         Args:
             link: tensor link of the peer.
-            indices: indices of the chunks.
-            write: sends one message.
+            wanted: headers that say which elements of which chunks to send.
+            write: sends one message, which may come in parts.
         """
-        waiting = [self._stored[index] for index in indices if index in self._stored]
+        waiting = [(each, self._stored[each.index]) for each in wanted if each.index in self._stored]
         while waiting:
-            first = waiting[0]
-            run = [first]
-            if first.array is not None and link.shares:
-                run = list(takewhile(partial(_same_version, first), waiting))
+            run = _find_referable(waiting) if link.shares else []
+            if run:
+                first = run[0]
+                assert first.array is not None
                 where = [each.header.index for each in run]
                 await write(link.refer(first.header, first.array, version_mark(first.header), where))
             else:
-                message = first.message or await self._message_of(first.header.index)
-                if message is not None:
-                    await write(message)
-            waiting = waiting[len(run) :]
+                await self._send_message(*waiting[0], write)
+            waiting = waiting[len(run) or 1 :]
+
+    async def _send_message(
+        self, wanted: ChunkHeader, stored: StoredChunk, write: Callable[..., Awaitable[None]]
+    ) -> None:
+        """Send the wanted elements of a chunk: the stored message, if they are all."""
+        message = stored.message or await self._message_of(wanted.index)
+        if message is None:
+            return
+        if wanted.elements == stored.header.elements:
+            await write(message)
+            return
+        chunk = deserialize_chunk(message)
+        if chunk.header.job == wanted.job:  # else another job has begun
+            cut = partial(cut_piece, chunk, wanted.offset, wanted.elements)
+            piece = await asyncio.get_running_loop().run_in_executor(None, cut)
+            await write(*serialize_in_parts(piece))
 
     async def _message_of(self, index: int) -> Message | None:
         """Return a message for remote peers of a chunk that was stored for peers on this host only."""
@@ -201,6 +218,15 @@ def _message(stored: StoredChunk) -> bytes | None:
     if not stored.array.is_marked(header.index, version_mark(header)):
         return None
     return serialize_chunk(copy_with_checksum(TensorChunk(header, payload)))
+
+
+def _find_referable(waiting: Sequence[tuple[ChunkHeader, StoredChunk]]) -> list[StoredChunk]:
+    """Return the chunks, from the first, that one message can refer to: whole ones, of one version and array."""
+    first = waiting[0][1]
+    if first.array is None:
+        return []
+    whole = takewhile(lambda each: each[0].elements == each[1].header.elements, waiting)
+    return list(takewhile(partial(_same_version, first), (stored for _, stored in whole)))
 
 
 def _same_version(chunk: StoredChunk, other: StoredChunk) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import weakref
@@ -10,15 +11,28 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from aggregator.core.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
+from aggregator.core.events import (
+    Assemble,
+    Drop,
+    DropAll,
+    DropPieces,
+    Forward,
+    Keep,
+    KeepPiece,
+    Merge,
+    SumEffect,
+)
 from aggregator.data_plane.reduction import Reduction, StoredSums
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
 from services.runtime.backlog import MAX_WAITING_CHUNKS
 from services.tensors.chunk_messages import (
     TensorChunk,
     bytes_per_element,
+    cut_piece,
     deserialize_chunk,
     pack_chunk,
     serialize_chunk,
@@ -42,8 +56,7 @@ class Sums:
         self._sums = StoredSums(lambda header, values: self.values.append(values))
 
     def give(self, *effects: SumEffect, chunk: TensorChunk | None = None) -> None:
-        for effect in effects:
-            self._sums.carry_out(effect, chunk)
+        self._sums.carry_out(effects, chunk)
 
 
 def received(dtype: DType, seed: int) -> TensorChunk:
@@ -106,6 +119,85 @@ def test_a_dropped_sum_is_forgotten() -> None:
     sums.give(Keep(0, ROOT), DropAll(), chunk=received(FLOAT32, 0))
     with pytest.raises(KeyError):
         sums.give(FORWARD)
+
+
+def pieces_of(chunk: TensorChunk, cuts: Sequence[int]) -> list[TensorChunk]:
+    """Return the pieces of a chunk between cuts, as they come in messages."""
+    bounds = [0, *sorted(cuts), ELEMENTS]
+    return [
+        deserialize_chunk(serialize_chunk(cut_piece(chunk, start, stop - start)))
+        for start, stop in itertools.pairwise(bounds)
+    ]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_chunks_in_any_pieces_and_order_give_the_bits_of_whole_ones(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([FLOAT32, BFLOAT16, FLOAT16]))
+    chunks = [received(dtype, seed) for seed in range(2)]
+    arrivals = []  # lease and piece; some pieces come twice
+    for lease, chunk in enumerate(chunks):
+        pieces = pieces_of(chunk, data.draw(st.lists(st.integers(1, ELEMENTS - 1), max_size=5, unique=True)))
+        again = data.draw(st.lists(st.sampled_from(pieces), max_size=2))
+        arrivals += [(lease, piece) for piece in [*pieces, *again]]
+    sums = Sums()
+    kept: list[set[int]] = [set(), set()]
+    left = [ELEMENTS, ELEMENTS]
+    for lease, piece in data.draw(st.permutations(arrivals)):
+        offset = piece.header.offset
+        if offset in kept[lease]:
+            continue  # the core drops it
+        kept[lease].add(offset)
+        left[lease] -= piece.header.elements
+        effects: list[SumEffect] = [KeepPiece(lease, 0, offset)]
+        if not left[lease]:
+            effects += [Assemble(lease, 0), Keep(0, LEAVES[lease])]
+            if not any(left):
+                effects += [Merge(0, LEAVES[0], LEAVES[1], ROOT), FORWARD]
+        sums.give(*effects, chunk=piece)
+    (values,) = sums.values
+    np.testing.assert_array_equal(values, chunks[0].values() + chunks[1].values())
+
+
+def test_a_chunk_that_waited_is_kept_without_another_arrival() -> None:
+    sums = Sums()
+    for seed in range(2):  # of two chunks, after a report alone
+        sums.give(KeepPiece(7, seed, 0), chunk=received(FLOAT32, seed))
+    sums.give(Assemble(7, 0), Assemble(7, 1), Keep(0, ROOT), FORWARD)
+    (values,) = sums.values
+    np.testing.assert_array_equal(values, received(FLOAT32, 1).values())
+
+
+def test_an_assembled_chunk_that_nobody_keeps_is_not_kept_for_the_next_input() -> None:
+    sums = Sums()
+    sums.give(KeepPiece(7, 0, 0), Assemble(7, 0), chunk=received(FLOAT32, 0))
+    sums.give(Keep(0, ROOT), FORWARD, chunk=received(FLOAT32, 1))
+    (values,) = sums.values
+    np.testing.assert_array_equal(values, received(FLOAT32, 1).values())
+
+
+@pytest.mark.parametrize("effect", [DropPieces(7), DropAll()])
+def test_dropped_pieces_are_forgotten_and_freed(effect: SumEffect) -> None:
+    sums = Sums()
+    piece = pieces_of(received(BFLOAT16, 0), [500])[0]
+    freed = weakref.ref(piece)
+    sums.give(KeepPiece(7, 0, 0), chunk=piece)
+    del piece
+    assert freed() is not None
+    sums.give(DropPieces(8), effect)
+    assert freed() is None
+    with pytest.raises(KeyError):
+        sums.give(Assemble(7, 0))
+
+
+def test_assembled_pieces_are_freed() -> None:
+    sums = Sums()
+    pieces = pieces_of(received(BFLOAT16, 0), [500])
+    freed = [weakref.ref(piece) for piece in pieces]
+    sums.give(KeepPiece(7, 0, 0), chunk=pieces[0])
+    sums.give(KeepPiece(7, 0, 500), Assemble(7, 0), Keep(0, ROOT), chunk=pieces[1])
+    del pieces
+    assert [each() for each in freed] == [None, None]
 
 
 def test_effects_are_carried_out_in_order_on_a_thread_of_their_own() -> None:

@@ -17,8 +17,10 @@ from services.tensors.chunk_messages import (
     ChunkRefused,
     TensorChunk,
     check_chunk,
+    cut_piece,
     describe_float16_overflow,
     deserialize_chunk,
+    join_pieces,
     pack_chunk,
     serialize_chunk,
 )
@@ -341,3 +343,58 @@ def test_any_header_over_any_payload_is_refused_with_a_reason(
     dtype: DType, header: ChunkHeader, payload: bytes
 ) -> None:
     check_refused_or_intact(serialize_chunk(TensorChunk(header, payload)), dtype, chunk_of(dtype))
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_pieces_of_a_chunk_make_up_its_bits(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([FLOAT32, BFLOAT16, FLOAT16]))
+    cuts = sorted(data.draw(st.sets(st.integers(1, 99), max_size=9)))
+    whole = pack_chunk(
+        ChunkHeader(job="job", kind=GRADIENT, dtype=dtype), 1, np.linspace(-1, 1, 100, dtype=np.float32)
+    )
+    pieces = [
+        cut_piece(whole, CHUNK_ELEMENTS + start, stop - start)
+        for start, stop in zip([0, *cuts], [*cuts, 100], strict=True)
+    ]
+    received = [deserialize_chunk(serialize_chunk(piece)) for piece in data.draw(st.permutations(pieces))]
+    for piece in received:
+        check_chunk(piece, LAYOUT_ELEMENTS, dtype, pieces=True)
+    joined = join_pieces(received)
+    assert bytes(joined.payload) == bytes(whole.payload)
+    assert (joined.header.index, joined.header.offset, joined.header.elements) == (1, CHUNK_ELEMENTS, 100)
+
+
+@pytest.mark.parametrize(
+    ("offset", "elements"),
+    [(CHUNK_ELEMENTS - 1, 5), (CHUNK_ELEMENTS + 96, 5), (CHUNK_ELEMENTS + 5, 0), (3, 5)],
+)
+def test_a_piece_outside_its_chunk_is_refused(offset: int, elements: int) -> None:
+    header = ChunkHeader(job="j", index=1, offset=offset, elements=elements, dtype=FLOAT32)
+    stop = offset + elements
+    expected = (
+        f"chunk 1: elements {offset} to {stop}, expected some from {CHUNK_ELEMENTS} to {LAYOUT_ELEMENTS}"
+    )
+    with pytest.raises(ChunkRefused, match=expected):
+        check_chunk(TensorChunk(header, bytes(4 * elements)), LAYOUT_ELEMENTS, FLOAT32, pieces=True)
+
+
+def test_a_piece_is_refused_where_whole_chunks_are_expected() -> None:
+    whole = small_chunk()
+    with pytest.raises(ChunkRefused, match=r"chunk 1: 60 elements, expected 100"):
+        check_chunk(cut_piece(whole, CHUNK_ELEMENTS, 60), LAYOUT_ELEMENTS, FLOAT32)
+    with pytest.raises(
+        ChunkRefused, match=rf"chunk 1: offset {CHUNK_ELEMENTS + 40}, expected {CHUNK_ELEMENTS}"
+    ):
+        check_chunk(cut_piece(whole, CHUNK_ELEMENTS + 40, 60), LAYOUT_ELEMENTS, FLOAT32)
+
+
+@pytest.mark.parametrize("second", [(39, 61), (41, 59)])
+def test_pieces_that_do_not_meet_are_no_chunk(second: tuple[int, int]) -> None:
+    whole = small_chunk()
+    offset, elements = second
+    pieces = [cut_piece(whole, CHUNK_ELEMENTS, 40), cut_piece(whole, CHUNK_ELEMENTS + offset, elements)]
+    with pytest.raises(
+        ValueError, match=f"begins at {CHUNK_ELEMENTS + offset}, expected {CHUNK_ELEMENTS + 40}"
+    ):
+        join_pieces(pieces)

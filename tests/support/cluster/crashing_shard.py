@@ -6,6 +6,7 @@ Run it like the command: `python -m tests.support.cluster.crashing_shard aggrega
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from aggregator.core.events import SumEffect
@@ -30,14 +31,14 @@ def init(self: ShardTensors, order: pb.OpenPart, *arguments: Any, files: FileSto
     _init(self, order, *arguments, files=files, **named)
 
 
-def carry_out(self: StoredSums, effect: SumEffect, chunk: TensorChunk | None) -> None:
-    """Carry out an effect, or fail."""
+def carry_out(self: StoredSums, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
+    """Carry out effects, or fail."""
     job = _jobs[-1] if _jobs else ""
     gradient = chunk is not None and chunk.header.kind == GRADIENT
     if gradient and (job == "poisoned" or (job == "unlucky" and job not in _raised)):
         _raised.add(job)
         raise IndexError("list index out of range")
-    _carry_out(self, effect, chunk)
+    _carry_out(self, effects, chunk)
 
 
 if __name__ == "__main__":

@@ -42,19 +42,31 @@ class Peer:
         self._newest = newest
         self.messages: list[bytes] = []
 
-    def receive(self, *indices: int) -> list[TensorChunk]:
+    def receive(self, *wanted: int | ChunkHeader) -> list[TensorChunk]:
         """Return the chunks that arrive when these are sent."""
         self.messages = []
 
-        async def write(message: bytes) -> None:
-            self.messages.append(message)
+        async def write(*parts: bytes) -> None:
+            self.messages.append(parts[0] if len(parts) == 1 else b"".join(parts))
 
-        asyncio.run(self._newest.send(self.link, indices, write))
+        headers = [whole(each) if isinstance(each, int) else each for each in wanted]
+        asyncio.run(self._newest.send(self.link, headers, write))
         return [chunk for message in self.messages for chunk in self.caller.deserialize(message)]
 
 
 def version(step: int, dtype: DType = FLOAT32, generation: int = 1) -> ChunkHeader:
     return ChunkHeader(job="j", epoch=1, generation=generation, step=step, kind=WEIGHTS, dtype=dtype)
+
+
+def whole(index: int) -> ChunkHeader:
+    """Return the header of a chunk to send."""
+    start, stop = chunk_range(ELEMENTS, index)
+    return ChunkHeader(job="j", index=index, offset=start, elements=stop - start)
+
+
+def piece(index: int, start: int, stop: int, job: str = "j") -> ChunkHeader:
+    """Return the header of some elements of a chunk to send."""
+    return ChunkHeader(job=job, index=index, offset=index * CHUNK_ELEMENTS + start, elements=stop - start)
 
 
 def values_of(step: int, index: int) -> NDArray[np.float32]:
@@ -85,6 +97,35 @@ def test_each_peer_gets_its_form(dtype: DType) -> None:
     assert len(local.messages[0]) < 200
     check_content(remote.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
     assert len(remote.messages) == 3
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_pieces_go_as_messages_with_checksums_of_their_own(dtype: DType, on_host: bool) -> None:
+    newest = NewestWeights()
+    peer = Peer(newest, on_host=on_host)
+    put(newest, 3, 0, 1, 2, dtype=dtype)
+    wanted = [piece(0, CHUNK_ELEMENTS - 9, CHUNK_ELEMENTS), piece(1, 0, CHUNK_ELEMENTS), piece(2, 2, 5)]
+    chunks = peer.receive(*wanted)
+    assert [chunk.header.elements for chunk in chunks] == [9, CHUNK_ELEMENTS, 3]
+    for header, chunk in zip(wanted, chunks, strict=True):
+        check_chunk(chunk, ELEMENTS, dtype, pieces=True)
+        assert (chunk.header.offset, chunk.header.step) == (header.offset, 3)
+        start = header.offset - header.index * CHUNK_ELEMENTS
+        expected = values_of(3, header.index)[start : start + header.elements]
+        np.testing.assert_array_equal(chunk.values(), expected)
+    sizes = [len(message) for message in peer.messages]
+    assert max(sizes[0], sizes[2]) < 200
+    assert (sizes[1] < 200) == on_host, "a piece that is a whole chunk goes as one"
+    if not on_host:
+        assert peer.messages[1] is newest._stored[1].message, "and its checksum is not computed again"
+
+
+def test_a_piece_of_a_former_job_is_not_sent() -> None:
+    newest = NewestWeights()
+    peer = Peer(newest, on_host=False)
+    put(newest, 3, 0, 1, 2)
+    assert peer.receive(piece(2, 2, 5, job="former"), piece(2, 0, 1))[0].header.elements == 1
 
 
 def test_a_later_peer_gets_all_chunks() -> None:
