@@ -7,7 +7,8 @@ identifies the weights (all chunks) and the step from which the gradient was com
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from protos.cluster_pb2 import BatchLoss
@@ -15,6 +16,7 @@ from services.protocol.file_refs import make_ref
 from services.protocol.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
+from tests.simulation.pipeline_model import SimulatedPipeline
 
 CLUSTER = "0123456789abcdef"
 """Identity of the simulated cluster."""
@@ -91,6 +93,7 @@ class SimulatedJob:
         keep_last: number of checkpoints that are kept, or 0 for all.
         earlier: job whose newest checkpoint this one goes on from once it has ended, or None.
         first_step: step that it begins at.
+        pipeline: how it is split over workers; None if each of them has the whole model.
     """
 
     number: int
@@ -105,6 +108,7 @@ class SimulatedJob:
     deadly_at: int | None = None
     earlier: SimulatedJob | None = None
     first_step: int = 0
+    pipeline: SimulatedPipeline | None = None
 
     def __post_init__(self) -> None:
         self.id = f"job-{self.number}"
@@ -116,6 +120,11 @@ class SimulatedJob:
             for step in range(self.plan.steps)
         ]
         self._train(tuple(hash((self.number, chunk)) for chunk in range(self.chunks)))
+
+    def split(self, draw: random.Random, workers: int) -> None:
+        """Give the job a pipeline that so many workers suffice for."""
+        self.pipeline = SimulatedPipeline.draw(draw, self.elements, workers)
+        self.plan = replace(self.plan, stages=self.pipeline.stages, verify_fraction=0.0)
 
     def begin_at(self, step: int, weights: tuple[int, ...]) -> None:
         """Begin at a step with these weights. What comes before it is never looked at."""

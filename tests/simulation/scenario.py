@@ -17,6 +17,9 @@ LIAR = "liar"
 STEPS = 120
 """Steps of a seed's first job."""
 
+ROW_SKEW = 10
+"""Largest factor on the delays of links between the workers of a row, over which many messages go one after another."""
+
 MOST_SECONDS = 40_000.0
 """Limit of a run's virtual time."""
 
@@ -67,7 +70,16 @@ class Scenario:
         messages = 4 * (self.control_seconds + self.data_seconds) * max(self.skews)
         goes = 1 + max(job.chunks for job in self.jobs) / CHUNKS_IN_FLIGHT
         checks = 1 + max(job.plan.verify_fraction for job in self.jobs)  # A liar's step is repeated.
-        return 1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 0.5)
+        return 1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 0.5) + self._passes_seconds
+
+    @property
+    def _passes_seconds(self) -> float:
+        """Upper bound of the time of a step's passes in rows, most of which wait for an array."""
+        hops = max(
+            (2 * job.pipeline.ranges * (job.plan.micro_batches + 1) for job in self.jobs if job.pipeline),
+            default=0,
+        )
+        return hops * (0.1 + 4 * self.data_seconds * min(max(self.skews), ROW_SKEW))
 
     @property
     def workers_needed(self) -> int:
@@ -75,7 +87,7 @@ class Scenario:
         fails = any(
             job.poisoned_at is not None or job.deadly_at is not None for job in self.jobs
         )  # Two workers must see a poisoned micro-batch.
-        return self.workers if fails else max(job.plan.min_workers for job in self.jobs)
+        return self.workers if fails else max(map(_fewest_workers, self.jobs))
 
     @classmethod
     def of(cls, seed: int, rng: random.Random) -> Scenario:
@@ -224,6 +236,21 @@ class Scenario:
         )
 
     @classmethod
+    def split(cls, seed: int) -> Scenario:
+        """Return a short scenario whose jobs all have pipelines, with most kinds of faults."""
+        draw = random.Random(f"pipelines of {seed}")
+        usual = cls.hostile(seed)
+        usual = replace(
+            usual,
+            tiers=draw.choice((2, 3)),
+            workers=draw.choice((1, 2, 3, 4, 6)),
+            faults=draw.choice((0, 8, 30)),
+        )
+        for job in usual.jobs:
+            job.split(draw, usual.workers)
+        return usual
+
+    @classmethod
     def restored(cls, seed: int) -> Scenario:
         """Return a scenario in which the queue is put back from earlier backups, in 2 and 3 tiers."""
         rng = random.Random(seed)
@@ -243,6 +270,13 @@ class Scenario:
             faults=12,
             fault_kinds=(*kinds, "optimizer", "optimizer link") if tiers == 3 else kinds,
         )
+
+
+def _fewest_workers(job: SimulatedJob) -> int:
+    """Return the number of workers without which a job waits."""
+    pipeline = job.pipeline
+    rows = 1 if pipeline is None else -(-pipeline.stages // pipeline.most_stages)
+    return max(rows, job.plan.min_workers)
 
 
 def _job(

@@ -13,6 +13,7 @@ from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.envelope import CheckReport
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
+from services.tensors.layout import chunk_range
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, merged, require
@@ -48,6 +49,9 @@ class SimulatedAggregator(Process):
             tiers=cluster.scenario.tiers,
         )
         self.kept: dict[tuple[int, Node], Any] = {}
+        self.pieces: dict[
+            tuple[int, int, int], tuple[int, Any]
+        ] = {}  # by lease, chunk and offset: size and sum
         self._windows = 1  # windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
         self._weights: dict[int, tuple[tuple[int, int], int]] = {}
@@ -75,7 +79,14 @@ class SimulatedAggregator(Process):
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
         self._able = self._count_able()
         for effect in self.effects(self._handle, event, clock):
-            self._carry_out(effect, payload)
+            match effect:
+                case ev.KeepPiece():
+                    assert isinstance(event, ev.ChunkArrived)
+                    self._keep_piece(effect, event.header, payload)
+                case ev.Assemble():
+                    payload = self._assemble(effect)
+                case _:
+                    self._carry_out(effect, payload)
         if self.check is not None:
             require(self.core.run is None, "a job starts during a check of meshes and links")
         for link in self.sessions.values():
@@ -137,8 +148,12 @@ class SimulatedAggregator(Process):
                 self._kernel.submit(self.cluster.rng.random() * 0.004, self._forward, effect.header, payload)
             case ev.Drop():
                 kept.pop((effect.chunk, effect.node))
+            case ev.DropPieces():
+                for piece in [each for each in self.pieces if each[0] == effect.lease]:
+                    del self.pieces[piece]
             case ev.DropAll():
                 kept.clear()
+                self.pieces.clear()
                 self._windows = 1
             case ev.StoreWeights():
                 header = effect.header
@@ -162,6 +177,35 @@ class SimulatedAggregator(Process):
                 self.cluster.disk.save(effect)
             case ev.Note() if not self.replaced:
                 self.cluster.noted(effect)
+
+    def _keep_piece(self, effect: ev.KeepPiece, header: ChunkHeader, payload: Any) -> None:
+        place = (effect.lease, effect.chunk, effect.offset)
+        require(place == (header.lease, header.index, header.offset), f"{effect} with {header}")
+        require(place not in self.pieces, f"{effect} comes twice")
+        self.pieces[place] = (header.elements, payload)
+        run = self.core.run
+        assert run is not None
+        leases = 1 if run.lease_book.step_sum is None else len(run.lease_book.step_sum.assignments)
+        pipeline = self.cluster.jobs[run.job.id].pipeline
+        assert pipeline is not None
+        bound = leases * min(WINDOW_CHUNKS, run.progress.chunks) * self._windows * pipeline.ranges
+        require(len(self.pieces) <= bound, f"{len(self.pieces)} pieces kept, expected at most {bound}")
+
+    def _assemble(self, effect: ev.Assemble) -> Any:
+        """Put the pieces of a chunk together. They must be all of it, and of one sum."""
+        run = self.core.run
+        assert run is not None
+        places = sorted(each for each in self.pieces if each[:2] == (effect.lease, effect.chunk))
+        start, stop = chunk_range(run.progress.elements, effect.chunk)
+        payloads = []
+        for place in places:
+            elements, payload = self.pieces.pop(place)
+            require(place[2] == start, f"{effect}: a piece at {place[2]}, expected one at {start}")
+            start += elements
+            payloads.append(payload)
+        require(start == stop, f"{effect}: the pieces end at {start}, expected {stop}")
+        require(all(each == payloads[0] for each in payloads), f"{effect}: unlike pieces {payloads}")
+        return payloads[0]
 
     def _count_able(self) -> int:
         return sum(member.able for member in self.core.members.values())

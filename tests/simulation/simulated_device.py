@@ -19,14 +19,16 @@ class LeaseState:
 
     Attributes:
         key: key of the gradient, or None before it is computed and for leases without one.
-        ready_from: first chunk that is complete; all later ones are too.
+        ready_from: index in the layout from which on the gradient is complete.
+        failed: whether the lease was reported as failed.
         dropped: whether the core has dropped the lease.
     """
 
     def __init__(self, lease: pb.Lease) -> None:
         self.lease = lease
         self.key: int | None = None
-        self.ready_from = 1 << 30
+        self.ready_from = 1 << 50
+        self.failed = False
         self.dropped = False
 
 

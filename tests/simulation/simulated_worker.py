@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,15 +12,20 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.protocol.file_refs import make_ref
-from services.protocol.versions import Version
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation.job_model import CRASH, PARAMETER, POISON, SICK, SimulatedJob, key_of, node_sum, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
+from tests.simulation.pipeline_model import join_weights
 from tests.simulation.process import Process
+from tests.simulation.row_links import RowLinks
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
 from tests.simulation.simulated_device import WAIT, DeviceQueue, LeaseState, Task
+from tests.simulation.simulated_mesh import SimulatedMesh
+from tests.simulation.simulated_stages import perform_in_row
 from worker.core import events as ev
 from worker.core.job import Duty
 from worker.core.worker import WorkerCore
@@ -63,14 +67,13 @@ class SimulatedWorker(Process):
         self._incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint, "code": code}
         self._predecessor = predecessor
-        self._seconds = 0.01 * 2 ** cluster.rng.randint(0, 3)
+        self.seconds = 0.01 * 2 ** cluster.rng.randint(0, 3)
         self._reported_seconds = cluster.rng.choice((None, None, None, *INVALID_SECONDS))
         self._link: Link | None = None
         self._job: SimulatedJob | None = None
-        self._mesh: dict[int, tuple[tuple[int, int], int]] = {}
+        self._mesh = SimulatedMesh(self.title)
+        self.row_links = RowLinks(self)
         self._sums: dict[int, LeaseState] = {}
-        self._arrived: deque[tuple[ChunkHeader, int]] = deque()
-        self._loaded: tuple[int, int] = (0, -1)
         self._heard_seconds = 0.0
         self._events = Pipe(
             cluster.loop,
@@ -174,6 +177,7 @@ class SimulatedWorker(Process):
             silent = self.now - self._heard_seconds
             if silent > STANDARD_TIMEOUTS.deaf:
                 self._link.abandon(f"silent for {silent:.1f} s")
+        self.row_links.beat()
         self.later(STANDARD_TIMEOUTS.beat, self._beat)
 
     def thawed(self) -> None:
@@ -196,7 +200,7 @@ class SimulatedWorker(Process):
                 link.up_data.send(header, self._job.weights[0][header.index])
                 continue
             assert state.key is not None
-            require(header.index >= state.ready_from, f"chunk {header.index} is sent before it is computed")
+            require(header.offset >= state.ready_from, f"chunk {header.index} is sent before it is computed")
             node = Node(state.lease.first, state.lease.count)
             link.up_data.send(header, node_sum(node, header.index, state.key))
 
@@ -213,7 +217,7 @@ class SimulatedWorker(Process):
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         match effect:
             case ev.Load():
-                self._arrived.append((effect.header, payload))
+                self._mesh.put(effect.header, payload)
                 self.device.submit(self._load())
                 self.device.wake()
             case ev.Perform():
@@ -222,6 +226,7 @@ class SimulatedWorker(Process):
                 self.device.submit(self._perform(state))
             case ev.DropLease():
                 self._sums.pop(effect.lease).dropped = True
+                self.row_links.drop(effect.lease)
                 self.device.wake()
             case ev.ToAggregator():
                 if self._link is not None:
@@ -232,6 +237,10 @@ class SimulatedWorker(Process):
                 self.later(effect.seconds, lambda: self.feed(ev.BuildDue(effect.attempt)))
             case ev.DropJob():
                 self.device.submit(self._drop())
+            case ev.OpenRow():
+                self.row_links.set_row(effect.row, self.cluster.jobs[effect.row.job].pipeline)
+            case ev.CloseRow():
+                self.row_links.set_row(None, None)
 
     def _check_bound(self, lease: pb.Lease) -> None:
         """Check that sums of one version only are kept (except initial weights, until there are newer ones)."""
@@ -251,24 +260,37 @@ class SimulatedWorker(Process):
 
     def _build(self, effect: ev.Build) -> Task:
         for here in (0, 1):
-            self._events.send(ev.Fetching(effect.job, "training_config.data_path", here, 1))
+            self.report(ev.Fetching(effect.job, "training_config.data_path", here, 1))
         yield self.cluster.rng.random()
         if self.cluster.faults.active and self.cluster.rng.random() < UNFIT:
-            self._events.send(ev.BuildFailed(effect.job, "the mesh can't be opened", unfit=True))
+            reason = "the mesh can't be opened"
+            self.report(ev.BuildFailed(effect.job, reason, unfit=True, stages=effect.stages))
             return
         self._job = job = self.cluster.jobs[effect.job]
-        self._mesh.clear()
-        self._loaded = (0, -1)
-        self._events.send(
-            ev.Built(
-                job=job.id,
-                layout_hash=job.layout.hash,
-                elements=job.elements,
-                evaluation_batches=job.evaluation_batches,
-                tokens_per_micro_batch=100,
-                fingerprint=self._fingerprint,
-            )
+        pipeline = job.pipeline
+        require((effect.stages is None) == (pipeline is None), f"{self.title} is to build {effect.stages}")
+        parts = shared = LayoutParts(())
+        if pipeline is not None and effect.stages is not None:
+            if effect.stages.count > pipeline.most_stages:
+                self.cluster.injected["stages too large"] += 1
+                reason = f"{effect.stages} do not fit"
+                failed = ev.BuildFailed(effect.job, reason, stages=effect.stages, too_large=True)
+                self.report(failed)
+                return
+            parts, shared = pipeline.gradients_of(effect.stages), pipeline.shared_of(effect.stages)
+        built = ev.Built(
+            job=job.id,
+            layout_hash=job.layout.hash,
+            elements=job.elements,
+            evaluation_batches=job.evaluation_batches,
+            tokens_per_micro_batch=100,
+            fingerprint=self._fingerprint,
+            stages=effect.stages,
+            parts=parts,
+            shared=shared,
         )
+        self._mesh.build(built.loads)
+        self.report(built)
 
     def _drop(self) -> Task:
         self._mesh.clear()
@@ -281,50 +303,51 @@ class SimulatedWorker(Process):
         self._take()
 
     def _take(self) -> None:
-        while self._arrived:
-            header, content = self._arrived.popleft()
-            version = Version(header.generation, header.step)
-            self._mesh[header.index] = (version, content)
-            job = self._job
-            if job is not None and {self._on_mesh(chunk) for chunk in range(job.chunks)} == {version}:
-                require(version > self._loaded, f"{self.title} loaded {version} after {self._loaded}")
-                self._loaded = version
-                self._events.send(ev.Loaded(header.job, version))
+        for job, version in self._mesh.load():
+            self.report(ev.Loaded(job, version))
 
-    def _on_mesh(self, chunk: int) -> tuple[int, int] | None:
-        """Return the version of a chunk on the mesh."""
-        return self._mesh.get(chunk, (None, 0))[0]
-
-    def _await_weights(self, state: LeaseState) -> Task:
-        """Wait for each chunk in layout order, as a pass does. The lease may be dropped meanwhile."""
-        lease = state.lease
-        version = (lease.generation, lease.step)
-        chunks = range(self.cluster.jobs[lease.job].chunks)
-        require(
-            any(self._on_mesh(chunk) == version for chunk in chunks),
-            f"{self.title} begins lease {lease.lease} of {version} on weights of other versions",
-        )
-        for chunk in chunks:
+    def await_pieces(self, state: LeaseState, parts: LayoutParts) -> Task:
+        """Wait for each piece of these parts in layout order, as a pass does. The lease may be dropped meanwhile."""
+        version = (state.lease.generation, state.lease.step)
+        for piece in self._mesh.pieces_in(parts):
             while True:
                 self._take()
-                if state.dropped or self._on_mesh(chunk) == version:
+                if state.dropped or self._mesh.version_of(piece) == version:
                     break
                 yield WAIT
             if state.dropped:
                 return
-            yield self._seconds * self.cluster.rng.random() * 0.1
+            yield self.seconds * self.cluster.rng.random() * 0.1
 
-    def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
-        """Return the weights on the mesh. Check that they are those of the lease's version."""
+    def _await_weights(self, state: LeaseState) -> Task:
+        """Wait for all weights. Those that the lease has begun with must be there."""
+        lease, job = state.lease, self.cluster.jobs[state.lease.job]
+        version = (lease.generation, lease.step)
+        require(
+            any(self._mesh.version_of(piece) == version for piece in self._mesh.pieces),
+            f"{self.title} begins lease {lease.lease} of {version} on weights of other versions",
+        )
+        yield from self.await_pieces(state, LayoutParts([(0, job.elements)]))
+
+    def weights_of(self, lease: pb.Lease, parts: LayoutParts) -> dict[int, int]:
+        """Return the weights of parts of the layout, by chunk. Check that they are those of the lease's version."""
         job = self.cluster.jobs[lease.job]
         require(self._job is job, f"{self.title} computes {lease.job} with {self._job} on its mesh")
         version = (lease.generation, lease.step)
-        versions = {self._mesh.get(chunk, (None, 0))[0] for chunk in range(job.chunks)}
-        require(
-            versions == {version},
-            f"{self.title} computes lease {lease.lease} of {version} on weights {versions}",
-        )
-        return tuple(self._mesh[chunk][1] for chunk in range(job.chunks))
+        weights: dict[int, int] = {}
+        for piece in self._mesh.pieces_in(parts):
+            found = self._mesh.version_of(piece)
+            require(
+                found == version,
+                f"{self.title} computes lease {lease.lease} of {version} on weights {found}",
+            )
+            weights = join_weights(weights, {piece.chunk: self._mesh.weights_of(piece)})
+        return weights
+
+    def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
+        """Return the weights of the whole layout."""
+        weights = self.weights_of(lease, LayoutParts([(0, self.cluster.jobs[lease.job].elements)]))
+        return tuple(weights.values())
 
     def _perform(self, state: LeaseState) -> Task:
         lease = state.lease
@@ -333,14 +356,15 @@ class SimulatedWorker(Process):
             return
         job = self.cluster.jobs[lease.job]
         if random() < 0.5 and self._is_sick():
-            yield self._seconds
-            self._fail(lease, SICK)
+            yield self.seconds
+            self.fail(lease, SICK)
+            return
+        if lease.row:
+            yield from perform_in_row(self, job, state)
             return
         if lease.phase == pb.INITIALISE:
             yield random()
-            self._events.send(
-                ev.InitialWeightsMade(lease.lease, job.layout_ref, {"config.json": make_ref(b"{}")})
-            )
+            self.report(ev.InitialWeightsMade(lease.lease, job.layout_ref, {"config.json": make_ref(b"{}")}))
             return
         yield from self._await_weights(state)
         if state.dropped:
@@ -348,45 +372,40 @@ class SimulatedWorker(Process):
         weights = self._weights(lease)
         indices = range(lease.first, lease.first + lease.count)
         if lease.phase == pb.EVALUATE:
-            yield self._seconds * lease.count * (0.5 + random())
+            yield self.seconds * lease.count * (0.5 + random())
             losses = tuple(job.batch_loss(weights, index) for index in indices)
             self.failed_in_a_row = 0
-            self._events.send(ev.LeaseEvaluated(lease.lease, losses))
+            self.report(ev.LeaseEvaluated(lease.lease, losses))
             return
-        seconds = self._seconds * lease.count * (0.5 + random())
+        seconds = self.seconds * lease.count * (0.5 + random())
         if job.deadly(lease.step, indices):
             yield seconds * random()
             self.cluster.crash(self)
             return
         if job.poisoned(lease.step, range(lease.first, lease.first + lease.count)):
             yield seconds * random()
-            self._fail(lease, POISON)
+            self.fail(lease, POISON)
             return
         yield seconds  # A lease that is dropped from here on is still computed and reported.
         state.key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
         if lease.phase == pb.VERIFY:
-            self._events.send(ev.LeaseComputed(lease.lease, 0.0, 0, checksums))
+            self.report(ev.LeaseComputed(lease.lease, 0.0, 0, checksums))
             return
         losses = tuple(job.loss(lease.step, index) for index in indices)
         cut = int(random() * 2 * job.chunks)
         for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
             require(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
-            state.ready_from = ready_from
+            state.ready_from = ready_from * CHUNK_ELEMENTS
             if ready_from:
                 ready = ev.NodeReady(lease.lease, ready_from)
             else:
                 ready = ev.NodeReady(lease.lease, 0, losses, self._non_finite(job, lease))
-            self._events.send(ready)
-            yield self._seconds * random() * 0.3
+            self.report(ready)
+            yield self.seconds * random() * 0.3
             if ready_from and self._is_sick():
-                self._fail(lease, SICK)
+                self.fail(lease, SICK)
                 return
-        if self._reported_seconds is not None:
-            seconds = self._reported_seconds
-        self.failed_in_a_row = 0
-        self._events.send(
-            ev.LeaseComputed(lease.lease, seconds * self.clock_rate, 100 * lease.count, checksums)
-        )
+        self.report_trained(lease, seconds, checksums)
 
     def _gradients(self, lease: pb.Lease, key: int) -> tuple[int, tuple[pb.Checksum, ...]]:
         """Return the key of a node's sum, and the checksums that a lease asks for. Those of a lie are unique."""
@@ -409,6 +428,14 @@ class SimulatedWorker(Process):
         """Whether the worker may rejoin after a user restarted it."""
         return self.fingerprint == "same" and not self.lies
 
+    def report_trained(self, lease: pb.Lease, seconds: float, checksums: tuple[pb.Checksum, ...]) -> None:
+        """Report that a TRAIN lease is computed, with the time that this worker's clock has measured."""
+        if self._reported_seconds is not None:
+            seconds = self._reported_seconds
+        self.failed_in_a_row = 0
+        computed = ev.LeaseComputed(lease.lease, seconds * self.clock_rate, 100 * lease.count, checksums)
+        self.report(computed)
+
     @staticmethod
     def _non_finite(job: SimulatedJob, lease: pb.Lease) -> tuple[NonFinite, ...]:
         culprit = job.culprit(lease.step)
@@ -422,8 +449,18 @@ class SimulatedWorker(Process):
         self.sick_leases -= sick
         return sick
 
-    def _fail(self, lease: pb.Lease, reason: str) -> None:
+    def report(self, event: ev.Input) -> None:
+        """Give the core what the device has to say, a little later."""
+        self._events.send(event)
+
+    def lose_neighbour(self, lease: pb.Lease, neighbour: str) -> None:
+        """Fail a lease because another worker of the row can't be reached."""
+        self.cluster.injected["neighbour lost"] += 1
+        self.report(ev.LeaseFailed(lease.lease, "the link is broken", neighbour))
+
+    def fail(self, lease: pb.Lease, reason: str) -> None:
+        """Fail a lease."""
         self.failed_in_a_row += 1
         self.cluster.injected["lease fails"] += 1
         self.cluster.checks.lease_failed(self.name, lease)
-        self._events.send(ev.LeaseFailed(lease.lease, reason))
+        self.report(ev.LeaseFailed(lease.lease, reason))
