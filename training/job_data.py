@@ -1,10 +1,12 @@
-"""A job's data: its batches, its tokenizer and the size of its vocabulary."""
+"""A job's data: its batches, its tokenizer and the size of its vocabulary; or, of data that is not read, the sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Protocol, TypedDict
+
+import numpy as np
 
 from services.config.job import JobConfig
 from services.config.models import RegressionConfig
@@ -14,6 +16,24 @@ from training.data.load import load_corpus
 from training.data.regression import RegressionDataset
 from training.data.tokenizer import Tokenizer
 from training.data.tokens import TokenDataset
+
+
+class RangeData(Protocol):
+    """The data of a job, as a range of its model needs it."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+
+    @property
+    def rows_per_micro_batch(self) -> int:
+        """Rows of loss in one micro-batch: tokens or samples."""
+
+    def micro_batch(self, step: int, index: int) -> Batch:
+        """Return micro-batch `index` of a step."""
+
+    def evaluation_batch(self, index: int) -> Batch:
+        """Return the `index`-th held-out batch that the job evaluates."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +72,64 @@ class JobData:
             min(config.validation_batches or held_out, held_out),
         )
 
+    @property
+    def rows_per_micro_batch(self) -> int:
+        """Rows of loss in one micro-batch: tokens or samples."""
+        return self.dataset.rows_per_micro_batch
+
+    def micro_batch(self, step: int, index: int) -> Batch:
+        """Return micro-batch `index` of a step."""
+        return self.dataset.micro_batch(step, index)
+
     def evaluation_batch(self, index: int) -> Batch:
         """Return the `index`-th held-out batch that the job evaluates."""
         # A job that evaluates fewer batches than are held out takes them at even distances.
         return self.dataset.evaluation_batch(
             index * self.dataset.evaluation_batches // self.evaluation_batches
         )
+
+
+@dataclass(frozen=True)
+class UnreadData:
+    """Batches of a job's sizes, all of whose tokens are 0, for ranges that take neither inputs nor targets.
+
+    Attributes:
+        vocabulary: number of tokens.
+        batch_size: number of sequences of a micro-batch.
+        validation_batch_size: number of sequences of a held-out batch.
+        sequence_tokens: number of tokens of a sequence.
+    """
+
+    vocabulary: int
+    batch_size: int
+    validation_batch_size: int
+    sequence_tokens: int
+
+    @classmethod
+    def of_job(cls, config: JobConfig) -> UnreadData:
+        """Return the sizes of a job's batches. Its config must tell the vocabulary."""
+        vocabulary, model = config.vocabulary, config.model
+        assert vocabulary is not None and not isinstance(model, RegressionConfig)
+        return cls(vocabulary, config.batch_size, config.validation_batch_size, model.max_sequence_length)
+
+    @property
+    def rows_per_micro_batch(self) -> int:
+        """Rows of loss in one micro-batch."""
+        return self.batch_size * self.sequence_tokens
+
+    def micro_batch(self, step: int, index: int) -> Batch:
+        """Return a batch of the size of each micro-batch."""
+        del step, index
+        return self._batch(self.batch_size)
+
+    def evaluation_batch(self, index: int) -> Batch:
+        """Return a batch of the size of each held-out batch, which is filled up if there are fewer tokens."""
+        del index
+        return self._batch(self.validation_batch_size)
+
+    def _batch(self, sequences: int) -> Batch:
+        ids = np.broadcast_to(np.uint32(0), (sequences, self.sequence_tokens))
+        return Batch(ids, ids, ids.size)
 
 
 class _DatasetSizes(TypedDict):

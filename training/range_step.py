@@ -23,7 +23,7 @@ from services.tensors.layout import Layout
 from training.autograd.tape import Tape
 from training.autograd.variable import Gradient, Parameter, Tensor, Variable
 from training.data.dataset import Batch
-from training.job_data import JobData
+from training.job_data import RangeData
 from training.models.build import build_range
 from training.models.custom import name_own_model_in_errors
 from training.ops.losses import read_losses
@@ -78,7 +78,7 @@ class RangeStep:
     Args:
         config: config of the job.
         mesh: the mesh opened for the job; the caller closes it.
-        data: data of the job.
+        data: data of the job; `UnreadData` suffices for a range that is neither first nor last.
         layout: layout of the whole model; see `build_layout`, which needs no values.
         blocks: the range.
         data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
@@ -97,7 +97,7 @@ class RangeStep:
         self,
         config: JobConfig,
         mesh: Mesh,
-        data: JobData,
+        data: RangeData,
         layout: Layout,
         blocks: BlockRange,
         data_dir: Path | None = None,
@@ -141,7 +141,7 @@ class RangeStep:
             Refused: the activation has another shape or dtype than this job's.
         """
         tape = Tape(self._mesh, dropout_seed=derive_dropout_seeds(self._config.seed, step, index))
-        batch = self._data.dataset.micro_batch(step, index)
+        batch = self._data.micro_batch(step, index)
         name = f"micro-batch {index} of step {step}"
         entered, result = self._run(tape, batch, activation, name)
         gradient = None if entered is None else entered.gradient

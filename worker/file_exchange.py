@@ -119,7 +119,7 @@ class FileExchange:
             if effect.damaged is not None:
                 await self._inputs.remove(effect.damaged)
             spec = await self._fetch_spec(effect.spec, channel)
-            missing = await self._inputs.find_missing(spec)
+            missing = await self._inputs.find_missing(spec, effect.stages)
             if missing:
                 places = await self._inputs.fetch(missing, channel, self._aggregator, report)
         except TiermeshError as error:

@@ -29,6 +29,7 @@ from services.errors import Failed, Refused, TiermeshError
 from services.files.errors import FileMissing
 from services.files.fetch import fetch
 from services.files.store import FileStore
+from services.pipeline.split import StageRun
 from services.printable import printable_path
 from worker.core.events import DamagedInput
 
@@ -67,16 +68,20 @@ class JobInputs:
         """Let go of the files, which stay in the cache until others need the room."""
         self._held.close()
 
-    async def find_missing(self, spec: bytes) -> list[JobInput]:
+    async def find_missing(self, spec: bytes, stages: StageRun | None = None) -> list[JobInput]:
         """Return the inputs of a job that this host lacks and the aggregator may have; none without a cache.
 
         A spec that can't be read has none here: who builds the job says why.
-        """
-        return await asyncio.to_thread(self._find_missing, spec) if self._store is not None else []
 
-    def _find_missing(self, spec: bytes) -> list[JobInput]:
+        Args:
+            spec: config of the job.
+            stages: stages that the worker has of the job's pipeline; None for the whole model.
+        """
+        return await asyncio.to_thread(self._find_missing, spec, stages) if self._store is not None else []
+
+    def _find_missing(self, spec: bytes, stages: StageRun | None) -> list[JobInput]:
         try:
-            inputs = inputs_of_job(JobConfig.from_json(spec))
+            inputs = inputs_of_job(JobConfig.from_json(spec), stages)
         except Refused:
             return []
         return [each for each in inputs if self._find(each) is None]

@@ -10,6 +10,7 @@ from services.config.corpus import PYTHON_REFERENCE
 from services.config.job import JobConfig
 from services.config.job_parts import DataConfig
 from services.config.pretrained import MODEL_PATH_FIELD
+from services.pipeline.split import StageRun
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,29 @@ class JobInput:
     identity: str | None = None
 
 
-def inputs_of_job(job: JobConfig) -> list[JobInput]:
-    """Return the inputs of a job: corpus, tokenizer and starting checkpoint. A built-in text is none."""
-    inputs = [] if job.data is None else _inputs_of_data(job.data)
+def reads_data(job: JobConfig, stages: StageRun | None) -> bool:
+    """Return whether a worker reads a job's corpus and tokenizer.
+
+    The first stage takes inputs, the last one targets, and others neither. They read data only if nothing else says how
+    many tokens there are.
+
+    Args:
+        job: the job.
+        stages: stages of the worker; None if it holds the whole model.
+    """
+    if stages is None or job.vocabulary is None:
+        return True
+    return stages.first == 0 or stages.stop == job.stages
+
+
+def inputs_of_job(job: JobConfig, stages: StageRun | None = None) -> list[JobInput]:
+    """Return the inputs of a job: corpus, tokenizer and starting checkpoint. A built-in text is none.
+
+    Args:
+        job: the job.
+        stages: stages of the worker whose inputs are asked for; None for all inputs.
+    """
+    inputs = [] if job.data is None or not reads_data(job, stages) else _inputs_of_data(job.data)
     if job.pretrained is not None:
         inputs.append(JobInput(MODEL_PATH_FIELD, job.pretrained.path, dict(job.pretrained.files)))
     return inputs

@@ -15,12 +15,15 @@ import pytest
 from services.config.job import JobConfig
 from services.config.job_inputs import JobInput, input_hashes, inputs_of_job, relocate_inputs
 from services.config.load import load_job
+from services.config.models import GPT2Config
+from services.config.pipeline import PipelineConfig
 from services.corpora.conversion import converted
 from services.corpora.token_file import TokenFile, TokenFileDamaged, describe_token_file
 from services.corpora.writer import new_token_file
 from services.errors import Failed, Refused
 from services.files.service import FilesServicer
 from services.files.store import FileStore
+from services.pipeline.split import StageRun
 from services.protocol.file_refs import make_ref
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
@@ -90,6 +93,23 @@ def test_the_inputs_of_a_job(job: JobConfig, client: Path) -> None:
 def test_a_built_in_text_and_a_job_without_data_have_no_inputs(client: Path) -> None:
     config = gpt_config(Path("builtin:python-reference"))
     assert inputs_of_job(load_job(write_config(client, config), [])[0]) == []
+
+
+def test_stages_between_the_first_and_the_last_read_no_data(
+    job: JobConfig, client: Path, tmp_path: Path
+) -> None:
+    assert isinstance(job.model, GPT2Config) and job.data is not None and job.vocabulary is not None
+    blocks = job.model.model_copy(update={"num_blocks": 4})
+    pipeline = PipelineConfig(blocks_per_stage=(1,) * 4)
+    split = job.model_copy(update={"model": blocks, "pipeline": pipeline, "num_workers": 4})
+    runs = [StageRun(0, 1), StageRun(1, 2), StageRun(2, 2), StageRun(0, 4)]
+    assert [len(inputs_of_job(split, run)) for run in runs] == [2, 0, 2, 2]
+    client.rename(tmp_path / "gone")
+    inputs = JobInputs("w", None, tmp_path / "cache")
+    assert [len(asyncio.run(inputs.find_missing(spec(split), run))) for run in runs] == [2, 0, 2, 2]
+    data = job.data.model_copy(update={"vocab_size": None})
+    unknown = split.model_copy(update={"data": data, "model": blocks.model_copy(update={"vocab_size": None})})
+    assert len(inputs_of_job(unknown, StageRun(1, 2))) == 2, "the tokenizer tells the vocabulary"
 
 
 def test_what_is_on_the_host_is_not_read_from_the_aggregator(

@@ -11,9 +11,11 @@ from typing import TypeAlias
 from mesh.device import Mesh
 from mesh.exact_transfer import ExactArray
 from services.config.job import JobConfig
+from services.config.job_inputs import reads_data
 from services.config.pipeline import PipelineConfig
 from services.pipeline.schedule import Pass, Schedule
-from training.job_data import JobData
+from services.pipeline.split import StageRun
+from training.job_data import JobData, UnreadData
 from training.models.build import build_model
 from training.models.checkpoint_files import describe_model
 from training.models.initialise import build_layout
@@ -43,6 +45,7 @@ class PipelineStages:
         pipeline: the pipeline of the job.
         meshes: mesh of each of these stages, by stage, all of one shape; stages may share one. The caller closes them.
         data_dir: folder of this host that is searched for corpus, tokenizer and checkpoint missing at the job's path.
+            Stages between the first and the last one need neither corpus nor tokenizer.
         allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
         around_phase: gives a context manager that each range's forward and backward pass of a micro-batch runs in.
         on_non_finite: callback, called for a micro-batch whose gradient has a NaN or an infinity in these stages. Its
@@ -51,7 +54,7 @@ class PipelineStages:
     Attributes:
         layout: layout of the whole model's parameters.
         ranges: the part of the layout that each range of these stages has, by the index of the range, in order.
-        evaluation_batches: number of held-out batches that the job evaluates.
+        evaluation_batches: number of held-out batches that the job evaluates; 0 if these stages read no data.
         tokens_per_micro_batch: tokens in one micro-batch.
         vocabulary: number of tokens.
 
@@ -74,7 +77,9 @@ class PipelineStages:
         self._stages = frozenset(meshes)
         self._around_phase = around_phase
         self._on_non_finite = on_non_finite
-        self._data = data = JobData.open(config, data_dir)
+        run = StageRun(min(meshes), len(meshes))
+        self._data = JobData.open(config, data_dir) if reads_data(config, run) else None
+        data = self._data or UnreadData.of_job(config)
         # The whole model only names parameters here: they get no values.
         self._model = build_model(config.model, data.vocabulary, next(iter(meshes.values())), allowed_models)
         self.layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
@@ -95,8 +100,8 @@ class PipelineStages:
             index: slice(each.weights.offset, each.weights.offset + each.weights.elements)
             for index, each in self._ranges.items()
         }
-        self.evaluation_batches = data.evaluation_batches
-        self.tokens_per_micro_batch = data.dataset.rows_per_micro_batch
+        self.evaluation_batches = 0 if self._data is None else self._data.evaluation_batches
+        self.tokens_per_micro_batch = data.rows_per_micro_batch
         self.vocabulary = data.vocabulary
 
     def initial_weights(self) -> dict[int, Float32Array]:
@@ -167,8 +172,11 @@ class PipelineStages:
                     exchange.send(to, each.pass_evaluation(index, activation))
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint that describe the whole model, by name; see `TrainingStep`."""
-        return describe_model(self._model, self._data.tokenizer)
+        """Return the files of a checkpoint that describe the whole model, by name; see `TrainingStep`.
+
+        Stages that read no data don't know the tokenizer, and so leave its file out.
+        """
+        return describe_model(self._model, None if self._data is None else self._data.tokenizer)
 
     def close(self) -> None:
         """Free the weights on the meshes."""

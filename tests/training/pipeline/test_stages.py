@@ -1,0 +1,123 @@
+"""Stages that have a process each, here a thread each, compute what all of them in one process do."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mesh.device import Mesh, open_mesh
+from mesh.exact_transfer import ExactArray
+from services.config.job import JobConfig
+from services.config.job_parts import CorpusFile, DataConfig
+from services.config.models import GPT2Config
+from services.config.pipeline import PipelineConfig
+from services.errors import Refused
+from services.pipeline.schedule import Pass
+from training.data.tokenizer import build_character_tokenizer
+from training.pipeline.stages import Compute, PipelineStages
+from training.range_step import FinishedPass, Float32Array
+
+STAGES = 3
+TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
+MODEL = GPT2Config(
+    num_heads=2, embedding_dim=64, num_blocks=3, max_sequence_length=32, dropout_prob=0.1, weight_tying=True
+)
+
+
+class Exchange:
+    """Arrays on their way between threads, by the pass that takes them, or by the tied part's micro-batch."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[Pass | int, ExactArray] = {}
+        self._changed = threading.Condition()
+
+    def _put(self, key: Pass | int, array: ExactArray) -> None:
+        with self._changed:
+            self._arrays[key] = array
+            self._changed.notify_all()
+
+    def _take(self, key: Pass | int) -> ExactArray:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self._arrays, timeout=60)
+            return self._arrays.pop(key)
+
+    send = send_tied = _put
+    receive = receive_tied = _take
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> JobConfig:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    file = CorpusFile(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+    return JobConfig(
+        model=MODEL,
+        seed=7,
+        batch_size=4,
+        validation_batch_size=4,
+        num_workers=STAGES,
+        gradient_accumulation_steps=4,
+        pipeline=PipelineConfig(blocks_per_stage=(1,) * STAGES),
+        data=DataConfig(files=(file,), vocab_size=build_character_tokenizer(frozenset(TEXT)).size),
+    )
+
+
+@pytest.fixture
+def mesh() -> Iterator[Mesh]:
+    with open_mesh((1, 1), backend="emulator") as mesh:
+        yield mesh
+
+
+def without_corpus(config: JobConfig) -> JobConfig:
+    assert config.data is not None
+    file = config.data.files[0].model_copy(update={"path": "/nowhere/text.txt"})
+    return config.model_copy(update={"data": config.data.model_copy(update={"files": (file,)})})
+
+
+def build(config: JobConfig, mesh: Mesh, first: int, count: int) -> PipelineStages:
+    assert config.pipeline is not None
+    stages = dict.fromkeys(range(first, first + count), mesh)
+    return PipelineStages(config, config.pipeline, stages)
+
+
+def run(
+    stages: PipelineStages, weights: Float32Array, exchange: Exchange
+) -> tuple[Float32Array, list[float]]:
+    """Return the stages' part of the gradients of a step, zero elsewhere, and losses of micro- and held-out batches."""
+    for index, entry in enumerate(stages.layout.entries):
+        stages.load(index, weights[entry.offset : entry.stop])
+    gradients = np.zeros((4, stages.layout.elements), np.float32)
+
+    def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
+        return compute(gradients[index, stages.ranges[range_index]], lambda offset: None)
+
+    losses = stages.micro_batches(3, 0, 4, add_leaf, exchange)
+    return gradients, losses + [total for total, _ in stages.evaluate([0], exchange)]
+
+
+def test_a_middle_stage_needs_no_corpus(config: JobConfig, mesh: Mesh) -> None:
+    whole = build(config, mesh, 0, STAGES)
+    weights = np.concatenate(list(whole.initial_weights().values()))
+    expected = run(whole, weights, Exchange())
+    blind = without_corpus(config)
+    for first in (0, STAGES - 1):
+        with pytest.raises(Refused, match="data_path"):
+            build(blind, mesh, first, 1)
+    apart = [build(blind if 0 < stage < STAGES - 1 else config, mesh, stage, 1) for stage in range(STAGES)]
+    assert [each.evaluation_batches for each in apart] == [
+        whole.evaluation_batches,
+        0,
+        whole.evaluation_batches,
+    ]
+    assert {each.tokens_per_micro_batch for each in apart} == {whole.tokens_per_micro_batch}
+    exchange = Exchange()
+    with ThreadPoolExecutor(STAGES) as pool:
+        runs = list(pool.map(lambda each: run(each, weights, exchange), apart))
+    assert np.array_equal(sum(gradients for gradients, _ in runs), expected[0])
+    assert runs[-1][1] == expected[1] and len(expected[1]) == 5
