@@ -19,6 +19,7 @@ from training.job_data import JobData, UnreadData
 from training.models.build import build_model
 from training.models.checkpoint_files import describe_model
 from training.models.initialise import build_layout
+from training.pipeline.activation_memory import ActivationMemory
 from training.pipeline.exchange import PassExchange
 from training.range_step import FinishedPass, Float32Array, PassInFlight, RangeStep
 from training.step import PassPhase, unobserved
@@ -57,6 +58,8 @@ class PipelineStages:
         evaluation_batches: number of held-out batches that the job evaluates; 0 if these stages read no data.
         tokens_per_micro_batch: tokens in one micro-batch.
         vocabulary: number of tokens.
+        activation_bytes: most memory of one chip that forward passes kept for their backward passes in the newest
+            lease, for each mesh, by the first of its stages; empty before the first lease.
 
     Raises:
         Refused: data is missing or unusable, sizes are impossible, or the model has no blocks.
@@ -74,7 +77,7 @@ class PipelineStages:
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
         self._pipeline = pipeline
-        self._stages = frozenset(meshes)
+        self._meshes = meshes
         self._around_phase = around_phase
         self._on_non_finite = on_non_finite
         run = StageRun(min(meshes), len(meshes))
@@ -103,6 +106,7 @@ class PipelineStages:
         self.evaluation_batches = 0 if self._data is None else self._data.evaluation_batches
         self.tokens_per_micro_batch = data.rows_per_micro_batch
         self.vocabulary = data.vocabulary
+        self.activation_bytes: dict[int, int] = {}
 
     def initial_weights(self) -> dict[int, Float32Array]:
         """Return each range's part of the weights that training starts from, flat; see `TrainingStep`."""
@@ -134,20 +138,23 @@ class PipelineStages:
         Returns:
             The mean loss of each micro-batch, in index order; empty without the last range.
         """
-        schedule = self._pipeline.make_schedule(count, worker_stages=len(self._stages))
+        schedule = self._pipeline.make_schedule(count, worker_stages=len(self._meshes))
         passes = _Passes(step, first, schedule, self._ranges, add_leaf, exchange)
-        lowest = min(self._ranges)
+        lowest, memory = min(self._ranges), ActivationMemory(self._meshes)
         try:
             for one in self._order(schedule):
                 phase = PassPhase.BACKWARD_PASS if one.is_backward else PassPhase.FORWARD_PASS
                 with self._around_phase(phase):
                     passes.run(one)
+                if not one.is_backward:
+                    memory.sample(one.range_index % schedule.stages)
                 if one.is_backward and one.range_index == lowest:
                     name = passes.non_finite.pop(one.micro_batch, "")
                     if name and self._on_non_finite is not None:
                         self._on_non_finite(first + one.micro_batch, name)
         finally:
             passes.clear()
+        self.activation_bytes = memory.peak_bytes()
         return passes.losses
 
     def evaluate(self, indices: Sequence[int], exchange: PassExchange) -> Iterator[tuple[float, int]]:
@@ -185,10 +192,10 @@ class PipelineStages:
 
     def _order(self, schedule: Schedule) -> Iterator[Pass]:
         """Yield the passes of these stages in an order that one thread can run."""
-        if len(self._stages) == 1:
-            return schedule.passes(next(iter(self._stages)))
+        if len(self._meshes) == 1:
+            return schedule.passes(next(iter(self._meshes)))
         stages = schedule.stages
-        return (one for one in schedule.merged_passes() if one.range_index % stages in self._stages)
+        return (one for one in schedule.merged_passes() if one.range_index % stages in self._meshes)
 
 
 @dataclass

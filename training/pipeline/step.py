@@ -71,6 +71,11 @@ class PipelineStep:
         self.tokens_per_micro_batch = stages.tokens_per_micro_batch
         self.vocabulary = stages.vocabulary
 
+    @property
+    def activation_bytes(self) -> dict[int, int]:
+        """Most memory that forward passes kept on a chip of each mesh in the newest lease; see `PipelineStages`."""
+        return self._stages.activation_bytes
+
     def initial_weights(self) -> Float32Array:
         """Return the weights that training starts from, flat in layout order; see `TrainingStep`."""
         return np.concatenate(list(self._stages.initial_weights().values()))

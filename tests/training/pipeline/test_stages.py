@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from mesh.exact_transfer import ExactArray
 from services.config.job import JobConfig
@@ -24,6 +25,7 @@ from training.pipeline.stages import Compute, PipelineStages
 from training.range_step import FinishedPass, Float32Array
 
 STAGES = 3
+MICRO_BATCHES = 8
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
 MODEL = GPT2Config(
     num_heads=2, embedding_dim=64, num_blocks=3, max_sequence_length=32, dropout_prob=0.1, weight_tying=True
@@ -31,21 +33,23 @@ MODEL = GPT2Config(
 
 
 class Exchange:
-    """Arrays on their way between threads, by the pass that takes them, or by the tied part's micro-batch."""
+    """Arrays on their way between threads, by the pass that takes them, or by the tied part's micro-batch.
+
+    Attributes:
+        turn: held by the thread that computes, as the emulator takes one at a time; a thread that waits lets go of it.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[Pass | int, ExactArray] = {}
-        self._changed = threading.Condition()
+        self.turn = threading.Condition()
 
     def _put(self, key: Pass | int, array: ExactArray) -> None:
-        with self._changed:
-            self._arrays[key] = array
-            self._changed.notify_all()
+        self._arrays[key] = array
+        self.turn.notify_all()
 
     def _take(self, key: Pass | int) -> ExactArray:
-        with self._changed:
-            assert self._changed.wait_for(lambda: key in self._arrays, timeout=60)
-            return self._arrays.pop(key)
+        assert self.turn.wait_for(lambda: key in self._arrays, timeout=60)
+        return self._arrays.pop(key)
 
     send = send_tied = _put
     receive = receive_tied = _take
@@ -62,7 +66,7 @@ def config(tmp_path: Path) -> JobConfig:
         batch_size=4,
         validation_batch_size=4,
         num_workers=STAGES,
-        gradient_accumulation_steps=4,
+        gradient_accumulation_steps=MICRO_BATCHES,
         pipeline=PipelineConfig(blocks_per_stage=(1,) * STAGES),
         data=DataConfig(files=(file,), vocab_size=build_character_tokenizer(frozenset(TEXT)).size),
     )
@@ -87,18 +91,28 @@ def build(config: JobConfig, mesh: Mesh, first: int, count: int) -> PipelineStag
 
 
 def run(
-    stages: PipelineStages, weights: Float32Array, exchange: Exchange
+    stages: PipelineStages, weights: Float32Array, exchange: Exchange, count: int = MICRO_BATCHES
 ) -> tuple[Float32Array, list[float]]:
-    """Return the stages' part of the gradients of a step, zero elsewhere, and losses of micro- and held-out batches."""
-    for index, entry in enumerate(stages.layout.entries):
-        stages.load(index, weights[entry.offset : entry.stop])
-    gradients = np.zeros((4, stages.layout.elements), np.float32)
+    """Return the stages' part of the gradients of a lease, 0 elsewhere, and losses of micro- and held-out batches."""
+    gradients = np.zeros((count, stages.layout.elements), np.float32)
 
     def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
         return compute(gradients[index, stages.ranges[range_index]], lambda offset: None)
 
-    losses = stages.micro_batches(3, 0, 4, add_leaf, exchange)
-    return gradients, losses + [total for total, _ in stages.evaluate([0], exchange)]
+    with exchange.turn:
+        for index, entry in enumerate(stages.layout.entries):
+            stages.load(index, weights[entry.offset : entry.stop])
+        losses = stages.micro_batches(3, 0, count, add_leaf, exchange)
+        return gradients, losses + [total for total, _ in stages.evaluate([0], exchange)]
+
+
+def run_apart(
+    apart: list[PipelineStages], weights: Float32Array, count: int = MICRO_BATCHES
+) -> list[tuple[Float32Array, list[float]]]:
+    """Return what `run` does for each, with a thread for each."""
+    exchange = Exchange()
+    with ThreadPoolExecutor(len(apart)) as pool:
+        return list(pool.map(lambda each: run(each, weights, exchange, count), apart))
 
 
 def test_a_middle_stage_needs_no_corpus(config: JobConfig, mesh: Mesh) -> None:
@@ -116,8 +130,32 @@ def test_a_middle_stage_needs_no_corpus(config: JobConfig, mesh: Mesh) -> None:
         whole.evaluation_batches,
     ]
     assert {each.tokens_per_micro_batch for each in apart} == {whole.tokens_per_micro_batch}
-    exchange = Exchange()
-    with ThreadPoolExecutor(STAGES) as pool:
-        runs = list(pool.map(lambda each: run(each, weights, exchange), apart))
+    runs = run_apart(apart, weights)
     assert np.array_equal(sum(gradients for gradients, _ in runs), expected[0])
-    assert runs[-1][1] == expected[1] and len(expected[1]) == 5
+    assert runs[-1][1] == expected[1] and len(expected[1]) == MICRO_BATCHES + 1
+
+
+def test_a_stage_keeps_as_many_micro_batches_as_its_schedule_says_however_many_there_are(
+    config: JobConfig,
+) -> None:
+    with open_mesh((STAGES, 1), backend="emulator") as mesh:
+        meshes = mesh.split(STAGES, Axes())
+        apart = [build(config, own, stage, 1) for stage, own in enumerate(meshes)]
+        assert [each.activation_bytes for each in apart] == [{}, {}, {}]
+        weights = np.concatenate([part for each in apart for part in each.initial_weights().values()])
+        found = []
+        for count in (1, 8, 32):
+            run_apart(apart, weights, count)
+            found.append([each.activation_bytes[stage] for stage, each in enumerate(apart)])
+    one, few, many = found
+    assert few == many == [5 * one[0], 3 * one[1], one[2]]
+    assert all(one)
+
+
+def test_stages_that_share_chips_are_measured_together(config: JobConfig, mesh: Mesh) -> None:
+    whole = build(config, mesh, 0, STAGES)
+    weights = np.concatenate(list(whole.initial_weights().values()))
+    run(whole, weights, Exchange())
+    first_lease = whole.activation_bytes
+    run(whole, weights, Exchange())
+    assert first_lease == whole.activation_bytes and list(first_lease) == [0]
