@@ -102,7 +102,7 @@ class AggregatorCore:
         self.check_under_way = False
         self._optimizer_lost_reason = "not connected yet"
         self._optimizer_wait = OptimizerWait()
-        self._last_lease = epoch << 32  # so that no two epochs have a lease id in common
+        self._last_id = epoch << 32  # so that no two epochs have the id of a lease or a row in common
         self._own_clock = OwnClock(heartbeat_seconds)
         self._out = Outbox()
         self.jobs = LiveJobs(records, self._out)
@@ -117,7 +117,7 @@ class AggregatorCore:
         member = self.members.get(session)
         if self.run is None or member is None:
             return None
-        return self.run.router.next_weights(member)
+        return self.run.next_weights(member)
 
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements in the running job's layout; None for another job or an unknown layout."""
@@ -139,7 +139,10 @@ class AggregatorCore:
         if self.run is None or self.run.job.id != header.job:
             running = self.run.job.id if self.run else "none"
             return Refusal(f"the chunk's job is {header.job!r}, the running job is {running}")
-        return self.run.lease_book.check_chunk(session, header)
+        member = self.members.get(session)
+        if member is None:
+            return Refusal(f"the chunk's lease is {header.lease}, and its worker is no longer connected")
+        return self.run.check_chunk(member, header)
 
     def status(self, now: float) -> ClusterStatus:
         """Return the cluster's status for users."""
@@ -152,25 +155,32 @@ class AggregatorCore:
             waiting=self.describe_wait(now) or "",
             waits=self.waits(now),
         )
-        for member in self.members.values():
-            status.workers.append(
-                MemberStatus(
-                    name=member.name,
-                    incarnation=member.incarnation,
-                    state=self._state_of(member).value,
-                    detail=member.detail,
-                    generation=member.loaded_version.generation if member.loaded_version else 0,
-                    step=member.loaded_version.step if member.loaded_version else 0,
-                    seconds_since_heard=own_now - member.heard_seconds,
-                    micro_batches_per_second=member.speed,
-                )
-            )
+        status.workers.extend(self._describe(member, own_now) for member in self.members.values())
+        return status
+
+    def _describe(self, member: Member, own_now: float) -> MemberStatus:
+        status = MemberStatus(
+            name=member.name,
+            incarnation=member.incarnation,
+            state=self._state_of(member).value,
+            detail=member.detail,
+            generation=member.loaded_version.generation if member.loaded_version else 0,
+            step=member.loaded_version.step if member.loaded_version else 0,
+            seconds_since_heard=own_now - member.heard_seconds,
+            micro_batches_per_second=member.speed,
+        )
+        seat = self.run.holders.find_seat(member) if self.run is not None else None
+        if seat is not None:
+            status.row, stages = seat
+            status.first_stage, status.stages = stages.first, stages.count
         return status
 
     def _state_of(self, member: Member) -> MemberState:
         if self.run is None:
             return MemberState.CONNECTED
-        return MemberState.COMPUTING if self.run.lease_book.is_computing(member) else member.state
+        holder = self.run.holders.find(member)
+        computing = holder is not None and self.run.lease_book.is_computing(holder)
+        return MemberState.COMPUTING if computing else member.state
 
     def waits(self, now: float) -> list[Wait]:
         """Return what workers and the optimizer owe the running job, the longest wait first."""
@@ -310,6 +320,7 @@ class AggregatorCore:
             return
         member.has_data_stream = True
         if self.run is not None:
+            self.run.holders.settle(now)
             self.run.dispatch(now)
 
     def _close(self, member: Member, reason: str, now: float) -> None:
@@ -345,14 +356,7 @@ class AggregatorCore:
             case pb.Fetching():
                 self.run.job_members.note_fetching(member, body, now)
             case pb.Failure():
-                if body.retries:
-                    self.run.unfit(member, body.reason, now)
-                elif body.lease:
-                    self.run.failed(member, body, now)
-                else:
-                    self.run.refuse(member, Refusal(body.reason), now)
-                if not self.run.ended:
-                    self.run.dispatch(now)
+                self.run.failed(member, body, now)
 
     def _ticked(self, now: float) -> None:
         for member in list(self.members.values()):
@@ -415,17 +419,16 @@ class AggregatorCore:
             epoch=self.epoch,
             timeouts=self.timeouts,
             shards=self._shards,
-            new_lease=self._new_lease,
+            new_id=self._new_id,
             members=self.members,
             out=self._out,
             now=now,
         )
         self.run.report.begin()
-        for member in self.members.values():
-            self.run.job_members.join(member, now)
+        self.run.holders.join(self.members.values(), now)
         if self.optimizer:
             self.run.open()
 
-    def _new_lease(self) -> int:
-        self._last_lease += 1
-        return self._last_lease
+    def _new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aggregator.core.events import DropAll, Outbox, ToOptimizer
+from aggregator.core.events import Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.evaluation import Evaluation
@@ -91,6 +91,8 @@ class JobProgress:
 
     def learn_batches(self, ready: pb.Ready, now: float) -> None:
         """Take the sizes of batches from a worker that has read the corpus; begin an evaluation that waits for them."""
+        if ready.first_stage:
+            return  # only the first of a row's workers must have read it
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
         self._job.flops_per_token = ready.flops_per_token
         if self._evaluation_batches is None:
@@ -104,7 +106,7 @@ class JobProgress:
         self._lease_book.clear_step()
         self._set_phase(JobPhase.INITIALISE)
         self._router.weights.begin(None, 0)
-        self._out.put(DropAll())
+        self._router.drop_all()
 
     def continue_at(self, version: Version, missing: ChunkSet, now: float) -> None:
         """Continue at the optimizer's version; `missing` are the chunks of the step's sum that it lacks."""
@@ -127,7 +129,7 @@ class JobProgress:
         self._report.enter(version)
         self.version = version
         self._lease_book.initialisation = None
-        self._out.put(DropAll())
+        self._router.drop_all()
         self.next_phase(now)
 
     def advance(self, now: float) -> None:
@@ -144,7 +146,7 @@ class JobProgress:
             now=now,
         )
         self._router.weights.begin(self.version, self.elements)
-        self._out.put(DropAll())
+        self._router.drop_all()
         self.next_phase(now)
 
     def next_phase(self, now: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aggregator.core.events import DropAll, Outbox, ToOptimizer, ToWorker
+from aggregator.core.events import Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
 from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_fault
 from aggregator.core.leasing.lease_book import LeaseBook
@@ -22,6 +22,10 @@ from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.progress import JobProgress
+from aggregator.core.rows.holders import Holders, WorkersAsHolders
+from aggregator.core.rows.job_rows import JobRows
+from aggregator.core.rows.row_table import RowTable
+from aggregator.core.status_check import check_status
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
@@ -35,7 +39,6 @@ from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
 from services.tensors.chunk_set import ChunkSet
-from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import Timeouts
 
 
@@ -48,7 +51,7 @@ class RunningJob:
         epoch: the aggregator's epoch.
         timeouts: the cluster's timeouts.
         shards: the number of processes that share the chunks.
-        new_lease: returns a lease id that was never used before.
+        new_id: returns an id, of a lease or a row, that was never used before.
         members: the connected workers, by session.
         out: takes the effects.
         now: the time, on the monotonic clock.
@@ -60,7 +63,8 @@ class RunningJob:
         job_members: admits workers to the job and refuses them.
         report: saves the job's record and publishes events.
         quorum: whether the job has enough workers.
-        lease_book: the leases of its workers.
+        lease_book: the leases of its workers, or of their rows.
+        holders: the workers, or their rows, as the holders of these leases.
         router: its chunks on their way.
         progress: its version, its phase and its layout's size.
         optimizer_state: what the optimizer said last; STATE_UNSPECIFIED until it answers Open.
@@ -75,7 +79,7 @@ class RunningJob:
         epoch: int,
         timeouts: Timeouts,
         shards: int,
-        new_lease: Callable[[], int],
+        new_id: Callable[[], int],
         members: Mapping[int, Member],
         out: Outbox,
         now: float,
@@ -90,11 +94,16 @@ class RunningJob:
         self.quorum = Quorum(
             plan.min_workers, members, self._admission, lambda text: self.report.note("member", text)
         )
-        self._orders = WorkerOrders(
-            job.id, new_lease, lambda session, order: out.put(ToWorker(session, order))
-        )
+        self.router = ChunkRouter(job.id, epoch, plan.wire, out)
+        rows = RowTable(job.id, members, self.router.drop_pieces, out)
+        self._orders = WorkerOrders(job.id, new_id, rows.send)
         self.lease_book = LeaseBook(
-            timeouts, members, self._orders, self.report, out, checked=bool(plan.verify_fraction)
+            timeouts,
+            rows.members if plan.stages > 1 else members,
+            self._orders,
+            self.report,
+            out,
+            checked=bool(plan.verify_fraction),
         )
         self._exclusions = Exclusions(job)
         self._deaths = WorkerDeaths(job.id)
@@ -103,7 +112,19 @@ class RunningJob:
             members, self._admission, self._exclusions, self._deaths, self._orders, self.report
         )
         self._lease_results = LeaseResults(job, self.lease_book, self.job_members)
-        self.router = ChunkRouter(job.id, epoch, plan.wire, out)
+        self.holders: Holders = WorkersAsHolders(self.job_members, self.lease_book)
+        if plan.stages > 1:
+            self.holders = JobRows(
+                plan.stages,
+                rows,
+                members,
+                self.job_members,
+                self.lease_book,
+                self.router,
+                self.report,
+                new_row=new_id,
+                share_after_seconds=timeouts.deaf,
+            )
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
         self.lacks_space = False
         self._timeouts = timeouts
@@ -135,7 +156,7 @@ class RunningJob:
         for session in self.members:
             self._orders.leave(session, detail)
         self._out.put(ToOptimizer(pb.Close(job=self.job.id)))
-        self._out.put(DropAll())
+        self.router.drop_all()
 
     # ---- the optimizer ----
 
@@ -160,26 +181,16 @@ class RunningJob:
             self.dispatch(now)
             return
         version = Version(status.generation, status.step)
-        if status.step > self.plan.steps:
-            steps = counted(self.plan.steps, "step")
-            self.end(FAILED, f"the optimizer is at step {status.step}, the job has {steps}")
-            return
         if (
             status.state == pb.OptimizerStatus.TRAINING
             and self.progress.version is not None
             and version < self.progress.version
         ):
             return  # stale: newer weights have already come on the data stream
-        if not 0 < status.elements <= MAX_ELEMENTS or not status.layout_hash:
-            found = f"a layout of {status.elements} elements with hash {status.layout_hash[:12]!r}"
-            text = f"the optimizer has {found}, expected 1 to {MAX_ELEMENTS} elements and a hash"
-            self.end(FAILED, f"{text}; give all hosts the same version of Tiermesh")
-            return
-        if self._admission.layout_hash and status.elements != self.progress.elements:
-            text = (
-                f"the optimizer has {status.elements} elements, expected {self.progress.elements} as before"
-            )
-            self.end(FAILED, f"{text}; give all hosts the same version of Tiermesh")
+        known = self.progress.elements if self._admission.layout_hash else 0
+        unusable = check_status(status, self.plan.steps, known)
+        if unusable is not None:
+            self.end(FAILED, str(unusable))
             return
         self._admission.layout_hash = status.layout_hash
         self.progress.learn_layout(status.elements)
@@ -223,17 +234,32 @@ class RunningJob:
 
     # ---- chunks ----
 
+    def check_chunk(self, member: Member, header: ChunkHeader) -> Refusal | None:
+        """Return why what a worker has sent of a chunk is stale; None if it is wanted."""
+        holder = self.holders.find(member)
+        if holder is None:
+            return Refusal(f"the chunk's lease is {header.lease}, and this worker is a spare now")
+        refusal = self.lease_book.check_chunk(holder.session, header)
+        return refusal or self.holders.check_piece(member, header)
+
     def chunk_arrived(self, member: Member, header: ChunkHeader, now: float, *, in_place: bool) -> None:
-        """Route a chunk from a worker; drop a stale one."""
-        if self.lease_book.check_chunk(member.session, header) is not None:
+        """Route a chunk from a worker, as soon as it is whole; drop a stale one."""
+        holder = self.holders.find(member)
+        if holder is None or self.check_chunk(member, header) is not None:
             return
+        whole = self.holders.take_piece(member, header)
+        if whole is not None:
+            self._route(holder, whole, in_place=in_place)
+
+    def _route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:
+        """Route a whole chunk of the worker or row that has its lease."""
         if header.kind == INITIAL_WEIGHTS:
             self.router.route_initial_weights(header)
             current = self.lease_book.initialisation
             if current is not None and current.missing is not None:
                 current.missing.discard(header.index)
             return
-        step_sum, assignment = self.lease_book.accept_gradient(member, header, in_place=in_place)
+        step_sum, assignment = self.lease_book.accept_gradient(holder, header, in_place=in_place)
         self.router.route_gradient(step_sum, assignment, header, self.progress.elements)
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
@@ -249,6 +275,10 @@ class RunningJob:
         if version == self.progress.version == self.router.weights.version:
             self.router.store_weights(header)
 
+    def next_weights(self, member: Member) -> ChunkHeader | None:
+        """Return the header of the chunk, or of the piece, to send a worker next; None if there is none now."""
+        return self.router.next_weights(member, self.holders.weights_of(member))
+
     # ---- workers ----
 
     def connected(self, member: Member, hello: pb.Hello, now: float) -> None:
@@ -263,33 +293,38 @@ class RunningJob:
         if blame is not None and blame.job is not None:
             self.end(FAILED, blame.job)
             return
-        self.job_members.join(member, now)
+        self.holders.join([member], now)
         self._end_if_hopeless(now)
 
     def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
-        """Admit a worker that has built the job, or refuse it."""
+        """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
+        if not self.holders.expects(member, ready):
+            return  # it has been told to build other stages since
         refusal = self.job_members.admit(member, ready)
         if refusal is not None:
             self.refuse(member, refusal, now)
             return
         if member.code_wait is not None:
+            self.holders.settle(now)
             return
         self.progress.learn_batches(ready, now)
         self.job_members.note_admission(member, ready)
+        refusal = self.holders.note_built(member, ready, now)
+        if refusal is not None:
+            self.refuse(member, refusal, now)
         if not self.ended:
             self.dispatch(now)
 
     def refuse(self, member: Member, refusal: Refusal, now: float) -> None:
         """Send a worker away and release its leases."""
         self.job_members.refuse(member, refusal)
-        self.lease_book.abandon(member, now)
+        self.holders.release(member, now)
         self._end_if_hopeless(now)
 
-    def unfit(self, member: Member, reason: str, now: float) -> None:
+    def _unfit(self, member: Member, reason: str, now: float) -> None:
         """Record that a worker can't open its mesh, or lacks an input of the job; release its leases if it had both."""
-        if member.ready:
-            self.lease_book.abandon(member, now)
         self.job_members.mark_unfit(member, Refusal(reason))
+        self.holders.release(member, now)
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
@@ -298,8 +333,25 @@ class RunningJob:
             self.end(FAILED, str(refusal))
 
     def failed(self, member: Member, failure: pb.Failure, now: float) -> None:
+        """Go on without what a worker can't do: the job, for good or for now, its stages together, or a lease."""
+        if failure.retries:
+            self._unfit(member, failure.reason, now)
+        elif failure.lease:
+            self._lease_failed(member, failure, now)
+        else:
+            fault = Refusal(failure.reason)
+            refusal = self.holders.note_too_large(member, failure, now) if failure.too_large else fault
+            if refusal is not None:
+                self.refuse(member, refusal, now)
+        if not self.ended:
+            self.dispatch(now)
+
+    def _lease_failed(self, member: Member, failure: pb.Failure, now: float) -> None:
         """Release a failed lease; refuse its worker, or end the job, if the failures repeat."""
-        blame = self._lease_results.record_failure(member, member, failure, self.progress.version, now)
+        holder = self.holders.void_failed(member, failure, now)
+        if holder is None:
+            return
+        blame = self._lease_results.record_failure(holder, member, failure, self.progress.version, now)
         if blame.job is not None:
             self.end(FAILED, blame.job)
         elif blame.worker is not None:
@@ -307,12 +359,17 @@ class RunningJob:
 
     def weights_loaded(self, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
         """Record the version whose complete weights are on a worker's mesh."""
-        self._lease_results.record_weights_loaded(member, loaded, now)
+        found = self.holders.weights_loaded(member, Version(loaded.generation, loaded.step))
+        if found is not None:
+            self._lease_results.record_weights_loaded(*found, now)
         self.dispatch(now)
 
     def description(self, member: Member, description: pb.Description) -> None:
         """Pass the layout from the worker that makes the initial weights on to the optimizer."""
-        current = self.lease_book.find_initialisation(member.session, description.lease)
+        holder = self.holders.find_described(member)
+        if holder is None:
+            return
+        current = self.lease_book.find_initialisation(holder.session, description.lease)
         if current is None:
             return
         current.described = True
@@ -321,12 +378,20 @@ class RunningJob:
 
     def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
         """Record that a worker has computed a lease, whose chunks are on the way, or a check."""
-        if self._lease_results.record_computed(member, computed, now):
-            self.dispatch(now)
+        found = self.holders.computed(member, computed)
+        if found is None or not self._lease_results.record_computed(*found, now):
+            return
+        waiting = self.holders.take_waiting(*found)
+        if waiting is not None:
+            self._route(found[0], waiting, in_place=False)
+        self.dispatch(now)
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
         """Record a worker's losses of a lease, and the validation loss if they are the last ones."""
-        evaluation = self._lease_results.record_losses(member, evaluated, self.progress.version)
+        found = self.holders.evaluated(member, evaluated)
+        if found is None:
+            return
+        evaluation = self._lease_results.record_losses(*found, self.progress.version)
         if evaluation is None or self.progress.version is None:
             return
         if evaluation.complete:
@@ -337,9 +402,11 @@ class RunningJob:
 
     def lost(self, member: Member, reason: str, now: float) -> None:
         """Release the leases of a worker that is gone, and is no longer among the members."""
-        if self.lease_book.holds_lease(member) or member.building_since_seconds is not None:
+        holder = self.holders.find(member)
+        at_work = holder is not None and self.lease_book.holds_lease(holder)
+        if at_work or member.building_since_seconds is not None:
             self._deaths.note_lost_at_work(member.name, member.incarnation)
-        self.lease_book.abandon(member, now)
+        self.holders.release(member, now)
         self.report.note("member", f"worker {member.name} is gone: {reason}")
         self.dispatch(now)
 
@@ -361,6 +428,7 @@ class RunningJob:
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
         self.job_members.mark_slow_builds(now, self._timeouts.stall)
+        self.holders.settle(now)
         self._end_if_hopeless(now)
         if self.ended:
             return
@@ -412,7 +480,7 @@ class RunningJob:
         """Exclude faulty workers and drop the step's sum, which may contain what they computed."""
         assert self.progress.version is not None
         self.lease_book.step_sum = None
-        self._out.put(DropAll())
+        self.router.drop_all()
         self._exclusions.add(finding, self.progress.version)
         self.report.save()
         for member in list(self.members.values()):

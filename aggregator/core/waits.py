@@ -48,13 +48,17 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return f"waits for the optimizer to restart step {run.job.step}"
     if not run.members:
         return "waits for a worker to connect"
+    lacking = run.holders.describe_shortage()
+    if lacking is not None:
+        return f"{lacking}{detail}"
     able = run.lease_book.able_members()
     if not able:
         return "waits for workers to build the job: " + ", ".join(
             f"{member.name} ({member.describe()})" for member in run.members.values()
         )
     holders = sum(member.loaded_version == run.progress.version for member in able)
-    return f"phase {run.job.phase}, step {run.job.step}; workers with its weights: {holders} of {len(able)}{detail}"
+    who = "rows" if run.plan.stages > 1 else "workers"
+    return f"phase {run.job.phase}, step {run.job.step}; {who} with its weights: {holders} of {len(able)}{detail}"
 
 
 def describe_optimizer_debt(run: RunningJob) -> str | None:

@@ -217,6 +217,7 @@ class JobConfig(ConfigRecord):
             verify_fraction=self.verify_fraction,
             on_faulty=self.on_faulty,
             batch_size=self.batch_size,
+            stages=self.stages,
         )
 
     def to_json(self) -> str:

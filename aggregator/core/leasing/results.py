@@ -28,9 +28,9 @@ class LeaseResults:
         self._job_members = job_members
         self._failures = LeaseFailures()
 
-    def record_weights_loaded(self, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
+    def record_weights_loaded(self, member: Member, version: Version, now: float) -> None:
         """Record the version whose complete weights are on a worker's mesh."""
-        member.loaded_version, member.stalled = Version(loaded.generation, loaded.step), False
+        member.loaded_version, member.stalled = version, False
         step_sum = self._lease_book.step_sum
         if step_sum is not None and member.loaded_version == step_sum.version:
             step_sum.restart_clock(member.session, now)

@@ -50,11 +50,6 @@ class JobMembers:
         self._orders = orders
         self._report = report
 
-    def join(self, member: Member, now: float) -> None:
-        """Order a worker to build the job, unless it is excluded."""
-        if self.enter(member):
-            self.build(member, now)
-
     def enter(self, member: Member) -> bool:
         """Prepare a worker for the job; return False if it is excluded, and so sent away."""
         member.leave_job()

@@ -89,6 +89,7 @@ class Member:
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
         spare: whether it has no stages of the running job, and waits until a row needs it.
+        spare_reason: why a row can't need it; empty if one may.
         building_since_seconds: since when it builds the job; None if it does not.
         fetch: what it reads, from the aggregator or on its own host, before it can build the job; None for nothing.
         code_wait: why it waits until the job is pinned to its code; None if it does not.
@@ -113,6 +114,7 @@ class Member:
     unfit: Refusal | None = None
     pipeline_address: str = ""
     spare: bool = False
+    spare_reason: str = ""
     building_since_seconds: float | None = None
     fetch: Fetch | None = None
     code_wait: CodeWait | None = None
@@ -165,14 +167,15 @@ class Member:
     def detail(self) -> str:
         """Why it takes no part in the running job; empty if it does, or may soon."""
         waiting = self.code_wait.reason if self.code_wait is not None else None
-        return str(self.refusal or self.unfit or waiting or "")
+        return str(self.refusal or self.unfit or waiting or self.spare_reason)
 
     def leave_job(self) -> None:
         """Forget everything that concerns the running job."""
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.code_wait = None, None, None
-        self.stalled, self.spare, self.failures, self.peak_flops = False, False, 0, None
+        self.stalled, self.failures, self.peak_flops = False, 0, None
+        self.spare, self.spare_reason = False, ""
 
     def lose_build(self) -> None:
         """Note that the job is not on its mesh, and neither are the weights."""

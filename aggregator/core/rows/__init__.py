@@ -1,4 +1,5 @@
 """Rows: workers that together hold all stages of a pipeline, and that the rest of the core sees as one worker each.
 
-`forming` decides which worker has which stages (docs/decisions/0044).
+`holders` says what a job needs of them, `job_rows` does it. `forming` decides which worker has which stages, `former`
+carries it out, `row_table` sends orders to rows (docs/decisions/0044).
 """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aggregator.core.events import DropPieces, Outbox, ToWorker
+from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.membership.members import Member
 from aggregator.core.rows.forming import Seats
-from aggregator.core.rows.piece_book import PieceBook
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
@@ -49,27 +48,32 @@ class Row:
 
 
 class RowTable:
-    """The rows of one job.
+    """The rows of one job; none in a job without a pipeline.
 
     Args:
         job: the job's id.
         workers: the connected workers, by session.
+        drop_pieces: drops what has arrived of a lease's chunks.
         out: takes the orders.
 
     Attributes:
         rows: the rows by session, which is a negative number: minus the row's id.
         members: the same rows, as holders of leases.
-        pieces: the pieces of the rows' chunks that have arrived.
     """
 
-    def __init__(self, job: str, workers: Mapping[int, Member], out: Outbox) -> None:
+    def __init__(
+        self, job: str, workers: Mapping[int, Member], drop_pieces: Callable[[int], None], out: Outbox
+    ) -> None:
         self.rows: dict[int, Row] = {}
         self.members: dict[int, Member] = {}
-        self.pieces = PieceBook()
         self._job = job
         self._workers = workers
         self._of_worker: dict[int, Row] = {}
+        self._drop_pieces = drop_pieces
         self._out = out
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(list(self.rows.values()))
 
     def add(self, row_id: int, seats: Seats, name: str, now: float) -> Row:
         """Add a row, which is given no leases before its member is ready."""
@@ -124,9 +128,5 @@ class RowTable:
             self._send_to_all(row, pb.Revoke(job=self._job, lease=lease))
 
     def _forget(self, row: Row, lease: int) -> bool:
-        if self.pieces.forget(lease):
-            self._out.put(DropPieces(lease))
+        self._drop_pieces(lease)
         return row.leases.pop(lease, None) is not None
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(list(self.rows.values()))

@@ -1,22 +1,34 @@
 """Chunks on their way through the aggregator: what happens to each payload.
 
-A gradient chunk is stored, merged with its sibling's, and passed on when it reaches the root. The newest weights are
-stored, and every worker is sent them in order.
+A gradient chunk is stored, merged with its sibling's, and passed on when it reaches the root. A chunk of a row of
+workers may come in pieces, which are put together first. The newest weights are stored, and every worker is sent them
+in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aggregator.core.events import Drop, Forward, Keep, Merge, Outbox, StoreWeights
+from aggregator.core.events import (
+    Assemble,
+    Drop,
+    DropAll,
+    DropPieces,
+    Forward,
+    Keep,
+    KeepPiece,
+    Merge,
+    Outbox,
+    StoreWeights,
+)
 from aggregator.core.membership.members import Member
+from aggregator.core.sums.piece_book import PieceBook
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
-from services.tensors.layout_parts import Piece
+from services.tensors.layout_parts import LayoutParts, Piece
 from services.tensors.reduction_tree import Node
 
 
@@ -51,7 +63,7 @@ class WeightStore:
         return True
 
     def next_for(
-        self, member: Member, pieces: Sequence[Piece] | None = None
+        self, member: Member, pieces: LayoutParts | None = None
     ) -> tuple[Version, int, Piece | None] | None:
         """Return the chunk to send a worker next and count it as sent; None if there is none now.
 
@@ -95,6 +107,7 @@ class ChunkRouter:
         self._epoch = epoch
         self._wire = wire
         self._out = out
+        self._pieces = PieceBook()
 
     def make_header(self, version: Version, chunk: int, elements: int, kind: int) -> ChunkHeader:
         """Return the header of a chunk to send; the sender adds its incarnation and the checksum."""
@@ -140,6 +153,41 @@ class ChunkRouter:
             forwarded.non_finite.extend(step_sum.non_finite)
         self._out.put(Forward(forwarded, step_sum.coverage.root))
 
+    # ---- pieces ----
+
+    def keep_piece(self, header: ChunkHeader) -> None:
+        """Keep a piece of a chunk of a row's lease, unless it is a repeated one."""
+        if self._pieces.add(header.lease, Piece(header.index, header.offset, header.elements)):
+            self._out.put(KeepPiece(header.lease, header.index, header.offset))
+
+    def assemble(self, header: ChunkHeader, elements: int) -> ChunkHeader | None:
+        """Put a chunk together if all of its pieces are kept, and return its header; else None.
+
+        Args:
+            header: header of a piece of the chunk.
+            elements: number of elements of the layout.
+        """
+        if not self._pieces.take(header.lease, header.index, elements):
+            return None
+        self._out.put(Assemble(header.lease, header.index))
+        whole = ChunkHeader()
+        whole.CopyFrom(header)
+        start, stop = chunk_range(elements, header.index)
+        whole.offset, whole.elements = start, stop - start
+        return whole
+
+    def drop_pieces(self, lease: int) -> None:
+        """Drop the pieces of a void lease's chunks."""
+        if self._pieces.forget(lease):
+            self._out.put(DropPieces(lease))
+
+    def drop_all(self) -> None:
+        """Drop all sums, and all pieces."""
+        self._pieces.clear()
+        self._out.put(DropAll())
+
+    # ---- weights ----
+
     def route_initial_weights(self, header: ChunkHeader) -> None:
         """Pass a chunk of initial weights to the optimizer."""
         forwarded = ChunkHeader()
@@ -154,7 +202,7 @@ class ChunkRouter:
         if self.weights.add(header.index):
             self._out.put(StoreWeights(header, self.weights.elements))
 
-    def next_weights(self, member: Member, pieces: Sequence[Piece] | None = None) -> ChunkHeader | None:
+    def next_weights(self, member: Member, pieces: LayoutParts | None = None) -> ChunkHeader | None:
         """Return the header of the chunk, or of the piece, to send a worker next; None if there is none now."""
         following = self.weights.next_for(member, pieces)
         if following is None:

@@ -53,14 +53,17 @@ LIKELY = {
 SESSIONS = st.integers(1, 4)
 
 
+MICRO_BATCH_LOSSES = {**LIKELY, "losses": st.lists(SUMS, max_size=4)}
+
+
 def messages(*kinds: Any) -> st.SearchStrategy[Any]:
-    return st.one_of([message(kind, **LIKELY) for kind in kinds])
+    likely = {pb.Computed: MICRO_BATCH_LOSSES}
+    return st.one_of([message(kind, **likely.get(kind, LIKELY)) for kind in kinds])
 
 
 def headers() -> st.SearchStrategy[ChunkHeader]:
     """Return a strategy for headers that data streams would accept, so with an index within the layout."""
-    losses = st.lists(SUMS, max_size=4)
-    return message(ChunkHeader, **{**LIKELY, "losses": losses}).filter(lambda header: header.index < CHUNKS)
+    return message(ChunkHeader, **MICRO_BATCH_LOSSES).filter(lambda header: header.index < CHUNKS)
 
 
 WORKER_MESSAGES = messages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,7 +57,8 @@ def test_a_step_counts_pipelines_and_is_that_of_a_job_without_one(load: Load) ->
     plain_hosts = {"multihost_config": {"enabled": True, "num_workers": 2}}
     plain, _ = load(training_config=training, **(hosts() | plain_hosts))
     assert (piped.micro_batches, piped.stages, plain.stages) == (6, 2, 1)
-    assert piped.plan() == plain.plan() and isinstance(piped.plan(), JobPlan)
+    assert isinstance(piped.plan(), JobPlan)
+    assert piped.plan() == replace(plain.plan(), stages=2)
     assert piped.model_copy(update={"pipeline": None, "num_workers": 2}) == plain
 
 

@@ -12,6 +12,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.errors import Refusal
+from services.pipeline.split import StageRun
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
@@ -110,6 +111,12 @@ class Dialogue:
                 return f"store weights #{effect.header.index}"
             case ev.DropAll():
                 return "drop all"
+            case ev.KeepPiece():
+                return f"keep piece {effect.offset} of #{effect.chunk}"
+            case ev.Assemble():
+                return f"assemble #{effect.chunk}"
+            case ev.DropPieces():
+                return "drop pieces"
             case ev.CheckClosed():
                 return f"check {effect.outcome}"
         return ""
@@ -133,6 +140,11 @@ class Dialogue:
                 return f"resend {chunks_of(body.chunks)}"
             case pb.Leave():
                 return f"leave: {body.reason}"
+            case pb.Join() if body.stages:
+                return f"join {StageRun(body.first_stage, body.stages)}"
+            case pb.Row():
+                seats = [f"{StageRun(seat.first_stage, seat.stages)} {seat.name}" for seat in body.seats]
+                return f"row of {', '.join(seats)}"
         return type(body).__name__.lower()
 
     # ---- people ----
@@ -160,7 +172,7 @@ class Dialogue:
 
     # ---- workers ----
 
-    def hello(self, session: int, name: str = "", **fields: Any) -> list[str]:
+    def hello(self, session: int, name: str = "", pipeline_address: str = "", **fields: Any) -> list[str]:
         """Connect a worker with its Hello."""
         words = {
             "protocol": PROTOCOL_VERSION,
@@ -170,7 +182,7 @@ class Dialogue:
             "shard_count": 1,
             **fields,
         }
-        return self.give(ev.WorkerConnected(session, pb.Hello(**words)))
+        return self.give(ev.WorkerConnected(session, pb.Hello(**words), pipeline_address))
 
     def says(self, session: int, body: Any, epoch: int | None = None) -> list[str]:
         """Give the core a worker's control message."""

@@ -20,24 +20,28 @@ class PieceBook:
         pieces[piece.offset] = piece.elements
         return True
 
-    def is_whole(self, lease: int, chunk: int, elements: int) -> bool:
-        """Return whether all elements of a chunk are kept.
+    def take(self, lease: int, chunk: int, elements: int) -> bool:
+        """Forget the pieces of a chunk, which are put together; return False if they are not all kept.
 
         Args:
             lease: id of the lease.
             chunk: index of the chunk.
             elements: number of elements of the layout.
         """
+        chunks = self._kept.get(lease, {})
         start, stop = chunk_range(elements, chunk)
-        return sum(self._kept.get(lease, {}).get(chunk, {}).values()) == stop - start
-
-    def take(self, lease: int, chunk: int) -> None:
-        """Forget the pieces of a chunk, which are put together."""
-        del self._kept[lease][chunk]
+        if sum(chunks.get(chunk, {}).values()) != stop - start:
+            return False
+        del chunks[chunk]
+        return True
 
     def forget(self, lease: int) -> bool:
         """Forget all pieces of a lease; return whether there were any."""
-        return any(self._kept.pop(lease, {}).values())
+        return bool(self._kept.pop(lease, {}))
+
+    def clear(self) -> None:
+        """Forget all pieces."""
+        self._kept.clear()
 
     def kept(self) -> set[tuple[int, int, int]]:
         """Return lease, chunk and offset of all kept pieces."""
@@ -47,7 +51,3 @@ class PieceBook:
             for chunk, pieces in chunks.items()
             for offset in pieces
         }
-
-    def leases(self) -> list[int]:
-        """Return the leases of which pieces are kept."""
-        return list(self._kept)

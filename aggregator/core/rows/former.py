@@ -1,0 +1,256 @@
+"""The rows of a job as its workers come and go: who gets which stages, and which rows can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from aggregator.core.job_report import JobReport
+from aggregator.core.leasing.lease_book import LeaseBook
+from aggregator.core.membership.job_members import JobMembers
+from aggregator.core.membership.members import Member, total_peak_flops
+from aggregator.core.rows.built_stages import BuiltStages
+from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps, form_rows
+from aggregator.core.rows.row_table import Row, RowTable
+from protos import cluster_pb2 as pb
+from services.errors import Refusal
+from services.pipeline.split import StageRun
+from services.printable import printable
+
+NAMES_CHARACTERS = 200
+"""Longest list of a row's workers."""
+
+REASONS_CHARACTERS = 200
+"""Longest list of reasons why workers take no stages."""
+
+
+class RowFormer:
+    """Forms the rows of one job.
+
+    Args:
+        stages: number of stages of the pipeline.
+        table: the rows.
+        built: what the workers have been told to build.
+        workers: the connected workers, by session.
+        job_members: has workers build their stages.
+        lease_book: the leases of the rows.
+        report: the job's record and log.
+        new_row: returns the id of a row that was never used before.
+        share_after_seconds: how long a row waits for another worker before its workers share stages.
+    """
+
+    def __init__(
+        self,
+        *,
+        stages: int,
+        table: RowTable,
+        built: BuiltStages,
+        workers: Mapping[int, Member],
+        job_members: JobMembers,
+        lease_book: LeaseBook,
+        report: JobReport,
+        new_row: Callable[[], int],
+        share_after_seconds: float,
+    ) -> None:
+        self._count = stages
+        self._table = table
+        self._built = built
+        self._workers = workers
+        self._job_members = job_members
+        self._lease_book = lease_book
+        self._report = report
+        self._new_row = new_row
+        self._share_after_seconds = share_after_seconds
+        self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
+        self._blames: dict[int, int] = {}  # by session: broken links that others name it for
+        self._broken_link = ""
+        self._mismatch: Refusal | None = None
+        self._candidates: list[int] = []
+        self._candidates_since_seconds = 0.0
+
+    # ---- forming ----
+
+    def settle(self, now: float) -> None:
+        """Form the rows that the workers allow, and have workers build the stages that they lack."""
+        self._form([row.seats for row in self._table], now)
+
+    def _form(self, former: Iterable[Seats], now: float, replaced: int | None = None) -> None:
+        """Form rows again.
+
+        Args:
+            former: the rows so far.
+            now: the time, on the monotonic clock.
+            replaced: worker that should not get its stages again, if there is a spare.
+        """
+        self._forget_lost()
+        able = [each for each in self._workers.values() if _may_take(each)]
+        candidates = [self._candidate(each, replaced) for each in able if each.pipeline_address]
+        candidates.sort(key=lambda each: self._blames.get(each.worker, 0))  # stable: else in order of arrival
+        present = sorted(each.worker for each in candidates)
+        if present != self._candidates:
+            self._candidates, self._candidates_since_seconds = present, now
+        shares = now - self._candidates_since_seconds > self._share_after_seconds
+        wanted = [seats for seats in form_rows(self._count, candidates, former, shares=shares) if seats]
+        wanted += [seats for each in able if not each.pipeline_address for seats in self._alone(each)]
+        for row in self._table:
+            if row.seats not in wanted:
+                self._dissolve(row, now)
+        known = {row.seats for row in self._table}
+        for seats in wanted:
+            if seats not in known:
+                self._table.add(self._new_row(), seats, self._name(seats), now)
+        seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
+        for member in self._workers.values():
+            stages = seated.get(member.session)
+            member.spare = stages is None and _may_take(member)
+            member.spare_reason = self._why_alone(member) if member.spare else ""
+            if stages is not None and self._built.order(member.session, stages):
+                member.lose_build()
+                self._job_members.build(member, now, stages)
+        for row in self._table:
+            self.refresh(row)
+
+    def _forget_lost(self) -> None:
+        self._built.keep_only(self._workers.keys())
+        for known in (self._most_stages, self._blames):
+            for session in known.keys() - self._workers.keys():
+                del known[session]
+
+    def _candidate(self, member: Member, replaced: int | None) -> Candidate:
+        session = member.session
+        built = None if session == replaced else self._built.ordered(session)
+        return Candidate(session, self._most_stages.get(session, self._count), built)
+
+    def _alone(self, member: Member) -> list[Seats]:
+        """Return the row of a worker that others can't reach: it has all stages, or none."""
+        fits = self._most_stages.get(member.session, self._count) == self._count
+        return [(Seat(member.session, StageRun(0, self._count)),)] if fits else []
+
+    def _why_alone(self, member: Member) -> str:
+        """Return why a spare worker takes no stages beside others; empty if it can."""
+        if member.pipeline_address:
+            return ""
+        return f"no other worker can reach it, and the pipeline's {self._count} stages don't fit its mesh together"
+
+    def _name(self, seats: Seats) -> str:
+        return printable(", ".join(self._workers[seat.worker].name for seat in seats), NAMES_CHARACTERS)
+
+    def _dissolve(self, row: Row, now: float) -> None:
+        """End a row: its leases alone are void."""
+        self._lease_book.abandon(row.member, now)
+        self._table.remove(row)
+
+    # ---- what rows can do ----
+
+    def refresh(self, row: Row) -> None:
+        """Derive the state of a row from those of its workers."""
+        workers = [self._workers[seat.worker] for seat in row.seats]
+        row.member.ready = all(each.able for each in workers) and self._is_complete(row)
+        versions = [each.loaded_version for each in workers if each.loaded_version is not None]
+        row.member.loaded_version = min(versions) if len(versions) == len(workers) else None
+        row.member.peak_flops = total_peak_flops(workers)
+        if row.member.ready and not row.introduced:
+            self._introduce(row)
+
+    def _is_complete(self, row: Row) -> bool:
+        """Return whether the workers of a row, which are all ready, have all stages and the whole layout."""
+        if row.introduced:
+            return True
+        if find_gaps(self._count, row.seats):
+            return False
+        self._mismatch = self._built.check_cover([seat.worker for seat in row.seats])
+        return self._mismatch is None
+
+    def _introduce(self, row: Row) -> None:
+        """Tell the workers of a row of each other."""
+        row.introduced = True
+        order = pb.Row(job=self._report.job.id, row=row.row)
+        for seat in row.seats:
+            worker = self._workers[seat.worker]
+            order.seats.add(
+                name=worker.name,
+                incarnation=worker.incarnation,
+                address=worker.pipeline_address,
+                first_stage=seat.stages.first,
+                stages=seat.stages.count,
+            )
+        self._table.send(row.member.session, order)
+        seats = ", ".join(f"{each.stages} on {self._workers[each.worker].name}" for each in row.seats)
+        self._report.note("member", f"a row of {self._count} stages is ready: {seats}")
+
+    # ---- stages that don't fit, and links that break ----
+
+    def note_too_large(self, member: Member, failure: pb.Failure, now: float) -> Refusal | None:
+        """Give a worker fewer stages, since those that it was told don't fit; return why it can have none at all."""
+        ordered = self._built.ordered(member.session)
+        if ordered is None:
+            return None
+        if ordered.count == 1:
+            return Refusal(failure.reason)
+        self._built.forget(member.session)
+        member.building_since_seconds = member.fetch = None
+        self._most_stages[member.session] = ordered.count - 1
+        text = f"{ordered} do not fit worker {member.name}, it gets fewer: {failure.reason}"
+        self._report.note("member", text)
+        self.settle(now)
+        return None
+
+    def note_broken_link(self, row: Row, member: Member, failure: pb.Failure, now: float) -> None:
+        """Form a row again whose worker can't exchange activations with another: without it, if there is a spare."""
+        self._broken_link = f"worker {member.name} can't reach worker {failure.neighbour}: {failure.reason}"
+        self._report.note("member", self._broken_link)
+        former = [each.seats for each in self._table if each is not row]
+        blamed = next(
+            (seat for seat in row.seats if self._workers[seat.worker].name == failure.neighbour), None
+        )
+        if blamed is not None:
+            self._blames[blamed.worker] = self._blames.get(blamed.worker, 0) + 1
+        spare = any(each.spare and _may_take(each) for each in self._workers.values())
+        left = tuple(seat for seat in row.seats if seat is not blamed) if spare else row.seats
+        self._dissolve(row, now)
+        self._form([*former, left], now, replaced=blamed.worker if blamed is not None else None)
+
+    def note_computed(self, row: Row) -> None:
+        """Forgive the workers of a row, since their links carry a whole lease."""
+        self._broken_link = ""
+        for seat in row.seats:
+            self._blames.pop(seat.worker, None)
+
+    # ---- for people ----
+
+    def describe_shortage(self) -> str | None:
+        """Return what the job waits for before a row can compute; None if one can."""
+        if any(row.member.ready for row in self._table):
+            return f"forms its row again after: {self._broken_link}" if self._broken_link else None
+        rows = list(self._table)
+        gaps = find_gaps(self._count, rows[0].seats) if rows else [StageRun(0, self._count)]
+        if gaps:
+            reasons = self._describe_others()
+            lacking = ", ".join(map(str, gaps))
+            return f"waits for a worker for {lacking} of {self._count}{f' ({reasons})' if reasons else ''}"
+        if all(self._workers[seat.worker].able for seat in rows[0].seats) and self._mismatch is not None:
+            return f"waits for workers that fit together: {self._mismatch}"
+        building = [
+            f"{self._workers[seat.worker].name} ({seat.stages}, {self._workers[seat.worker].describe()})"
+            for seat in rows[0].seats
+            if not self._workers[seat.worker].able
+        ]
+        return f"waits for workers to build their stages: {', '.join(building)}"
+
+    def _describe_others(self) -> str:
+        """Return why workers take none of the stages that a row lacks."""
+        reasons = []
+        for each in self._workers.values():
+            most = self._most_stages.get(each.session)
+            if not _may_take(each):
+                reasons.append(f"{each.name}: {each.describe()}")
+            elif each.spare_reason:
+                reasons.append(f"{each.name}: {each.spare_reason}")
+            elif most is not None:
+                reasons.append(f"at most {most} fit {each.name}")
+        return printable("; ".join(reasons), REASONS_CHARACTERS)
+
+
+def _may_take(member: Member) -> bool:
+    """Return whether a worker may be given stages."""
+    fits = member.refusal is None and member.unfit is None and member.code_wait is None
+    return fits and member.has_data_stream

@@ -1,0 +1,160 @@
+"""Dialogues with an aggregator's core about a job with a pipeline, whose workers have some of the stages each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aggregator.core import events as ev
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from services.pipeline.split import StageRun
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts, Piece
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue
+
+
+class RowDialogue(Dialogue):
+    """An aggregator's core with a job whose stages meet in the middle of chunks.
+
+    Stage s has the layout up to the middle of chunk s, and from the middle of the one before: with two stages, chunk 0
+    comes in two pieces, and chunk 1 in one.
+
+    Args:
+        stages: number of stages.
+        chunks: number of chunks of the layout; one for each stage by default.
+
+    Attributes:
+        stages: number of stages.
+        told: the stages that each session was told to build last.
+    """
+
+    def __init__(self, stages: int = 2, chunks: int = 0) -> None:
+        super().__init__(chunks=chunks or stages)
+        self.stages = stages
+        self.told: dict[int, StageRun] = {}
+        self._built: dict[int, StageRun] = {}
+
+    def line(self, effect: ev.Effect) -> str:
+        """Return an effect as one line; empty for notes. Remember what workers are told to build."""
+        if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Join):
+            self.told[effect.session] = StageRun(effect.body.first_stage, effect.body.stages)
+        return super().line(effect)
+
+    # ---- workers ----
+
+    def arrives(self, session: int) -> list[str]:
+        """Connect a worker that others can reach; return what it is told once its data stream is up."""
+        self.hello(session, pipeline_address=f"host{session}:1")
+        return self.give(ev.DataStreamOpened(session))
+
+    def parts(self, session: int) -> LayoutParts:
+        """Return the parts of the layout that a worker has built."""
+        built = self._built[session]
+        first = max(0, built.first * CHUNK_ELEMENTS - CHUNK_ELEMENTS // 2)
+        stop = built.stop * CHUNK_ELEMENTS - CHUNK_ELEMENTS // 2
+        return LayoutParts([(first, self.layout.elements if built.stop == self.stages else stop)])
+
+    def builds(self, session: int, holds: tuple[int, int] | None = None, **fields: Any) -> list[str]:
+        """Report that a worker has built what it was told."""
+        run = self._built[session] = self.told[session]
+        fingerprint = {**FINGERPRINT, **fields.pop("fingerprint", {})}
+        ready = pb.Ready(
+            job="a",
+            layout_hash=self.layout.hash,
+            elements=self.layout.elements,
+            evaluation_batches=3,
+            fingerprint=fingerprint,
+            tokens_per_micro_batch=10,
+            first_stage=run.first,
+            stages=run.count,
+            parts=self.parts(session).to_messages(),
+            **fields,
+        )
+        if holds is not None:
+            ready.holds, ready.generation, ready.step = True, *holds
+        return self.says(session, ready)
+
+    def tells(
+        self,
+        session: int,
+        *,
+        lease: int = 0,
+        losses: Iterable[float] = (),
+        checksums: Mapping[int, int] | None = None,
+        non_finite: Iterable[NonFinite] = (),
+        seconds: float = 1.0,
+    ) -> list[str]:
+        """Report that a worker has computed its part of its newest lease, or of another."""
+        sums = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
+        report = pb.Computed(
+            job="a",
+            lease=lease or self.leases[session],
+            seconds=seconds,
+            losses=losses,
+            checksums=sums,
+            non_finite=non_finite,
+        )
+        return self.says(session, report)
+
+    def sends(self, session: int, generation: int, step: int, *chunks: int, lease: int = 0) -> list[str]:
+        """Send a worker's pieces of some chunks of its newest lease, or of another; of all chunks if none is given."""
+        return self._send(session, GRADIENT, chunks, lease, generation=generation, step=step)
+
+    def sends_initial(self, session: int, *chunks: int) -> list[str]:
+        """Send a worker's pieces of some chunks of the initial weights, or of all if none is given."""
+        return self._send(session, INITIAL_WEIGHTS, chunks)
+
+    def _send(
+        self, session: int, kind: Any, chunks: Iterable[int], lease: int = 0, **version: Any
+    ) -> list[str]:
+        parts = self.parts(session)
+        pieces = [parts[place] for place in reversed(range(len(parts)))]
+        wanted = set(chunks)
+        return [
+            line
+            for piece in pieces
+            if not wanted or piece.chunk in wanted
+            for line in self.send_piece(session, kind, piece, lease, **version)
+        ]
+
+    def send_piece(self, session: int, kind: Any, piece: Piece, lease: int = 0, **version: Any) -> list[str]:
+        """Send one piece of a chunk."""
+        header = ChunkHeader(
+            job="a",
+            epoch=self.core.epoch,
+            lease=lease or self.leases[session],
+            kind=kind,
+            index=piece.chunk,
+            offset=piece.offset,
+            elements=piece.elements,
+            **version,
+        )
+        return self.give(ev.ChunkArrived(session, header))
+
+    def sent_pieces(self, session: int) -> list[str]:
+        """Return all pieces of weights that a worker may be sent now."""
+        lines = []
+        while (header := self.core.next_weights(session)) is not None:
+            lines.append(
+                f"{header.generation}.{header.step} #{header.index} {header.offset}+{header.elements}"
+            )
+        return lines
+
+
+def training_rows(
+    *workers: int, stages: int = 2, generation: int = 1, step: int = 0, chunks: int = 0, **plan: Any
+) -> RowDialogue:
+    """Return a cluster in the middle of a job with a pipeline, whose workers have the weights and leases."""
+    dialogue = RowDialogue(stages, chunks)
+    dialogue.submit(stages=stages, **plan)
+    dialogue.optimizer()
+    for worker in workers:
+        dialogue.arrives(worker)
+    for worker in workers:
+        if worker in dialogue.told:
+            dialogue.builds(worker, holds=(generation, step))
+    dialogue.stands(generation, step)
+    dialogue.weights(generation, step, *range(dialogue.layout.chunks))
+    dialogue.job().starts = 0  # as after a step, which would be saved
+    return dialogue
