@@ -183,7 +183,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             "--tensor-port",
             type=click.IntRange(0, 65535),
             default=0,
-            help="Port for tensor streams, on the host of --listen; 0 takes any free one. Workers don't use it.",
+            help="Port for tensor streams, on the host of --listen; 0 takes any free one.",
         )
         @config_option
         @functools.wraps(command)

@@ -68,12 +68,13 @@ class LanePosition(_message.Message):
     def __init__(self, kind: _Optional[_Union[ArrayKind, str]] = ..., arrived: _Optional[int] = ..., taken: _Optional[int] = ..., lease: _Optional[int] = ..., filled_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkState(_message.Message):
-    __slots__ = ("job", "row", "stage", "neighbour", "name", "lanes", "own_crc32c")
+    __slots__ = ("job", "row", "stage", "neighbour", "name", "incarnation", "lanes", "own_crc32c")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOUR_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     job: str
@@ -81,9 +82,10 @@ class LinkState(_message.Message):
     stage: int
     neighbour: int
     name: str
+    incarnation: str
     lanes: _containers.RepeatedCompositeFieldContainer[LanePosition]
     own_crc32c: int
-    def __init__(self, job: _Optional[str] = ..., row: _Optional[int] = ..., stage: _Optional[int] = ..., neighbour: _Optional[int] = ..., name: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LanePosition, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., row: _Optional[int] = ..., stage: _Optional[int] = ..., neighbour: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LanePosition, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class PassMessage(_message.Message):
     __slots__ = ("header", "state", "payload")

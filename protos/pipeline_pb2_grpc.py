@@ -48,7 +48,8 @@ class PipelineServicer:
 
     def Pass(self, request_iterator, context):
         """Moves arrays in both directions. The worker of the later stage opens the stream to that of the earlier one. Each
-        end sends a LinkState first, and then one at least every half heartbeat.
+        end sends a LinkState first, and then one at least every half heartbeat, and arrays of a kind once it has heard how
+        far those have arrived.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,6 +5,7 @@ Several micro-batches may be in flight. Each has a tape of its own, which holds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -29,6 +30,7 @@ from training.models.custom import name_own_model_in_errors
 from training.ops.losses import read_losses
 from training.ops.placing import rows_of
 from training.parameter_placement import place_summand, shape_on_mesh
+from training.pipeline.exchange import ArraySizes
 from training.seeds import derive_dropout_seeds
 from training.weights import Weights
 
@@ -119,6 +121,19 @@ class RangeStep:
         self.blocks = blocks
         self.takes_tied_part = self._model.tied_table is not None
         self.weights = Weights(mesh, layout, parameters, () if copy is None else (copy,))
+
+    @property
+    def array_sizes(self) -> ArraySizes:
+        """Largest arrays that enter or leave the range."""
+        config, model, mesh = self._config, self._model, self._mesh
+        rows_of_sample = self._data.rows_per_micro_batch // config.batch_size
+        rows = rows_of_sample * max(config.batch_size, config.validation_batch_size)
+        tied = model.tied_table or model.tied_copy
+        return ArraySizes(
+            dtype=np.dtype(np.uint16 if mesh.dtype == mesh.tt.bfloat16 else np.float32),
+            activation_elements=rows * model.width,
+            tied_elements=mesh.data_size * math.prod(shape_on_mesh(tied, mesh)) if tied is not None else 0,
+        )
 
     def initial_weights(self) -> Float32Array:
         """Return the range's part of the weights that training starts from, see `Weights.initial`."""

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import WorkerMetrics
 from services.transport.addresses import split_addresses
+from services.transport.security import split_address
 
 if TYPE_CHECKING:
     from worker.step_interface import StepFactory
@@ -80,10 +81,17 @@ def run(
             shared_memory=options.shared_memory,
             make_step=make_step or build_step,
             clock=clock,
+            pipeline_host=_host_for_workers(options.listen),
         )
         return service, metrics.registry
 
     return run_role("worker", options, build)
+
+
+def _host_for_workers(listen: str) -> str:
+    """Return the host of a listening address, at which other workers reach this one; empty if it is any of the host."""
+    host, _ = split_address("--listen", listen)
+    return "" if host in ("0.0.0.0", "::") else host
 
 
 def log_python_warnings() -> None:

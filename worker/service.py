@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
@@ -31,6 +31,7 @@ from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.control.heartbeats import Heartbeats
 from services.transport.data.data_streams import DataStreamConnector
+from services.transport.http2.server import Handler
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
@@ -45,6 +46,7 @@ from worker.device_thread import DeviceThread
 from worker.file_exchange import FileExchange, ModelFiles
 from worker.job_inputs import JobInputs
 from worker.job_on_mesh import JobBuilder
+from worker.pipeline.row_links import RowLinks
 from worker.process_record import ProcessRecord
 from worker.shard_streams import ShardStreams
 from worker.step_interface import StepFactory
@@ -78,6 +80,7 @@ class WorkerService:
         make_step: factory of a job's training step.
         clock: monotonic clock in seconds, which measures the time spent computing.
         hello_seconds: maximum wait for an aggregator's Welcome.
+        pipeline_host: host at which other workers reach this one; empty for the one that the aggregator sees.
     """
 
     service_names: tuple[str, ...] = ()
@@ -98,6 +101,7 @@ class WorkerService:
         make_step: StepFactory = build_step,
         clock: Callable[[], float] = time.perf_counter,
         hello_seconds: float = HELLO_SECONDS,
+        pipeline_host: str = "",
     ) -> None:
         self.name = name
         self._hello_seconds = hello_seconds
@@ -109,6 +113,8 @@ class WorkerService:
         self._inputs = JobInputs(name, data_dir, cache_dir, cache_bytes)
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
+        self._row_links = RowLinks(name, self._incarnation, security)
+        self._pipeline_host, self._pipeline_port = pipeline_host, 0
         self._core = WorkerCore(name=name)
         self._state_dir = state_dir
         self._record: ProcessRecord | None = None
@@ -125,8 +131,17 @@ class WorkerService:
         """Return no handlers: a worker serves only health and reflection."""
         return []
 
+    def tensor_methods(self) -> Mapping[str, Handler]:
+        """Return the handlers of the tensor port: arrays of the other workers of a pipeline."""
+        return self._row_links.handlers()
+
     async def start(self, tensor_port: int = 0) -> None:
-        """Start the device thread; a worker has no tensor port."""
+        """Start the device thread.
+
+        Args:
+            tensor_port: port for the other workers of a pipeline; 0 for none.
+        """
+        self._pipeline_port = tensor_port
         self._loop = asyncio.get_running_loop()
         await self._loop.run_in_executor(None, remember_shipped_code)
         if self._state_dir is not None:
@@ -157,6 +172,7 @@ class WorkerService:
         """Drop all leases and free the mesh."""
         self._mailbox.close("the worker stops")
         self._files.disconnect()
+        self._row_links.set_row(None, 0)  # the device thread may wait for a neighbour
         await self._loop.run_in_executor(None, self._device.close)
         record, self._record = self._record, None
         if record is not None:
@@ -185,6 +201,7 @@ class WorkerService:
         self._feed(ev.Connected())
         predecessor = self._record.predecessor if self._record is not None else None
         hello = self._core.hello(self._incarnation, predecessor)
+        hello.pipeline_host, hello.pipeline_port = self._pipeline_host, self._pipeline_port
         return wrap(pb.WorkerMessage, self._core.epoch, hello)
 
     def check_answer(self, link: _Link) -> Refusal | None:
@@ -209,6 +226,7 @@ class WorkerService:
         log.info("connected to aggregator %s at %s, epoch %d", welcome.name, self.address, epoch)
         timeouts = read_timeouts(welcome)
         self._backoff.set_max(timeouts.retry)
+        self._row_links.timeouts = timeouts
         self._feed(ev.Ordered(epoch, welcome))
         self._metrics.set_connected(True)
         self._device.set_sharing(False)  # until a peer has seen this process's memory

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
 
 from mesh.exact_transfer import ExactArray
 from services.pipeline.schedule import Pass
+
+
+@dataclass(frozen=True)
+class ArraySizes:
+    """Largest arrays that the ranges of a job exchange.
+
+    Attributes:
+        dtype: dtype of all of them: float32, or uint16 for the bits of bfloat16.
+        activation_elements: number of elements of an activation, or of its gradient.
+        tied_elements: number of elements of a part of the token embedding's gradient; 0 if no range here exchanges it.
+    """
+
+    dtype: np.dtype[Any]
+    activation_elements: int
+    tied_elements: int
 
 
 class PassExchange(Protocol):

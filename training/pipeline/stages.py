@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from training.models.build import build_model
 from training.models.checkpoint_files import describe_model
 from training.models.initialise import build_layout
 from training.pipeline.activation_memory import ActivationMemory
-from training.pipeline.exchange import PassExchange
+from training.pipeline.exchange import ArraySizes, PassExchange
 from training.range_step import FinishedPass, Float32Array, PassInFlight, RangeStep
 from training.step import PassPhase, unobserved
 
@@ -107,6 +107,12 @@ class PipelineStages:
         self.tokens_per_micro_batch = data.rows_per_micro_batch
         self.vocabulary = data.vocabulary
         self.activation_bytes: dict[int, int] = {}
+
+    @property
+    def array_sizes(self) -> ArraySizes:
+        """Largest arrays that these ranges exchange with others."""
+        sizes = [each.array_sizes for each in self._ranges.values()]
+        return replace(sizes[0], tied_elements=max(each.tied_elements for each in sizes))
 
     def initial_weights(self) -> dict[int, Float32Array]:
         """Return each range's part of the weights that training starts from, flat; see `TrainingStep`."""

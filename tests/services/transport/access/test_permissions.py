@@ -52,7 +52,7 @@ NO_RPCS = {READ_METRICS, CANCEL_OTHERS_JOB, PRUNE_OTHERS_JOB, FILES_OF_AGGREGATO
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 METHODS = [*OWN_METHODS, *methods_of([HEALTH, REFLECTION])]
-TENSOR_METHODS = [method for method in OWN_METHODS if method.endswith(("/Exchange", "/MeasureLink"))]
+TENSOR_METHODS = [method for method in OWN_METHODS if method.endswith(("/Exchange", "/MeasureLink", "/Pass"))]
 
 
 @pytest.fixture(scope="module")

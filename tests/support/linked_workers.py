@@ -1,0 +1,133 @@
+"""Workers of a row in one process: each has its own event loop, its own tensor port and its own links."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from protos import cluster_pb2 as pb
+from services.timeouts import Timeouts
+from services.transport.http2.server import StreamServer
+from services.transport.security import Security
+from worker.pipeline.row_links import RowLinks
+
+JOB = "20260101-000000-0123456789abcdef"
+EPOCH = 3
+LIMIT_SECONDS = 60.0
+
+Result = TypeVar("Result")
+
+
+class LinkedWorker:
+    """A worker of a row, whose event loop runs on a thread of its own.
+
+    Args:
+        name: its name.
+        timeouts: timeouts of its links.
+        security: its certificates.
+
+    Attributes:
+        links: its links.
+        port: its tensor port.
+    """
+
+    def __init__(self, name: str, timeouts: Timeouts, security: Security) -> None:
+        self.name = name
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=f"loop of {name}")
+        self._thread.start()
+        self.links = RowLinks(name, f"incarnation of {name}", security, timeouts)
+        self._server = self.call(StreamServer.start("127.0.0.1:0", security, self.links.handlers()))
+        self.port = self._server.port
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the event loop, and return its result."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(LIMIT_SECONDS)
+
+    def set_row(self, row: pb.Row | None) -> None:
+        """Form a row."""
+
+        async def form() -> None:
+            self.links.set_row(row, EPOCH)
+
+        self.call(form())
+
+    def seat(self, first: int, stages: int, address: str = "") -> pb.RowSeat:
+        """Return the seat of some stages."""
+        return pb.RowSeat(
+            name=self.name,
+            incarnation=f"incarnation of {self.name}",
+            address=address or f"127.0.0.1:{self.port}",
+            first_stage=first,
+            stages=stages,
+        )
+
+    def stop(self) -> None:
+        """Close the links and end the event loop."""
+        self.set_row(None)
+        self.call(self._server.stop(0.1))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@contextmanager
+def linked_workers(
+    runs: Sequence[int],
+    *,
+    heartbeat_seconds: float = 5.0,
+    security: Sequence[Security] = (),
+    address_of: Callable[[LinkedWorker], str] = lambda worker: "",
+) -> Iterator[list[LinkedWorker]]:
+    """Run the workers of a row.
+
+    Args:
+        runs: number of stages of each.
+        heartbeat_seconds: heartbeat of the links.
+        security: certificates of each; none for plain text.
+        address_of: returns the address at which the others reach a worker; empty for its own.
+    """
+    timeouts = Timeouts.from_heartbeat(heartbeat_seconds)
+    with ExitStack() as stack:
+        workers = []
+        for index in range(len(runs)):
+            own = security[index] if security else Security()
+            worker = LinkedWorker(f"w{index}", timeouts, own)
+            stack.callback(worker.stop)
+            workers.append(worker)
+        row = form_row(workers, runs, address_of=address_of)
+        for worker in workers:
+            worker.set_row(row)
+        yield workers
+
+
+def form_row(
+    workers: Sequence[LinkedWorker],
+    runs: Sequence[int],
+    number: int = 1,
+    address_of: Callable[[LinkedWorker], str] = lambda worker: "",
+) -> pb.Row:
+    """Return a row of workers with these numbers of stages."""
+    row = pb.Row(job=JOB, row=EPOCH << 32 | number)
+    first = 0
+    for worker, stages in zip(workers, runs, strict=True):
+        row.seats.append(worker.seat(first, stages, address_of(worker)))
+        first += stages
+    return row
+
+
+def make_lease(number: int = 1, *, row: int = 1, step: int = 2, first: int = 0, count: int = 1) -> pb.Lease:
+    """Return a lease of a row."""
+    return pb.Lease(
+        job=JOB,
+        generation=1,
+        step=step,
+        lease=EPOCH << 32 | number,
+        phase=pb.TRAIN,
+        first=first,
+        count=count,
+        row=EPOCH << 32 | row,
+    )

@@ -1,0 +1,434 @@
+"""A worker's end of a link to a neighbour in its row: lanes for each kind of array, behind one lock.
+
+The device thread puts and takes arrays here, the event loop moves them. The device thread waits only for credits and
+for arrays that have not arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import cluster_pb2 as pb
+from protos.pipeline_pb2 import ArrayHeader, ArrayKind, LanePosition, LinkState
+from services.errors import TiermeshError
+from services.printable import printable
+from services.tensors.payload_last import Message
+from services.transport.links import LinkClosed
+from worker.core.lanes import Overtaken, Position, ReceivingLane, SendingLane
+from worker.pipeline.array_plan import KINDS, ArrayPlan
+from worker.pipeline.messages import (
+    PIECE_BYTES,
+    ArrayPiece,
+    PassRefused,
+    Received,
+    check_array,
+    describe_array,
+    encode_piece,
+    encode_state,
+)
+from worker.pipeline.seats import Place, RowPlaces
+from worker.weight_loader import LeaseDropped
+
+log = logging.getLogger("tiermesh.worker")
+
+MOST_REFUSALS = 3
+"""Refused messages without an array between them after which a link is given up. A damaged message is sent again."""
+
+
+_LAST_LEASE = (1 << 64) - 1
+
+
+class NeighbourLost(TiermeshError):
+    """A neighbour that arrays can't be exchanged with.
+
+    Attributes:
+        neighbour: its name.
+    """
+
+    def __init__(self, neighbour: str, reason: str) -> None:
+        super().__init__(reason)
+        self.neighbour = neighbour
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """An array that is to be sent: its header, without the fields of a piece, and its bytes on the wire."""
+
+    header: ArrayHeader
+    content: memoryview
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """An array that arrives: the header of its first piece, and memory for its bytes."""
+
+    header: ArrayHeader
+    content: NDArray[np.uint8]
+
+
+@dataclass
+class _Lanes:
+    """Both directions of a link for one kind of array."""
+
+    sending: SendingLane[Outgoing]
+    receiving: ReceivingLane[Incoming]
+
+
+class Link:
+    """A worker's end of a link, as long as its row lives.
+
+    Args:
+        row: the row.
+        neighbour: the worker at the other end.
+        loop: the event loop that moves the arrays.
+
+    Attributes:
+        neighbour: the worker at the other end.
+    """
+
+    def __init__(self, row: RowPlaces, neighbour: Place, loop: asyncio.AbstractEventLoop) -> None:
+        self.neighbour = neighbour
+        self._row = row
+        self._loop = loop
+        self._changed = threading.Condition()
+        self._plan: ArrayPlan | None = None
+        self._lanes: dict[ArrayKind, _Lanes] = {}
+        self._lease = pb.Lease()  # the one opened last
+        self._dropped = 0  # the last one that was dropped
+        self._lost = ""  # why the neighbour counts as lost now
+        self._refusals = 0  # messages refused since the last array that arrived
+        self._problem = ""  # why there was no connection last
+        self._connection: Connection | None = None
+
+    def __str__(self) -> str:
+        return f"{self.neighbour} at {self.neighbour.address}"
+
+    # ---- called on the device thread ----
+
+    def open_lease(self, lease: pb.Lease, plan: ArrayPlan) -> None:
+        """Begin a lease, whose id is larger than those before: what may still come of these is dropped."""
+        with self._changed:
+            self._lease = lease
+            if self._plan is None:
+                self._plan, workers = plan, len(self._row.places)
+                for kind in KINDS:
+                    credits = plan.choose_credits(kind, workers)
+                    self._lanes[kind] = _Lanes(
+                        SendingLane(credits, PIECE_BYTES), ReceivingLane(credits, plan.limit_bytes(kind))
+                    )
+            for each in self._lanes.values():
+                each.receiving.drop(lease.lease - 1)
+        self._tell_state()
+
+    def send(self, header: ArrayHeader, content: memoryview) -> None:
+        """Send an array as soon as there is a credit for it.
+
+        Args:
+            header: what it is.
+            content: its bytes on the wire, which must not change.
+
+        Raises:
+            LeaseDropped: the lease was dropped.
+            NeighbourLost: the neighbour can't be reached.
+        """
+        lane = self._lanes[header.kind].sending
+        with self._changed:
+            while self._is_wanted(header.lease) and not lane.has_room:
+                self._changed.wait()
+            lane.put(header.lease, Outgoing(header, content), content.nbytes)
+        self._wake()
+
+    def take(self, lease: int, kind: ArrayKind) -> Incoming:
+        """Return the next array of a kind that the neighbour has sent in a lease, once it has arrived.
+
+        Raises:
+            LeaseDropped: the lease was dropped, here or by the neighbour.
+            NeighbourLost: the neighbour can't be reached.
+        """
+        lane = self._lanes[kind].receiving
+        with self._changed:
+            try:
+                while (array := lane.take(lease)) is None and self._is_wanted(lease):
+                    self._changed.wait()
+            except Overtaken:
+                raise LeaseDropped(f"lease {lease}: {self} has gone on to a later one") from None
+            assert array is not None
+        self._tell_state()
+        return array
+
+    def _is_wanted(self, lease: int) -> bool:
+        if lease <= self._dropped:
+            raise LeaseDropped(f"lease {lease}: dropped while it exchanged arrays with {self}")
+        if self._lost:
+            raise NeighbourLost(self.neighbour.name, f"lease {lease}: {self}: {self._lost}")
+        return True
+
+    # ---- called on any thread ----
+
+    def close_lease(self, lease: int) -> None:
+        """End the passes of a lease: nothing more of it is taken. What was sent is still delivered."""
+        with self._changed:
+            for each in self._lanes.values():
+                each.receiving.drop(lease)
+        self._tell_state()
+
+    def drop(self, lease: int) -> None:
+        """Drop a lease and those before it. Calls that wait raise LeaseDropped."""
+        with self._changed:
+            self._dropped = max(self._dropped, lease)
+            for each in self._lanes.values():
+                each.sending.drop(lease)
+                each.receiving.drop(lease)
+            self._changed.notify_all()
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.state_due = True
+        self._wake()
+
+    def _wake(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            self._loop.call_soon_threadsafe(connection.wake.set)
+
+    # ---- called on the event loop ----
+
+    def connect(self) -> Connection:
+        """Return a new connection; one before it ends."""
+        self.disconnect()
+        self._connection = Connection(self)
+        return self._connection
+
+    def disconnect(self) -> None:
+        """End the connection, if there is one."""
+        before, self._connection = self._connection, None
+        if before is not None:
+            before.over.set()
+
+    def close(self) -> None:
+        """End the link with its row. Calls that wait raise LeaseDropped."""
+        self.drop(_LAST_LEASE)
+        self.disconnect()
+
+    def tell_state(self) -> None:
+        """Send a state, which shows that this worker lives."""
+        self._tell_state()
+
+    def note_problem(self, problem: str) -> None:
+        """Note why there is no connection; empty if there is one."""
+        self._problem = problem
+
+    def note_refusal(self, reason: str) -> None:
+        """Note that a message was refused, at this end or at the other one."""
+        self._refusals += 1
+        if self._refusals >= MOST_REFUSALS:
+            self.set_lost(reason)
+
+    def note_silence(self, seconds: float, limit_seconds: float) -> None:
+        """Note how long nothing was heard of the neighbour, which counts as lost after a limit."""
+        if self._refusals >= MOST_REFUSALS:
+            return
+        reason = f"; {self._problem}" if self._problem else ""
+        self.set_lost(f"not heard for {seconds:.1f} s{reason}" if seconds > limit_seconds else "")
+
+    def set_lost(self, reason: str) -> None:
+        """Choose whether the neighbour counts as lost: the reason, or empty."""
+        if reason and not self._lost:
+            log.warning("%s is lost: %s", self, reason)
+        with self._changed:
+            self._lost = reason
+            self._changed.notify_all()
+
+    def next_piece(self, started: set[ArrayKind]) -> tuple[Message, ...] | None:
+        """Return the next message with a piece of an array, as parts; None if there is none.
+
+        Args:
+            started: kinds whose arrays may be sent on the connection.
+        """
+        with self._changed:
+            for kind in KINDS:
+                piece = self._lanes[kind].sending.next_piece() if kind in started else None
+                if piece is not None:
+                    break
+            else:
+                return None
+        header = ArrayHeader()
+        header.CopyFrom(piece.array.header)
+        header.number, header.offset_bytes = piece.number, piece.start
+        return encode_piece(header, piece.array.content[piece.start : piece.stop])
+
+    def state_message(self) -> Message:
+        """Return the message with this end's state."""
+        row = self._row
+        state = LinkState(
+            job=row.job,
+            row=row.row,
+            stage=row.own.stages.first,
+            neighbour=self.neighbour.stages.first,
+            name=row.own.name,
+            incarnation=row.own.incarnation,
+        )
+        with self._changed:
+            for kind, lanes in self._lanes.items():
+                arrived, taken, lease, filled_bytes = lanes.receiving.position
+                state.lanes.append(
+                    LanePosition(
+                        kind=kind, arrived=arrived, taken=taken, lease=lease, filled_bytes=filled_bytes
+                    )
+                )
+        return encode_state(state)
+
+    def take_state(self, state: LinkState, started: set[ArrayKind]) -> None:
+        """Take how far the neighbour has received arrays.
+
+        Args:
+            state: its state.
+            started: kinds whose positions on this connection are known; those that the state tells are added.
+
+        Raises:
+            Refused: it is none of this link, or names what was not sent.
+        """
+        self.check_state(state)
+        with self._changed:
+            for each in state.lanes:
+                lanes = self._lanes.get(each.kind)
+                if lanes is None:
+                    if each.arrived or each.taken:
+                        raise PassRefused(
+                            f"state of {self.neighbour}: array {each.arrived} has arrived, but none was sent"
+                        )
+                elif each.kind in started:
+                    lanes.sending.note_taken(each.taken)
+                else:
+                    lanes.sending.reconnect(Position(each.arrived, each.taken, each.lease, each.filled_bytes))
+                    started.add(each.kind)
+            self._changed.notify_all()
+
+    def check_state(self, state: LinkState) -> None:
+        """Check that a state is the neighbour's, of this link.
+
+        Raises:
+            PassRefused: it is of another link, or of another process.
+        """
+        found = (state.job, state.row, state.stage, state.neighbour, state.name, state.incarnation)
+        row, neighbour = self._row, self.neighbour
+        expected = (row.job, row.row, neighbour.stages.first, row.own.stages.first)
+        if found != (*expected, neighbour.name, neighbour.incarnation):
+            raise PassRefused(
+                f"state of worker {printable(state.name, 60)}, stage {state.stage} to {state.neighbour} in row "
+                f"{state.row} of job {printable(state.job, 60)}: expected {neighbour} of row {row.row} of job {row.job}"
+            )
+
+    def take_piece(self, piece: ArrayPiece) -> None:
+        """Take a piece of an array; a stale one is dropped.
+
+        Raises:
+            Refused: it contradicts the job, the lease, or what came before it.
+        """
+        header, row = piece.header, self._row
+        if (header.job, header.row, header.epoch) != (row.job, row.row, row.epoch):
+            return  # stale: of a row before
+        plan = self._plan
+        if plan is None:
+            raise PassRefused(f"{describe_array(header)}: came before this worker has opened a lease")
+        size_bytes = check_array(piece, plan, row.own.stages)
+        start, stop = header.offset_bytes, header.offset_bytes + piece.payload.nbytes
+        with self._changed:
+            lease = self._lease
+            if header.lease == lease.lease and (header.generation, header.step) != (
+                lease.generation,
+                lease.step,
+            ):
+                raise PassRefused(
+                    f"{describe_array(header)}: generation {header.generation}, expected generation {lease.generation} "
+                    f"and step {lease.step}, those of the lease"
+                )
+            lane = self._lanes[header.kind].receiving
+            taken = lane.taken
+            array = lane.accept(
+                header.lease,
+                header.number,
+                size_bytes,
+                start,
+                stop,
+                lambda: Incoming(header, np.empty(size_bytes, np.uint8)),
+            )
+            if array is not None:
+                array.content[start:stop] = np.frombuffer(piece.payload, np.uint8)
+            if stop == size_bytes:
+                self._refusals = 0
+                self._changed.notify_all()
+        if lane.taken != taken:  # it was dropped: the neighbour gets its credit back
+            self.tell_state()
+
+
+class Connection:
+    """One of the connections that a link has in its life, as the event loop sees it.
+
+    Args:
+        link: the link.
+
+    Attributes:
+        wake: event that is set when there may be something to send.
+        over: event that is set when another connection has replaced this one, or the link is closed.
+        state_due: whether a state is to be sent.
+        is_heard: whether the neighbour has sent something.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.wake = asyncio.Event()
+        self.over = asyncio.Event()
+        self.state_due = True
+        self.is_heard = False
+        self._link = link
+        self._state = LinkState()  # the neighbour's newest
+        self._started: set[ArrayKind] = set()
+
+    async def next_message(self) -> tuple[Message, ...]:
+        """Wait for the next message to send, and return its parts."""
+        while True:
+            self.wake.clear()
+            if self.state_due:
+                self.state_due = False
+                return (self._link.state_message(),)
+            if len(self._started) < len(self._state.lanes):  # it came before this end had lanes
+                self._link.take_state(self._state, self._started)
+            parts = self._link.next_piece(self._started)
+            if parts is not None:
+                return parts
+            await self.wake.wait()
+
+    def take(self, message: Received) -> None:
+        """Take a message.
+
+        Raises:
+            Refused: the message contradicts the link or what came before.
+        """
+        if self.over.is_set():
+            return
+        if isinstance(message, LinkState):
+            self._link.take_state(message, self._started)
+            self._state = message
+            self.wake.set()
+        elif self.is_heard:
+            self._link.take_piece(message)
+        else:
+            raise PassRefused(f"{describe_array(message.header)}: came before the state of {self._link}")
+        self.is_heard = True
+
+    async def wait_over(self) -> None:
+        """Wait until another connection has replaced this one, or the link is closed.
+
+        Raises:
+            LinkClosed: always.
+        """
+        await self.over.wait()
+        raise LinkClosed(f"{self._link}: the stream is over, by silence, a newer one, or the end of the row")
