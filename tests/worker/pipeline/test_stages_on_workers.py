@@ -94,7 +94,7 @@ def run_stages(
     pipeline, outcome = config.pipeline, Outcome()
     assert pipeline is not None
     meshes = dict.fromkeys(range(run.first, run.stop), mesh)
-    stages = PipelineStages(config, pipeline, meshes, hides_transfers=True)
+    stages = PipelineStages(config, pipeline, meshes)
     weights = np.linspace(-0.1, 0.1, stages.layout.elements, dtype=np.float32)
     for index, entry in enumerate(stages.layout.entries):
         stages.load(index, weights[entry.offset : entry.stop])
