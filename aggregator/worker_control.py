@@ -24,11 +24,13 @@ from services.transport.access.enforcement import caller_address
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
 from services.transport.links import LinkClosed
-from services.transport.security import join_address, split_address
+from services.transport.security import is_loopback, join_address, split_address
 
 
 def find_pipeline_address(hello: pb.Hello, caller: str) -> str | Refusal:
     """Return where workers of other stages reach a worker, or why that is no address; empty if they can't.
+
+    They can't if the worker listens on loopback, and comes from another host.
 
     Args:
         hello: the worker's first message.
@@ -37,9 +39,12 @@ def find_pipeline_address(hello: pb.Hello, caller: str) -> str | Refusal:
     if not hello.pipeline_port:
         return ""
     try:
-        host = hello.pipeline_host or split_address("caller", caller)[0]
+        seen, _ = split_address("caller", caller)
     except Refused:
-        return ""  # the worker came by no port, and does not say on which host it is
+        seen = ""  # the worker came by no port
+    host = hello.pipeline_host or seen
+    if not host or (is_loopback(host) and seen and not is_loopback(seen)):
+        return ""
     address = join_address(host, hello.pipeline_port)
     try:
         split_address("pipeline_host and pipeline_port", address)

@@ -92,6 +92,13 @@ def make_worker_command(
         default=DEFAULT_CACHE_GB,
         help="Largest size of these files in GB; the longest unused ones make room.",
     )
+    @option(
+        "--advertise",
+        default="",
+        metavar="HOST",
+        show_default="host of --listen, or the one that the aggregator sees",
+        help="Name or address at which the workers of a pipeline's other stages reach this one.",
+    )
     @allow_models_option
     @daemon_options(ANY_PORT)
     def command(
@@ -101,6 +108,7 @@ def make_worker_command(
         state_dir: Path,
         cache_dir: Path | None,
         cache_gb: int,
+        advertise: str,
         allowed_models: tuple[str, ...],
         daemon: dict[str, Any],
     ) -> int:
@@ -113,6 +121,7 @@ def make_worker_command(
             state_dir=state_dir,
             cache_dir=cache_dir or state_dir / "cache",
             cache_bytes=cache_gb * GB,
+            advertise=advertise,
             allowed_models=allowed_models,
             **daemon,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from prometheus_client import CollectorRegistry
 
+from services.config.refusals import format_value
+from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import WorkerMetrics
 from services.transport.addresses import split_addresses
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from worker.step_interface import StepFactory
 
 log = logging.getLogger("tiermesh.worker")
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class WorkerOptions(DaemonOptions):
         state_dir: folder of the process record (process_record.py); None for no record.
         cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
         cache_bytes: largest size of these files.
+        advertise: host at which workers of other stages reach it; empty for the one of `listen`, or the one that the
+            aggregator sees if `listen` is any address.
         allowed_models: `package.module` or `package.module:Factory` of users' own models that jobs may name.
     """
 
@@ -41,7 +49,21 @@ class WorkerOptions(DaemonOptions):
     state_dir: Path | None = field(default=None, kw_only=True)
     cache_dir: Path | None = field(default=None, kw_only=True)
     cache_bytes: int = field(default=1 << 62, kw_only=True)
+    advertise: str = field(default="", kw_only=True)
     allowed_models: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def pipeline_host(self) -> str:
+        """Host at which other workers reach this one; empty if it is any of this host's addresses.
+
+        Raises:
+            Refused: `advertise` is no host.
+        """
+        if self.advertise:
+            _check_host("--advertise", self.advertise)
+            return self.advertise
+        host, _ = split_address("--listen", self.listen)
+        return "" if host in ("0.0.0.0", "::") else host
 
 
 def run(
@@ -81,17 +103,22 @@ def run(
             shared_memory=options.shared_memory,
             make_step=make_step or build_step,
             clock=clock,
-            pipeline_host=_host_for_workers(options.listen),
+            pipeline_host=options.pipeline_host,
         )
         return service, metrics.registry
 
     return run_role("worker", options, build)
 
 
-def _host_for_workers(listen: str) -> str:
-    """Return the host of a listening address, at which other workers reach this one; empty if it is any of the host."""
-    host, _ = split_address("--listen", listen)
-    return "" if host in ("0.0.0.0", "::") else host
+def _check_host(name: str, host: str) -> None:
+    """Check that a text is a host name or an IP address (Refused)."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _HOST_NAME.fullmatch(host):
+            raise Refused(
+                f"{name}: {format_value(host)} given, expected a host name or an IP address without a port; correct it"
+            ) from None
 
 
 def log_python_warnings() -> None:

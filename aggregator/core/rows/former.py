@@ -129,7 +129,10 @@ class RowFormer:
         """Return why a spare worker takes no stages beside others; empty if it can."""
         if member.pipeline_address:
             return ""
-        return f"no other worker can reach it, and the pipeline's {self._count} stages don't fit its mesh together"
+        return (
+            "it listens on loopback (--listen, --advertise), so no other worker can reach it, and the pipeline's "
+            f"{self._count} stages don't fit its mesh together"
+        )
 
     def _name(self, seats: Seats) -> str:
         return printable(", ".join(self._workers[seat.worker].name for seat in seats), NAMES_CHARACTERS)
