@@ -135,9 +135,9 @@ class RangeStep:
             tied_elements=mesh.data_size * math.prod(shape_on_mesh(tied, mesh)) if tied is not None else 0,
         )
 
-    def initial_weights(self) -> Float32Array:
+    def initial_weights(self, out: Float32Array | None = None) -> Float32Array:
         """Return the range's part of the weights that training starts from, see `Weights.initial`."""
-        return self.weights.initial(self._config, self._data_dir)
+        return self.weights.initial(self._config, self._data_dir, out)
 
     def forward(
         self, step: int, index: int, activation: ExactArray | None = None

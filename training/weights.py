@@ -60,7 +60,9 @@ class Weights:
         """Number of elements of the parameters, without the copies."""
         return self.entries[-1].stop - self.offset
 
-    def initial(self, config: JobConfig, data_dir: Path | None = None) -> Float32Array:
+    def initial(
+        self, config: JobConfig, data_dir: Path | None = None, out: Float32Array | None = None
+    ) -> Float32Array:
         """Return the weights that training starts from, flat in layout order, without the copies.
 
         They come from the checkpoint that the job names. Without one they follow from the job's seed and the
@@ -69,13 +71,20 @@ class Weights:
         Args:
             config: config of the job.
             data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
+            out: float32 [elements] to write them to; None for a new array.
 
         Raises:
             Refused: the checkpoint is not on this host, or has changed since the job was submitted.
         """
+        if out is None:
+            out = np.empty(self.elements, np.float32)
         if config.pretrained is not None:
-            return load_pretrained_weights(config, self.entries, data_dir)
-        return np.concatenate([draw_initial_value(parameter, config.seed) for parameter in self.parameters])
+            return load_pretrained_weights(config, self.entries, data_dir, out)
+        for entry, parameter in zip(self.entries, self.parameters, strict=True):
+            out[entry.offset - self.offset : entry.stop - self.offset] = draw_initial_value(
+                parameter, config.seed
+            )
+        return out
 
     def expect(self, fetch: Callable[[int], None]) -> None:
         """Let passes wait for newer weights, parameter by parameter.

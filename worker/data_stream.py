@@ -173,7 +173,9 @@ class DataStream:
         chunks = []
         for header in headers:
             place = array.place(header.index) if array is not None else None
-            chunk = pack_chunk(header, header.index, lease_sum.chunk(header.index), place)
+            values = lease_sum.piece(header.offset, header.elements)
+            chunk = pack_chunk(header, header.index, values, place)
+            chunk.header.offset = header.offset
             if array is not None:
                 array.mark(header.index, header.lease)
             if header.job != self._overflow_logged and (text := describe_float16_overflow(chunk)):

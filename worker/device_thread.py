@@ -24,13 +24,16 @@ from services.corpora.reading_progress import watch_reading
 from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed, describe_internal_error
 from services.instrumentation import timeline
+from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
+from worker.chip_memory import ChipMemoryShort
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles
 from worker.input_reading import BuildDropped, InputReading
 from worker.job_on_mesh import JobBuilder, JobOnMesh
+from worker.lease_exchange import OpenExchange, refuse_exchange
 from worker.lease_runner import LeaseRunner, describe_failure
 from worker.mesh_check import check_mesh
 from worker.sum_memory import LeaseSum
@@ -55,6 +58,7 @@ class DeviceThread:
             device thread.
         metrics: metrics of this worker.
         builder: builder of jobs.
+        open_exchange: opens the exchange of a lease's arrays with the other workers of its row.
         inbox: weights that have arrived and are not on the mesh yet; None for a new one.
         patience_seconds: time that a lease waits for weights before the log says so.
     """
@@ -65,6 +69,7 @@ class DeviceThread:
         metrics: WorkerMetrics,
         builder: JobBuilder,
         *,
+        open_exchange: OpenExchange = refuse_exchange,
         inbox: WeightInbox | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
@@ -78,6 +83,7 @@ class DeviceThread:
             inbox=self._inbox,
             load_arrived=self._load,
             report_damaged=self._report_damaged,
+            open_exchange=open_exchange,
             clock=builder.clock,
             patience_seconds=patience_seconds,
         )
@@ -117,17 +123,24 @@ class DeviceThread:
                 self._metrics.end_job()
                 self._submit(self._drop_job)
 
-    def build(self, job: str, spec: bytes, places: Mapping[str, Path] = MappingProxyType({})) -> None:
+    def build(
+        self,
+        job: str,
+        spec: bytes,
+        places: Mapping[str, Path] = MappingProxyType({}),
+        stages: StageRun | None = None,
+    ) -> None:
         """Queue the building of a job. The answer is Built or BuildFailed.
 
         Args:
             job: id of the job.
             spec: config of the job, a `JobConfig` as JSON.
             places: where inputs are that were fetched, by the path that the job names.
+            stages: the stages of its pipeline to build; None for the whole model.
         """
         self._drop_build()
         self._reading = InputReading(job, self._feed, self._builder.clock)
-        self._submit(self._build, self._reading, spec, places)
+        self._submit(self._build, self._reading, spec, places, stages)
 
     def check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
         """Queue a check of the mesh, while there is no job.
@@ -181,27 +194,31 @@ class DeviceThread:
             except BaseException as error:  # no caller waits for a task; SystemExit would end the thread
                 log.exception("%s", describe_internal_error(error))
 
-    def _build(self, reading: InputReading, spec: bytes, places: Mapping[str, Path]) -> None:
+    def _build(
+        self, reading: InputReading, spec: bytes, places: Mapping[str, Path], stages: StageRun | None
+    ) -> None:
         self._is_building = True
         try:
             with watch_reading(reading.watch):
-                self._build_job(reading.job, spec, places)
+                self._build_job(reading.job, spec, places, stages)
         except BuildDropped:
             log.info("job %s: its build is dropped", reading.job)
         finally:
             self._is_building = False
 
-    def _build_job(self, job_id: str, spec: bytes, places: Mapping[str, Path]) -> None:
+    def _build_job(
+        self, job_id: str, spec: bytes, places: Mapping[str, Path], stages: StageRun | None
+    ) -> None:
         try:
             self._drop_job()
             self._copies = frozenset(places.values())
             config = relocate_inputs(JobConfig.from_json(spec), places)
             try:
-                mesh = self._builder.open_job_mesh(config)
+                mesh = self._builder.open_job_mesh(config, stages)
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
                 log.error("job %s: this worker is unfit, trying again later: %s", job_id, error)
-                self._feed(ev.BuildFailed(job_id, str(error), unfit=True))
+                self._feed(ev.BuildFailed(job_id, str(error), unfit=True, stages=stages))
                 return
             self._metrics.set_mesh_fit(True)
             self._last_shape = mesh.shape
@@ -209,6 +226,7 @@ class DeviceThread:
                 job_id,
                 config,
                 mesh,
+                stages,
                 fetch=self._leases.fetch,
                 on_new_version=self._leases.memory.reuse_retired,
                 on_non_finite=self._leases.note_non_finite,
@@ -219,7 +237,9 @@ class DeviceThread:
         except BuildDropped:
             raise
         except BaseException as error:  # a model's SystemExit too
-            self._feed(ev.BuildFailed(job_id, describe_failure(error)))
+            too_large = stages is not None and isinstance(error, ChipMemoryShort)
+            failed = ev.BuildFailed(job_id, describe_failure(error), stages=stages, too_large=too_large)
+            self._feed(failed)
             return
         self._job = job
         self._feed(job.describe())

@@ -16,6 +16,7 @@ from protos.files_pb2 import FileRef
 from services.config.job import MOST_SPEC_BYTES
 from services.errors import Failed, TiermeshError
 from services.files.transfer import FilesInMemory, download, upload
+from services.pipeline.split import StageRun
 from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref, make_ref
 from worker.core import events as ev
 from worker.job_inputs import JobInputs
@@ -58,14 +59,14 @@ class FileExchange:
 
     Args:
         feed: passes the core an input.
-        build: builds a job on the mesh, given its id, its spec and the places of inputs that were fetched.
+        build: builds a job on the mesh, given its id, its spec, the places of inputs that were fetched, and the stages.
         inputs: finds and fetches the job's inputs.
     """
 
     def __init__(
         self,
         feed: Callable[[ev.Input], None],
-        build: Callable[[str, bytes, Mapping[str, Path]], None],
+        build: Callable[[str, bytes, Mapping[str, Path], StageRun | None], None],
         inputs: JobInputs,
     ) -> None:
         self._feed = feed
@@ -127,7 +128,7 @@ class FileExchange:
             self._feed(ev.BuildFailed(effect.job, str(error), unfit=True, stages=effect.stages))
             return
         self._wanted = None
-        self._build(effect.job, spec, places)
+        self._build(effect.job, spec, places, effect.stages)
 
     async def _fetch_spec(self, ref: FileRef, channel: grpc.aio.Channel) -> bytes:
         if self._fetched is None or self._fetched[0] != ref:

@@ -8,23 +8,27 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mesh.device import Mesh, is_mesh_of_host, open_mesh
 from mesh.fingerprint import find_board_type
 from services.config.job import JobConfig
 from services.instrumentation import timeline
+from services.pipeline.split import StageRun
 from services.protocol.fingerprint import CODE
 from services.protocol.plan import WireTypes
 from services.runtime.metrics import WorkerMetrics
 from services.sizing.flops import count_flops_per_token, find_peak_flops
 from services.tensors.chunk_messages import bytes_per_element
 from training.parameter_placement import choose_axes
-from training.pipeline.build import build_step, find_pipeline_mesh_shape
+from training.pipeline.build import build_stages, build_step, find_pipeline_mesh_shape
+from training.pipeline.stages import PipelineStages
 from training.step import PassPhase
 from worker.chip_memory import check_chip_memory
 from worker.code_fingerprint import find_own_module, hash_code
 from worker.core.events import Built
+from worker.layout_share import LayoutShare
 from worker.meters import TRACK_MEMORY, WEIGHTS_LOADED, MemoryUsageTracker, PerformanceMeter
 from worker.step_interface import Step, StepFactory
 from worker.weight_loader import WeightLoader
@@ -105,8 +109,11 @@ class JobOnMesh:
 
     Attributes:
         job: id of the job.
+        config: its config.
+        stages: the stages of its pipeline that this worker has; None for the whole model.
         mesh: the open mesh.
-        step: the training step.
+        step: the training step, or some stages.
+        share: the worker's share of the layout.
         weights: puts weights that arrive on the mesh.
         wire: types in which the job's tensors travel.
         meter: samples per second.
@@ -116,8 +123,11 @@ class JobOnMesh:
     """
 
     job: str
+    config: JobConfig
+    stages: StageRun | None
     mesh: Mesh
-    step: Step
+    step: Step | PipelineStages
+    share: LayoutShare
     weights: WeightLoader
     wire: WireTypes
     meter: PerformanceMeter
@@ -142,6 +152,9 @@ class JobOnMesh:
             wire=self.wire,
             flops_per_token=self.flops_per_token,
             peak_flops=find_peak_flops(self.mesh.arch, self.mesh.cores),
+            stages=self.stages,
+            parts=self.share.parts,
+            shared=self.share.shared,
         )
 
     def close(self) -> None:
@@ -172,15 +185,19 @@ class JobBuilder:
     open_mesh: Callable[..., Mesh] = open_mesh
     clock: Callable[[], float] = time.perf_counter
 
-    def open_job_mesh(self, config: JobConfig) -> Mesh:
-        """Open the mesh that a job's device config describes; for a pipeline, as many as it has stages if there are.
+    def open_job_mesh(self, config: JobConfig, stages: StageRun | None = None) -> Mesh:
+        """Open the mesh that a job's device config describes; for a pipeline, one for each stage if the host has them.
+
+        Args:
+            config: config of the job.
+            stages: the stages of its pipeline to build; None for the whole model.
 
         Raises:
             Failed: the mesh can't be opened, which may change.
         """
         device = config.device
         return self.open_mesh(
-            _choose_mesh_shape(config),
+            _choose_mesh_shape(config, stages),
             backend=device.backend,
             dtype=device.dtype,
             axes=choose_axes(device),
@@ -194,6 +211,7 @@ class JobBuilder:
         job: str,
         config: JobConfig,
         mesh: Mesh,
+        stages: StageRun | None = None,
         *,
         fetch: Callable[[int], None],
         on_new_version: Callable[[], None],
@@ -205,6 +223,7 @@ class JobBuilder:
             job: id of the job.
             config: config of the job.
             mesh: open, as `config` describes it.
+            stages: the stages of its pipeline to build; None for the whole model.
             fetch: callback, called by a pass before it uses a parameter that is not on the mesh, with its index in the
                 layout.
             on_new_version: callback, called when the first chunk of a weight version has arrived.
@@ -219,11 +238,13 @@ class JobBuilder:
         )
         first_iteration = FirstIteration(mesh)
         try:
-            check_chip_memory(config, mesh)
+            check_chip_memory(config, mesh, stages)
             first_iteration.begin()
-            step = self.make_step(
-                config,
-                mesh,
+            if stages is None or stages.count == config.stages:
+                make: Callable[..., Step | PipelineStages] = partial(self.make_step, config, mesh)
+            else:
+                make = partial(build_stages, config, mesh, stages)
+            step = make(
                 self.data_dir,
                 self.allowed_models,
                 around_phase=first_iteration.around,
@@ -235,11 +256,15 @@ class JobBuilder:
             first_iteration.clear()
             mesh.close()
             raise
+        share = LayoutShare.of(step)
         return JobOnMesh(
             job=job,
+            config=config,
+            stages=stages,
             mesh=mesh,
             step=step,
-            weights=WeightLoader(step, fetch, on_new_version),
+            share=share,
+            weights=WeightLoader(step, share, fetch, on_new_version),
             wire=config.plan().wire,
             meter=PerformanceMeter(config, clock=self.clock),
             first_iteration=first_iteration,
@@ -248,9 +273,10 @@ class JobBuilder:
         )
 
 
-def _choose_mesh_shape(config: JobConfig) -> tuple[int, int]:
-    """Return the shape of a mesh with a submesh for each stage of a pipeline, or that of the job's device config."""
-    device, divided = config.device, find_pipeline_mesh_shape(config)
+def _choose_mesh_shape(config: JobConfig, stages: StageRun | None) -> tuple[int, int]:
+    """Return the shape of a mesh with a submesh for each stage to build, or that of the job's device config."""
+    count = None if stages is None else stages.count
+    device, divided = config.device, find_pipeline_mesh_shape(config, count)
     if divided is None or device.device_ids or not is_mesh_of_host(divided, device.backend):
         return device.mesh_shape
     return divided

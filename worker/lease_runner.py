@@ -6,8 +6,10 @@ A lease that is dropped ends between two micro-batches, or where it waits for we
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -20,20 +22,16 @@ from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
-from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS
-from training.pipeline.stages import Compute
+from training.pipeline.exchange import LocalExchange, PassExchange
+from training.pipeline.stages import PipelineStages
 from training.pipeline.step import PipelineStep
-from training.range_step import FinishedPass
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles
-from worker.gradient_checksum import GradientChecksum
 from worker.job_on_mesh import JobOnMesh
-from worker.node_sum import NodeSum
-from worker.range_sums import RangeSums
-from worker.step_interface import Step
+from worker.lease_exchange import LeaseDropped, LeaseExchange, NeighbourLost, OpenExchange
+from worker.lease_work import LeaseEvents, LeaseWork, ModelWork, StageWork
 from worker.sum_memory import LeaseSum, SumMemory
-from worker.weight_loader import LeaseDropped, WeightInbox
+from worker.weight_loader import WeightInbox
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -64,6 +62,7 @@ class LeaseRunner:
         inbox: weights that have arrived and are not on the mesh yet.
         load_arrived: callback that puts the inbox's weights on the mesh.
         report_damaged: callback that tells the core, for a job's id, that a file of token ids is damaged on this host.
+        open_exchange: opens the exchange of a lease's arrays with the other workers of its row.
         clock: monotonic clock in seconds.
         patience_seconds: time that a lease waits for weights before the log says so. It goes on waiting until
             it is dropped, because the link breaks, newer weights come or the aggregator revokes it.
@@ -80,6 +79,7 @@ class LeaseRunner:
         inbox: WeightInbox,
         load_arrived: Callable[[], None],
         report_damaged: Callable[[str, TokenFileDamaged], None],
+        open_exchange: OpenExchange,
         clock: Callable[[], float],
         patience_seconds: float,
     ) -> None:
@@ -89,9 +89,11 @@ class LeaseRunner:
         self._inbox = inbox
         self._load_arrived = load_arrived
         self._report_damaged = report_damaged
+        self._open_exchange = open_exchange
         self._clock = clock
         self._patience_seconds = patience_seconds
         self._run: _LeaseRun | None = None
+        self._exchange: tuple[int, LeaseExchange] | None = None  # that of the lease under way, with the lease
         self._sums: dict[int, LeaseSum] = {}
         self._accepted: set[int] = set()  # not dropped yet
         self._dropped: set[int] = set()  # not forgotten yet
@@ -106,12 +108,19 @@ class LeaseRunner:
         """End a lease that is under way or waits; `forget` must follow on the device thread."""
         self._accepted.discard(lease)
         self._dropped.add(lease)
-        self._inbox.wake()
+        self._wake()
 
     def drop_all(self) -> None:
         """End what is under way and what waits."""
         self._dropped.update(self._accepted)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the lease under way where it waits, if it was dropped."""
         self._inbox.wake()
+        under_way = self._exchange
+        if under_way is not None and under_way[0] in self._dropped:
+            under_way[1].drop()
 
     def find_sum(self, lease: int) -> LeaseSum | None:
         """Return the sum of a lease; None if the lease has been dropped."""
@@ -138,6 +147,9 @@ class LeaseRunner:
             return  # the core dropped it
         except TokenFileDamaged as error:
             self._report_damaged(job.job, error)
+        except NeighbourLost as lost:
+            log.error("lease %d: %s", lease.lease, lost)
+            self._feed(ev.LeaseFailed(lease.lease, str(lost), lost.neighbour))
         except (
             BaseException
         ) as error:  # SystemExit of a model too, which would end this thread without a word
@@ -173,7 +185,7 @@ class LeaseRunner:
             self._load_arrived()
             if self._is_dropped():
                 raise LeaseDropped(f"lease {lease}: dropped while it waited for weights")
-            if weights.loaded > entry:
+            if weights.has(entry):
                 break
             with timeline.span("device", "wait for weights", chunk=weights.missing_chunk):
                 arrived = self._inbox.wait(self._is_dropped, self._patience_seconds)
@@ -203,82 +215,71 @@ class LeaseRunner:
 
     def _make_initial_weights(self, run: _LeaseRun) -> None:
         step, lease = run.job.step, run.lease.lease
-        self._sums[lease] = LeaseSum(step.initial_weights())
-        self._feed(ModelFiles.make(lease, step.layout.dumps(), step.checkpoint_files()))
+        self._sums[lease] = LeaseSum(step.initial_weights(), run.job.share.parts)
+        if run.job.stages is not None and run.job.stages.first > 0:
+            self._feed(ev.NodeReady(lease, 0))  # the first stage's worker describes the model
+        else:
+            self._feed(ModelFiles.make(lease, step.layout.dumps(), step.checkpoint_files()))
 
     def _train(self, run: _LeaseRun) -> None:
-        job, lease = run.job, run.lease
-        step = job.step
-        elements = step.layout.elements
-        reported = -(-elements // CHUNK_ELEMENTS)  # the core knows that chunks from this one on are computed
+        job, lease, parts = run.job, run.lease, run.job.share.parts
+        reported = len(parts)  # the core knows that pieces from this place on are computed
 
-        def report_ready(offset: int) -> None:
+        def report_ready(index: int) -> None:
             nonlocal reported
-            chunk = -(-offset // CHUNK_ELEMENTS)
-            if chunk < reported and offset > 0:
-                reported = chunk
-                timeline.mark("device", "gradient ready", lease.step, chunk=chunk)
-                self._feed(ev.NodeReady(lease.lease, chunk))
+            place = parts.place_from(index)
+            if place < reported and index > 0:
+                reported = place
+                timeline.mark("device", "gradient ready", lease.step, chunk=parts[place].chunk)
+                self._feed(ev.NodeReady(lease.lease, place))
 
         started = self._clock()
-        self._sums[lease.lease] = lease_sum = self.memory.take(elements, job.gradient_bytes)
-        if isinstance(step, PipelineStep):
-            losses, checksums = self._sum_ranges(run, step, lease_sum.values, report_ready)
-        else:
-            losses, checksums = self._sum_micro_batches(run, step, lease_sum.values, report_ready)
+        in_row = job.stages is not None
+        self._sums[lease.lease] = lease_sum = self.memory.take(parts, job.gradient_bytes, in_row=in_row)
+        result = self._work(run).sum(lease, lease_sum.values, report_ready)
         seconds = self._clock() - started - run.fetch_seconds
-        timeline.mark("device", "gradient ready", lease.step, chunk=0)
+        timeline.mark("device", "gradient ready", lease.step, chunk=parts[0].chunk)
         hit_failpoint("worker.gradient-ready")
-        self._feed(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(run.non_finite)))
-        tokens = lease.count * step.tokens_per_micro_batch
-        self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
+        self._feed(ev.NodeReady(lease.lease, 0, tuple(result.losses), tuple(run.non_finite)))
+        tokens = lease.count * job.step.tokens_per_micro_batch
+        counted = tokens if result.losses else 0  # by one worker of a row
+        self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=counted, seconds=seconds)
         self._metrics.count_wait_for_weights(job.job, run.fetch_seconds)
         job.meter.step(lease.count)
         self._metrics.set_rates(job.job, *job.meter.get_metrics())
-        self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
+        self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(result.checksums)))
 
-    def _sum_micro_batches(
-        self, run: _LeaseRun, step: Step, out: Float32Array, report_ready: Callable[[int], None]
-    ) -> tuple[list[float], list[pb.Checksum]]:
-        """Write the sum of the lease's gradients; return the losses, and the checksums that it asks for."""
-        lease = run.lease
-        losses: list[float] = []
-        checksums: list[pb.Checksum] = []
-        wants_checksum = set(lease.checksums)
-        node_sum = NodeSum(out, lease.count, report_ready)
-        for index in range(lease.first, lease.first + lease.count):
-            self._check_dropped()
+    def _verify(self, run: _LeaseRun) -> None:
+        """Compute micro-batches only for their checksums: they enter no sum and no metric."""
+        gradient = np.empty(run.job.share.parts.elements, np.float32)
+        checksums = self._work(run).verify(run.lease, gradient)
+        hit_failpoint("worker.check")
+        self._feed(ev.LeaseComputed(run.lease.lease, 0.0, 0, tuple(checksums)))
 
-            def compute(out: Float32Array, done: Callable[[int], None], index: int = index) -> float:
-                last = index == lease.first + lease.count - 1
-                with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
-                    if index not in wants_checksum:
-                        return step.micro_batch(lease.step, index, out, done)
-                    loss, checksum = _compute_with_checksum(step, lease.step, index, out, done)
-                    checksums.append(checksum)
-                    return loss
+    def _evaluate(self, run: _LeaseRun) -> None:
+        losses = self._work(run).evaluate(run.lease)
+        self._feed(ev.LeaseEvaluated(run.lease.lease, tuple(losses)))
 
-            losses.append(node_sum.add_leaf(compute))
-            self._end_first_iteration(run.job)
-        return losses, checksums
+    def _work(self, run: _LeaseRun) -> LeaseWork:
+        """Return how a lease is computed."""
+        step = run.job.step
+        events = LeaseEvents(self._check_dropped, partial(self._end_first_iteration, run.job))
+        if isinstance(step, PipelineStages):
+            return StageWork(step, partial(self._exchange_arrays, run, step), events)
+        if isinstance(step, PipelineStep):
+            return StageWork(step.stages, lambda: nullcontext(LocalExchange()), events)
+        return ModelWork(step, events)
 
-    def _sum_ranges(
-        self, run: _LeaseRun, step: PipelineStep, out: Float32Array, report_ready: Callable[[int], None]
-    ) -> tuple[list[float], list[pb.Checksum]]:
-        """Do as `_sum_micro_batches` does, for a pipeline whose passes overlap."""
-        lease = run.lease
-        sums = RangeSums(step, out, lease.count, report_ready, frozenset(lease.checksums))
-
-        def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
-            self._check_dropped()
-            finished = sums.add_leaf(range_index, index, compute)
-            if range_index == 0:
-                self._end_first_iteration(run.job)
-            return finished
-
-        with timeline.span("device", "micro-batch", lease.step, index=lease.first, last=True):
-            losses = step.micro_batches(lease.step, lease.first, lease.count, add_leaf)
-        return losses, sums.checksums
+    @contextmanager
+    def _exchange_arrays(self, run: _LeaseRun, stages: PipelineStages) -> Iterator[PassExchange]:
+        exchange = self._open_exchange(run.lease, run.job.config, stages)
+        self._exchange = run.lease.lease, exchange
+        try:
+            self._check_dropped()  # `drop` did not see the exchange before
+            yield exchange
+        finally:
+            self._exchange = None
+            exchange.close()
 
     def _check_dropped(self) -> None:
         if self._is_dropped():
@@ -286,46 +287,7 @@ class LeaseRunner:
 
     def _end_first_iteration(self, job: JobOnMesh) -> None:
         if job.first_iteration.is_under_way:
-            job.first_iteration.end(job.job, self._metrics, job.step.layout.elements)
-
-    def _verify(self, run: _LeaseRun) -> None:
-        """Compute micro-batches only for their checksums: they enter no sum and no metric."""
-        step, lease = run.job.step, run.lease
-        checksums = []
-        gradient = np.empty(step.layout.elements, np.float32)
-        for index in lease.checksums:
-            if self._is_dropped():
-                return
-            with timeline.span("device", "check", lease.step, index=index):
-                _, checksum = _compute_with_checksum(step, lease.step, index, gradient, lambda offset: None)
-            checksums.append(checksum)
-        hit_failpoint("worker.check")
-        self._feed(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(checksums)))
-
-    def _evaluate(self, run: _LeaseRun) -> None:
-        lease = run.lease
-        losses = []
-        for index in range(lease.first, lease.first + lease.count):
-            if self._is_dropped():
-                return
-            with timeline.span("device", "evaluate", lease.step, index=index):
-                total, tokens = run.job.step.evaluate(index)
-            losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
-        self._feed(ev.LeaseEvaluated(lease.lease, tuple(losses)))
-
-
-def _compute_with_checksum(
-    step: Step, number: int, index: int, out: Float32Array, done: Callable[[int], None]
-) -> tuple[float, pb.Checksum]:
-    """Compute a micro-batch, and the checksum of its gradient before `done` may add other gradients to it."""
-    checksum = GradientChecksum(step.layout.entries, out)
-
-    def ready(offset: int) -> None:
-        checksum.advance_to(offset)
-        done(offset)
-
-    loss = step.micro_batch(number, index, out, ready)
-    return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
+            job.first_iteration.end(job.job, self._metrics, job.share.parts.elements)
 
 
 def describe_failure(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The interface of a training step and of its factory, as the device thread uses them.
+"""The interfaces of what is built of a job on a mesh, and of its factory, as the device thread uses them.
 
 `training.pipeline.build` makes the steps that ship. Tests and benchmarks give a worker steps of their own.
 """
@@ -17,8 +17,8 @@ from services.tensors.layout import Layout
 from training.step import PassPhase
 
 
-class Step(Protocol):
-    """Model and data of a job on a mesh; `training.step.TrainingStep` documents each member."""
+class BuiltModel(Protocol):
+    """Model and data of a job on a mesh, or some stages of them; `TrainingStep` documents each member."""
 
     @property
     def layout(self) -> Layout:
@@ -36,20 +36,14 @@ class Step(Protocol):
     def vocabulary(self) -> int:
         """Number of tokens that the model knows; 0 for a model without tokens."""
 
-    def initial_weights(self) -> Float32Array:
-        """Return the weights that training starts from, flat in layout order."""
-
     def expect(self, fetch: Callable[[int], None]) -> None:
         """Call `fetch` with a parameter's index before a pass uses it, until it is loaded."""
 
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Put one parameter on the mesh."""
 
-    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Write the gradient of one micro-batch to `out` and return its mean loss."""
-
-    def evaluate(self, index: int) -> tuple[float, int]:
-        """Return the sum of the losses of one held-out batch, and its number of rows."""
+    def initial_weights(self) -> Float32Array:
+        """Return the weights that training starts from, flat in layout order."""
 
     def checkpoint_files(self) -> dict[str, bytes]:
         """Return the files of a checkpoint that describe the model."""
@@ -59,6 +53,16 @@ class Step(Protocol):
 
     def close(self) -> None:
         """Free the weights on the mesh."""
+
+
+class Step(BuiltModel, Protocol):
+    """Model and data of a job, whole; `TrainingStep` documents each member."""
+
+    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+        """Write the gradient of one micro-batch to `out` and return its mean loss."""
+
+    def evaluate(self, index: int) -> tuple[float, int]:
+        """Return the sum of the losses of one held-out batch, and its number of rows."""
 
 
 class StepFactory(Protocol):

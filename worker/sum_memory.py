@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts
 from services.tensors.shared_memory import SharedArray
 
 log = logging.getLogger("tiermesh.worker")
@@ -19,18 +20,27 @@ class LeaseSum:
     """The sum of a lease's micro-batches.
 
     Attributes:
-        values: [elements] float32.
+        values: [elements of the parts] float32, one part after another.
+        parts: the worker's parts of the layout.
         shared: memory in which an aggregator sees the chunks in the wire type, None if none does. With float32 on the
             wire it is the memory of `values`.
     """
 
     values: Float32Array
+    parts: LayoutParts
     shared: SharedArray | None = None
 
-    def chunk(self, index: int) -> Float32Array:
-        """Return a chunk of the values, as a view."""
-        start, stop = chunk_range(self.values.size, index)
-        return self.values[start:stop]
+    def piece(self, offset: int, elements: int) -> Float32Array:
+        """Return a piece of the values, as a view.
+
+        Args:
+            offset: index of its first element in the layout.
+            elements: number of elements.
+        """
+        start = self.parts.find(offset)
+        if start is None:
+            raise ValueError(f"element {offset} is in none of this worker's parts of the layout")
+        return self.values[start : start + elements]
 
 
 class SumMemory:
@@ -50,21 +60,23 @@ class SumMemory:
         self._free: list[LeaseSum] = []
         self._retired: list[LeaseSum] = []
 
-    def take(self, elements: int, wire_bytes: int) -> LeaseSum:
+    def take(self, parts: LayoutParts, wire_bytes: int, *, in_row: bool = False) -> LeaseSum:
         """Return memory for a sum; its contents are arbitrary.
 
         Args:
-            elements: number of elements of the layout.
+            parts: the worker's parts of the layout.
             wire_bytes: bytes of an element on the wire.
+            in_row: whether the lease is a row's, whose pieces of chunks have no places in shared memory.
         """
+        elements, shares = parts.elements, self.sharing and not in_row
         for each in self._free:
-            if each.values.size == elements and (each.shared is not None) == self.sharing:
+            if each.parts is parts and (each.shared is not None) == shares:
                 self._free.remove(each)
                 return each
-        shared = _shared(elements, wire_bytes) if self.sharing else None
+        shared = _shared(elements, wire_bytes) if shares else None
         if shared is not None and wire_bytes == 4:
-            return LeaseSum(shared.payload.view(np.float32), shared)
-        return LeaseSum(np.empty(elements, np.float32), shared)
+            return LeaseSum(shared.payload.view(np.float32), parts, shared)
+        return LeaseSum(np.empty(elements, np.float32), parts, shared)
 
     def retire(self, used: LeaseSum) -> None:
         """Take back the memory of a dropped lease; it must not be overwritten yet."""

@@ -7,21 +7,19 @@ chunks that have arrived and waits for the rest. So only one thread ever touches
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
-from services.errors import TiermeshError
 from services.protocol.versions import Version
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS, Entry, chunk_range
-from worker.step_interface import Step
-
-
-class LeaseDropped(TiermeshError):
-    """The lease under way was dropped: its result is not needed."""
+from services.tensors.layout import Entry
+from services.tensors.layout_parts import Piece
+from worker.layout_share import LayoutShare
+from worker.step_interface import BuiltModel
 
 
 class WeightInbox:
@@ -64,75 +62,96 @@ class WeightLoader:
 
     Args:
         step: the step whose parameters the weights are.
+        share: the worker's share of the layout, whose pieces arrive; the others take no memory.
         fetch: callback, called by a pass before it uses a parameter that is not on the mesh yet, with the index of its
             layout entry; returns when the parameter is on the mesh.
-        on_new_version: callback, called when the first chunk of a version has arrived.
-
-    Attributes:
-        loaded: number of parameters of the newest version that are on the mesh: the first ones of the layout.
+        on_new_version: callback, called when the first piece of a version has arrived.
     """
 
-    def __init__(self, step: Step, fetch: Callable[[int], None], on_new_version: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        step: BuiltModel,
+        share: LayoutShare,
+        fetch: Callable[[int], None],
+        on_new_version: Callable[[], None],
+    ) -> None:
         self._step = step
+        self._entries = share.entries
+        self._pieces = share.loads
         self._fetch = fetch
         self._on_new_version = on_new_version
-        self._weights: Float32Array = np.empty(step.layout.elements, np.float32)
-        self._shared: dict[int, TensorChunk] = {}  # chunks that are read in shared memory, not in `_weights`
-        self._arrived: set[int] = set()
+        self._weights: Float32Array = np.empty(share.loads.elements, np.float32)
+        self._shared: dict[int, TensorChunk] = {}  # pieces that are read in shared memory, not in `_weights`
+        self._arrived: set[int] = set()  # places of pieces
         self._version = Version(0, 0)
         self._overwritten = False
-        self._arrived_to = 0  # all elements before this one have arrived
-        self.loaded = 0
+        self._next_place = 0  # all pieces before this one have arrived
+        self._loaded = 0  # number of entries on the mesh: the first ones
+
+    def has(self, entry: int) -> bool:
+        """Return whether the newest version's parameter of a layout entry is on the mesh."""
+        return bisect_left(self._entries, entry) < self._loaded
 
     def load(self, chunk: TensorChunk) -> bool:
-        """Put the parameters that a chunk completes on the mesh; return whether it was the last of its version."""
+        """Put the parameters that a piece completes on the mesh; return whether it was the last of its version."""
         header = chunk.header
         version = Version(header.generation, header.step)
         if version != self._version:
-            self._version, self._overwritten, self.loaded, self._arrived_to = version, False, 0, 0
+            self._version, self._overwritten, self._loaded, self._next_place = version, False, 0, 0
             self._arrived.clear()
             self._shared.clear()
             self._step.expect(self._fetch)
             self._on_new_version()
         self._take(chunk)
-        layout = self._step.layout
-        while self._arrived_to < layout.elements and self._arrived_to // CHUNK_ELEMENTS in self._arrived:
-            self._arrived_to = chunk_range(layout.elements, self._arrived_to // CHUNK_ELEMENTS)[1]
-        while self.loaded < len(layout.entries) and not self._overwritten:
-            entry = layout.entries[self.loaded]
-            if entry.stop > self._arrived_to:
+        while self._next_place in self._arrived:
+            self._next_place += 1
+        while self._loaded < len(self._entries) and not self._overwritten:
+            index = self._entries[self._loaded]
+            places = self._places(self._step.layout.entries[index])
+            if places.stop > self._next_place:
                 break
-            chunks = range(entry.offset // CHUNK_ELEMENTS, -(-entry.stop // CHUNK_ELEMENTS))
-            self._step.load(self.loaded, self._values(entry, chunks))
-            self._overwritten = not all(self._shared[each].intact for each in chunks if each in self._shared)
-            self.loaded += not self._overwritten
-        complete = self.loaded == len(layout.entries)
+            self._step.load(index, self._values(self._step.layout.entries[index], places))
+            self._overwritten = not all(self._shared[each].intact for each in places if each in self._shared)
+            self._loaded += not self._overwritten
+        complete = self._loaded == len(self._entries)
         if complete:
             self._shared.clear()  # unmaps the memory
         return complete
 
     def _take(self, chunk: TensorChunk) -> None:
-        index = chunk.header.index
+        header = chunk.header
+        place = self._pieces.place_of(Piece(header.index, header.offset, header.elements))
+        assert place is not None, "the core lets no others through"
         if chunk.whole_layout() is not None:
-            self._shared[index] = chunk
+            self._shared[place] = chunk
         else:
-            start, stop = chunk_range(self._weights.size, index)
-            chunk.copy_to(self._weights[start:stop])
+            chunk.copy_to(self._own(header.offset, header.elements))
             self._overwritten |= not chunk.intact
-        self._arrived.add(index)
+        self._arrived.add(place)
 
-    def _values(self, entry: Entry, chunks: range) -> Float32Array:
-        """Return a parameter, [size] float32; a view if all its chunks lie in the same memory."""
-        found = [self._shared[each] for each in chunks if each in self._shared]
-        whole = found[0].whole_layout() if len(found) == len(chunks) else None
+    def _values(self, entry: Entry, places: range) -> Float32Array:
+        """Return a parameter, [size] float32; a view if all its pieces lie in the same memory."""
+        found = [self._shared[each] for each in places if each in self._shared]
+        whole = found[0].whole_layout() if len(found) == len(places) else None
         if whole is not None and all(chunk.memory is found[0].memory for chunk in found):
             return whole[entry.offset : entry.stop]
         for chunk in found:
-            start, stop = chunk_range(self._weights.size, chunk.header.index)
-            chunk.copy_to(self._weights[start:stop])
-        return self._weights[entry.offset : entry.stop]
+            chunk.copy_to(self._own(chunk.header.offset, chunk.header.elements))
+        return self._own(entry.offset, entry.size)
+
+    def _own(self, offset: int, elements: int) -> Float32Array:
+        """Return the place of some elements of the layout, of one part, in this worker's array."""
+        start = self._pieces.find(offset)
+        assert start is not None
+        return self._weights[start : start + elements]
+
+    def _places(self, entry: Entry) -> range:
+        """Return the places of the pieces that a parameter is in."""
+        start = self._pieces.find(entry.offset)
+        assert start is not None
+        return range(self._pieces.place_from(start + 1) - 1, self._pieces.place_from(start + entry.size))
 
     @property
     def missing_chunk(self) -> int:
-        """Index of the first chunk that has not arrived."""
-        return self._arrived_to // CHUNK_ELEMENTS
+        """Index of the first chunk of which a piece has not arrived."""
+        return self._pieces[min(self._next_place, len(self._pieces) - 1)].chunk

@@ -96,11 +96,15 @@ class LayoutParts:
 
     def has(self, piece: Piece) -> bool:
         """Return whether exactly this piece is among them."""
+        return self.place_of(piece) is not None
+
+    def place_of(self, piece: Piece) -> int | None:
+        """Return the place of a piece; None if exactly this one is not among them."""
         part = bisect_right(self.runs, piece.offset, key=lambda run: run[0]) - 1
         if part < 0:
-            return False
+            return None
         place = self._pieces_before[part] + piece.chunk - self.runs[part][0] // CHUNK_ELEMENTS
-        return 0 <= place < len(self) and self[place] == piece
+        return place if 0 <= place < len(self) and self[place] == piece else None
 
 
 def parse_parts(parts: Iterable[LayoutPart], elements: int) -> LayoutParts | Refusal:

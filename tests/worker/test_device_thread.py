@@ -402,7 +402,7 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
         assert isinstance(device.next_input(), ModelFiles)
         weights = device.thread.find_sum(1)
         assert weights is not None
-        header = ChunkHeader(job="a", generation=1, kind=WEIGHTS, dtype=FLOAT32)
+        header = ChunkHeader(job="a", generation=1, kind=WEIGHTS, elements=weights.values.size, dtype=FLOAT32)
         device.thread.carry_out(ev.Load(header), TensorChunk(header, weights.values.tobytes()))
         lease = pb.Lease(job="a", generation=1, lease=2, phase=pb.TRAIN, first=1, count=3, checksums=[1, 3])
         device.carry_out(ev.Perform(lease))

@@ -57,7 +57,7 @@ def test_any_schedule_gives_the_sum_and_the_checksums_of_whole_gradients(
         assert out[offset:].tobytes() == expected[offset:].tobytes()
         ready.append(offset)
 
-    step: Any = SimpleNamespace(layout=layout, ranges=ranges)
+    step: Any = SimpleNamespace(layout=layout, ranges=dict(enumerate(ranges)))
     sums = RangeSums(step, out, schedule.micro_batches, report, frozenset(checksums))
     for one in schedule.merged_passes():
         if not one.is_backward:

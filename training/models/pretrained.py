@@ -33,18 +33,19 @@ class StoredModel:
     config: PretrainableConfig
     folder: HuggingFaceFolder
 
-    def weights(self, entries: Sequence[Entry]) -> Float32Array:
+    def weights(self, entries: Sequence[Entry], out: Float32Array | None = None) -> Float32Array:
         """Return weights, float32, flat in the order of `entries`. Other tensors are not read.
 
         Args:
             entries: contiguous entries of the layout of a model built from `config`, or from a config with fewer
                 positions.
+            out: array to write them to; None for a new one.
 
         Raises:
             Refused: a tensor is missing, or has another shape than in the layout.
         """
         start = entries[0].offset
-        weights = np.empty(entries[-1].stop - start, np.float32)
+        weights = np.empty(entries[-1].stop - start, np.float32) if out is None else out
         for entry in entries:
             name = stored_name(entry.export_name, self.config, self.folder.tensors)
             values = self.folder.read(name)
@@ -88,7 +89,10 @@ def open_model(path: Path) -> StoredModel:
 
 
 def load_pretrained_weights(
-    config: JobConfig, entries: Sequence[Entry], data_dir: Path | None = None
+    config: JobConfig,
+    entries: Sequence[Entry],
+    data_dir: Path | None = None,
+    out: Float32Array | None = None,
 ) -> Float32Array:
     """Return weights of the checkpoint that a job starts from, float32, flat in layout order.
 
@@ -96,10 +100,11 @@ def load_pretrained_weights(
         config: config of the job, with `pretrained`.
         entries: contiguous entries of its model's layout; other tensors are not read.
         data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
+        out: array to write them to; None for a new one.
 
     Raises:
         Refused: the checkpoint is not on this host, or has changed since the job was submitted.
     """
     if config.pretrained is None:
         raise ValueError("job config: no pretrained checkpoint, so there are no weights to load")
-    return open_model(find_verified_checkpoint(config.pretrained, data_dir)).weights(entries)
+    return open_model(find_verified_checkpoint(config.pretrained, data_dir)).weights(entries, out)

@@ -1,4 +1,4 @@
-"""Choice of a job's training step: the whole model, or the ranges of a pipeline on submeshes."""
+"""Choice of a job's training step: the whole model, the ranges of a pipeline on submeshes, or some of its stages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from pathlib import Path
 
 from mesh.device import Mesh
 from services.config.job import JobConfig
+from services.errors import Refused
+from services.pipeline.split import StageRun
 from training.parameter_placement import choose_axes
+from training.pipeline.stages import PipelineStages
 from training.pipeline.step import PipelineStep
 from training.step import PassPhase, TrainingStep, unobserved
 
 
-def find_pipeline_mesh_shape(config: JobConfig) -> tuple[int, int] | None:
-    """Return rows and columns of a mesh with a submesh for each stage of a job's pipeline, one below the other.
+def find_pipeline_mesh_shape(config: JobConfig, stages: int | None = None) -> tuple[int, int] | None:
+    """Return rows and columns of a mesh with a submesh for each of some stages, one below the other.
 
-    None for a job without a pipeline.
+    Args:
+        config: config of the job. Without a pipeline the result is None.
+        stages: number of stages; None for all of the job's pipeline.
     """
     rows, columns = config.device.mesh_shape
-    return None if config.stages == 1 else (config.stages * rows, columns)
+    return None if config.stages == 1 else ((stages or config.stages) * rows, columns)
 
 
 def build_step(
@@ -47,6 +52,40 @@ def build_step(
         config,
         pipeline,
         meshes,
+        data_dir,
+        allowed_models,
+        around_phase=around_phase,
+        on_non_finite=on_non_finite,
+    )
+
+
+def build_stages(
+    config: JobConfig,
+    mesh: Mesh,
+    stages: StageRun,
+    data_dir: Path | None = None,
+    allowed_models: Collection[str] = (),
+    *,
+    around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
+    on_non_finite: Callable[[int, str], None] | None = None,
+) -> PipelineStages:
+    """Build some stages of a job's pipeline on a mesh; see `PipelineStages`.
+
+    A mesh of `find_pipeline_mesh_shape` is divided over the stages. On another one they take turns.
+
+    Raises:
+        Refused: the job's pipeline has no such stages, or see `PipelineStages`.
+    """
+    pipeline = config.pipeline
+    if pipeline is None or stages.stop > pipeline.stages:
+        raise Refused(f"{stages} ordered, expected some of the {config.stages} of the job's pipeline")
+    meshes = (mesh,) * stages.count
+    if stages.count > 1 and mesh.shape == find_pipeline_mesh_shape(config, stages.count):
+        meshes = mesh.split(stages.count, choose_axes(config.device))
+    return PipelineStages(
+        config,
+        pipeline,
+        dict(zip(range(stages.first, stages.stop), meshes, strict=True)),
         data_dir,
         allowed_models,
         around_phase=around_phase,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from mesh.device import Mesh
 from mesh.exact_transfer import ExactArray
+from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
 from services.config.job_inputs import reads_data
 from services.config.pipeline import PipelineConfig
@@ -84,7 +87,8 @@ class PipelineStages:
         self._data = JobData.open(config, data_dir) if reads_data(config, run) else None
         data = self._data or UnreadData.of_job(config)
         # The whole model only names parameters here: they get no values.
-        self._model = build_model(config.model, data.vocabulary, next(iter(meshes.values())), allowed_models)
+        self._mesh = next(iter(meshes.values()))
+        self._model = build_model(config.model, data.vocabulary, self._mesh, allowed_models)
         self.layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._ranges = {
             index: RangeStep(
@@ -114,9 +118,27 @@ class PipelineStages:
         sizes = [each.array_sizes for each in self._ranges.values()]
         return replace(sizes[0], tied_elements=max(each.tied_elements for each in sizes))
 
-    def initial_weights(self) -> dict[int, Float32Array]:
-        """Return each range's part of the weights that training starts from, flat; see `TrainingStep`."""
-        return {index: each.initial_weights() for index, each in self._ranges.items()}
+    @property
+    def elements(self) -> int:
+        """Number of elements of the parameters of these stages."""
+        return sum(each.weights.elements for each in self._ranges.values())
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Indices of the layout's entries that these stages load, in order: their own and those of tied tables."""
+        return tuple(sorted({index for each in self._ranges.values() for index in each.weights.loaded}))
+
+    def initial_weights(self) -> Float32Array:
+        """Return the ranges' parts of the weights that training starts from, flat, one after another.
+
+        See `TrainingStep`.
+        """
+        weights, start = np.empty(self.elements, np.float32), 0
+        for each in self._ranges.values():
+            stop = start + each.weights.elements
+            each.initial_weights(weights[start:stop])
+            start = stop
+        return weights
 
     def expect(self, fetch: Callable[[int], None]) -> None:
         """Let passes wait for newer weights, parameter by parameter; see `TrainingStep`."""
@@ -163,7 +185,7 @@ class PipelineStages:
         self.activation_bytes = memory.peak_bytes()
         return passes.losses
 
-    def evaluate(self, indices: Sequence[int], exchange: PassExchange) -> Iterator[tuple[float, int]]:
+    def evaluate(self, indices: Iterable[int], exchange: PassExchange) -> Iterator[tuple[float, int]]:
         """Pass held-out batches through the ranges of these stages, without dropout.
 
         Args:
@@ -190,6 +212,10 @@ class PipelineStages:
         Stages that read no data don't know the tokenizer, and so leave its file out.
         """
         return describe_model(self._model, None if self._data is None else self._data.tokenizer)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return what the bits of this worker's gradients depend on."""
+        return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
         """Free the weights on the meshes."""

@@ -6,10 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import numpy as np
-
 from mesh.device import Mesh
-from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
 from services.config.pipeline import PipelineConfig
 from training.pipeline.exchange import LocalExchange
@@ -34,6 +31,7 @@ class PipelineStep:
             index and the first such parameter in the order of the backward pass.
 
     Attributes:
+        stages: all stages, which exchange arrays through a `LocalExchange`.
         layout: layout of the whole model's parameters.
         ranges: the part of the layout that each range has, in order and without gaps.
         evaluation_batches: number of held-out batches that the job evaluates.
@@ -55,8 +53,7 @@ class PipelineStep:
         around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
-        self._mesh = meshes[0]
-        self._stages = stages = PipelineStages(
+        self.stages = stages = PipelineStages(
             config,
             pipeline,
             dict(enumerate(meshes)),
@@ -78,19 +75,19 @@ class PipelineStep:
 
     def initial_weights(self) -> Float32Array:
         """Return the weights that training starts from, flat in layout order; see `TrainingStep`."""
-        return np.concatenate(list(self._stages.initial_weights().values()))
+        return self.stages.initial_weights()
 
     def expect(self, fetch: Callable[[int], None]) -> None:
         """Let passes wait for newer weights, parameter by parameter; see `TrainingStep`."""
-        self._stages.expect(fetch)
+        self.stages.expect(fetch)
 
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Put one parameter on the mesh of each range that needs it; see `TrainingStep`."""
-        self._stages.load(entry_index, values)
+        self.stages.load(entry_index, values)
 
     def micro_batches(self, step: int, first: int, count: int, add_leaf: AddLeaf) -> list[float]:
         """Compute the gradients of a lease's micro-batches; see `PipelineStages`."""
-        return self._stages.micro_batches(step, first, count, add_leaf, LocalExchange())
+        return self.stages.micro_batches(step, first, count, add_leaf, LocalExchange())
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
         """Compute the gradient of one micro-batch and return its mean loss; see `TrainingStep`."""
@@ -105,17 +102,17 @@ class PipelineStep:
 
     def evaluate(self, index: int) -> tuple[float, int]:
         """Compute the losses of the `index`-th held-out batch that the job evaluates; see `TrainingStep`."""
-        (result,) = self._stages.evaluate([index], LocalExchange())
+        (result,) = self.stages.evaluate([index], LocalExchange())
         return result
 
     def checkpoint_files(self) -> dict[str, bytes]:
         """Return the files of a checkpoint that describe the model, by name; see `TrainingStep`."""
-        return self._stages.checkpoint_files()
+        return self.stages.checkpoint_files()
 
     def fingerprint(self) -> dict[str, str]:
         """Return what the bits of this worker's gradients depend on."""
-        return compute_fingerprint(self._mesh)
+        return self.stages.fingerprint()
 
     def close(self) -> None:
         """Free the weights on the meshes."""
-        self._stages.close()
+        self.stages.close()

@@ -1,0 +1,122 @@
+"""Workers with the stages of a pipeline give the bits of one worker with the whole model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.job_parts import CorpusFile, DataConfig
+from services.config.models import GPT2Config, LlamaConfig
+from services.config.pipeline import PipelineConfig
+from services.pipeline.split import StageRun
+from services.tensors import layout, layout_parts
+from tests.support.row_of_workers import MakeRow, Row
+
+TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
+SIZES: dict[str, Any] = {
+    "num_heads": 2,
+    "embedding_dim": 64,
+    "num_blocks": 4,
+    "max_sequence_length": 32,
+    "dropout_prob": 0.1,
+}
+TIED = GPT2Config(**SIZES, weight_tying=True)
+RECOMPUTING = GPT2Config(**SIZES, weight_tying=True, runner_type="memory_efficient")
+LLAMA = LlamaConfig(**SIZES, num_groups=1, weight_tying=False)
+EVEN = PipelineConfig(blocks_per_stage=(2, 2))
+UNEVEN = PipelineConfig(blocks_per_stage=(1, 2, 1), hide_transfers=False)
+GPIPE = PipelineConfig(blocks_per_stage=(1, 3), schedule="gpipe")
+INTERLEAVED = PipelineConfig(blocks_per_stage=(2, 2), schedule="interleaved_1f1b", ranges_per_stage=2)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a small model have many chunks, and borders of stages inside them."""
+    for module in (layout, layout_parts):
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 10_000)
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., JobConfig]:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    digest = hashlib.sha256(TEXT.encode()).hexdigest()
+    data = DataConfig(files=(CorpusFile(path=str(path), sha256=digest),))
+
+    def make(
+        model: Any, pipeline: PipelineConfig | None, device_ids: tuple[int, ...] = (), **changes: Any
+    ) -> JobConfig:
+        fields = {"seed": 7, "batch_size": 2, "validation_batch_size": 2, "data": data, **changes}
+        return JobConfig(
+            model=model,
+            pipeline=pipeline,
+            num_workers=1 if pipeline is None else pipeline.stages,
+            device=DeviceConfig(mesh_shape=(1, 1), backend="emulator", device_ids=device_ids),
+            gradient_accumulation_steps=4,
+            **fields,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_row() -> Iterator[MakeRow]:
+    made: list[Row] = []
+
+    def make(config: JobConfig, stages: Sequence[StageRun | None]) -> Row:
+        for row in made:
+            row.close()
+        made[:] = [Row.build(config, stages)]
+        return made[0]
+
+    yield make
+    for row in made:
+        row.close()
+
+
+def each_alone(stages: int) -> list[StageRun]:
+    return [StageRun(stage, 1) for stage in range(stages)]
+
+
+@pytest.mark.parametrize(
+    ("model", "pipeline", "stages"),
+    [
+        (TIED, EVEN, each_alone(2)),
+        (TIED, INTERLEAVED, each_alone(2)),
+        (LLAMA, UNEVEN, each_alone(3)),
+        (TIED, UNEVEN, [StageRun(0, 1), StageRun(1, 2)]),
+        (RECOMPUTING, GPIPE, each_alone(2)),
+        (LLAMA, INTERLEAVED, [StageRun(0, 2)]),
+    ],
+)
+def test_a_row_has_the_bits_of_one_worker(
+    make_config: Callable[..., JobConfig],
+    make_row: MakeRow,
+    model: GPT2Config | LlamaConfig,
+    pipeline: PipelineConfig,
+    stages: list[StageRun],
+) -> None:
+    results: list[Any] = []
+    for parts in ([None], stages):
+        # A worker of several stages has a submesh for each, unless the config names its chips.
+        device_ids = (0,) if len(parts) > 1 else ()
+        row = make_row(make_config(model, None if parts == [None] else pipeline, device_ids), parts)
+        weights = row.initialise()
+        row.load(weights)
+        total, computed = row.train(first=3, count=5)
+        losses = [loss for each in computed for loss in each.losses]
+        evaluated = row.evaluate(first=0, count=2)
+        row.load(weights + total * 1e-3, step=1)
+        later, _ = row.train(step=1, first=0, count=1)
+        results.append((weights.tobytes(), total.tobytes(), evaluated, later.tobytes()))
+        if parts != [None]:
+            assert len(losses) == 5
+            assert all(each.tokens == computed[0].tokens for each in computed)
+    assert results[0] == results[1]
+    assert len(results[0][2]) == 2
