@@ -121,7 +121,8 @@ class DataStream:
             if built is None:
                 return  # the job has ended
             try:
-                check_chunk(chunk, built.elements, built.wire.weights)
+                pieces = built.stages is not None
+                check_chunk(chunk, built.elements, built.wire.weights, pieces=pieces)
             except ChunkOverwritten:
                 continue  # newer weights have overwritten it and are on their way
             timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)

@@ -33,9 +33,9 @@ from worker.core import events as ev
 from worker.file_exchange import ModelFiles
 from worker.input_reading import BuildDropped, InputReading
 from worker.job_on_mesh import JobBuilder, JobOnMesh
-from worker.lease_exchange import OpenExchange, refuse_exchange
 from worker.lease_runner import LeaseRunner, describe_failure
 from worker.mesh_check import check_mesh
+from worker.row_exchange import OpenExchange, refuse_exchange
 from worker.sum_memory import LeaseSum
 from worker.weight_loader import WeightInbox
 

@@ -28,8 +28,8 @@ from training.pipeline.step import PipelineStep
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobOnMesh
-from worker.lease_exchange import LeaseDropped, LeaseExchange, NeighbourLost, OpenExchange
 from worker.lease_work import LeaseEvents, LeaseWork, ModelWork, StageWork
+from worker.row_exchange import LeaseDropped, NeighbourLost, OpenExchange, RowExchange
 from worker.sum_memory import LeaseSum, SumMemory
 from worker.weight_loader import WeightInbox
 
@@ -93,7 +93,7 @@ class LeaseRunner:
         self._clock = clock
         self._patience_seconds = patience_seconds
         self._run: _LeaseRun | None = None
-        self._exchange: tuple[int, LeaseExchange] | None = None  # that of the lease under way, with the lease
+        self._exchange: tuple[int, RowExchange] | None = None  # that of the lease under way, with the lease
         self._sums: dict[int, LeaseSum] = {}
         self._accepted: set[int] = set()  # not dropped yet
         self._dropped: set[int] = set()  # not forgotten yet

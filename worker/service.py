@@ -17,7 +17,9 @@ from typing import TypeAlias
 import grpc
 
 from protos import cluster_pb2 as pb
+from services.config.job import JobConfig
 from services.errors import Refusal, Refused, TiermeshError
+from services.pipeline.split import StageRun
 from services.protocol.bounds import MessageTooLarge
 from services.protocol.envelope import CheckOrder, CheckReport, WorkerBody, unwrap, wrap
 from services.protocol.hello import check_welcome
@@ -38,6 +40,7 @@ from services.transport.mailbox import Mailbox
 from services.transport.security import Security
 from services.transport.server import open_channel
 from training.pipeline.build import build_step
+from training.pipeline.stages import PipelineStages
 from worker.cluster_check import ClusterCheck
 from worker.code_fingerprint import remember_shipped_code
 from worker.core import events as ev
@@ -46,8 +49,10 @@ from worker.device_thread import DeviceThread
 from worker.file_exchange import FileExchange, ModelFiles
 from worker.job_inputs import JobInputs
 from worker.job_on_mesh import JobBuilder
+from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.row_links import RowLinks
 from worker.process_record import ProcessRecord
+from worker.row_exchange import RowExchange
 from worker.shard_streams import ShardStreams
 from worker.step_interface import StepFactory
 
@@ -147,7 +152,9 @@ class WorkerService:
         if self._state_dir is not None:
             self._open_identity(self._state_dir)
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
-        self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
+        self._device = DeviceThread(
+            self._feed_from_device, self._metrics, self._builder, open_exchange=self._open_exchange
+        )
         self._files = FileExchange(self._feed, self._device.build, self._inputs)
         self._check = ClusterCheck(
             device=self._device,
@@ -286,6 +293,10 @@ class WorkerService:
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             elif isinstance(effect, ev.Build):
                 self._files.fetch_job(effect)
+            elif isinstance(effect, ev.OpenRow):
+                self._open_row(effect)
+            elif isinstance(effect, ev.CloseRow):
+                self._row_links.set_row(None, 0)
             else:
                 if isinstance(effect, ev.DropJob):
                     self._files.drop_job()
@@ -295,6 +306,24 @@ class WorkerService:
         # Weights that arrive make no chunk ready to send.
         if self._shard_streams is not None and not isinstance(event, ev.WeightsArrived):
             self._shard_streams.wake()
+
+    def _open_row(self, effect: ev.OpenRow) -> None:
+        row = effect.row
+        try:
+            self._row_links.set_row(row, effect.epoch)
+        except Refused as refused:
+            log.error("%s", refused)
+            self._send(pb.Failure(job=row.job, reason=str(refused)))
+            return
+        seats = "; ".join(
+            f"{StageRun(each.first_stage, each.stages)} on {each.name} at {each.address}"
+            for each in row.seats
+        )
+        log.info("job %s: row %d: %s", row.job, row.row, seats)
+
+    def _open_exchange(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> RowExchange:
+        """Open the exchange of a lease's arrays; called on the device thread."""
+        return self._row_links.open_lease(lease, ArrayPlan.of(config, stages))
 
     def _send(self, body: WorkerBody | CheckReport) -> None:
         """Send a message; if it is too large, its lease or its job fails with that reason."""

@@ -28,7 +28,7 @@ from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder
-from worker.lease_exchange import LeaseDropped
+from worker.row_exchange import LeaseDropped
 
 LIMIT_SECONDS = 60
 JOB = "a"

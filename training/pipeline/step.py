@@ -71,7 +71,7 @@ class PipelineStep:
     @property
     def activation_bytes(self) -> dict[int, int]:
         """Most memory that forward passes kept on a chip of each mesh in the newest lease; see `PipelineStages`."""
-        return self._stages.activation_bytes
+        return self.stages.activation_bytes
 
     def initial_weights(self) -> Float32Array:
         """Return the weights that training starts from, flat in layout order; see `TrainingStep`."""

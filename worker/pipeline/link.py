@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from protos import cluster_pb2 as pb
 from protos.pipeline_pb2 import ArrayHeader, ArrayKind, LanePosition, LinkState
-from services.errors import TiermeshError
 from services.printable import printable
 from services.tensors.payload_last import Message
 from services.transport.links import LinkClosed
@@ -33,7 +32,7 @@ from worker.pipeline.messages import (
     encode_state,
 )
 from worker.pipeline.seats import Place, RowPlaces
-from worker.weight_loader import LeaseDropped
+from worker.row_exchange import LeaseDropped, NeighbourLost
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -42,18 +41,6 @@ MOST_REFUSALS = 3
 
 
 _LAST_LEASE = (1 << 64) - 1
-
-
-class NeighbourLost(TiermeshError):
-    """A neighbour that arrays can't be exchanged with.
-
-    Attributes:
-        neighbour: its name.
-    """
-
-    def __init__(self, neighbour: str, reason: str) -> None:
-        super().__init__(reason)
-        self.neighbour = neighbour
 
 
 @dataclass(frozen=True)

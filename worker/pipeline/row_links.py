@@ -26,7 +26,7 @@ from worker.pipeline.link import Link
 from worker.pipeline.messages import PassRefused
 from worker.pipeline.seats import RowPlaces
 from worker.pipeline.streams import PASS_METHOD, LinkStreams, read_first
-from worker.weight_loader import LeaseDropped
+from worker.row_exchange import LeaseDropped
 
 log = logging.getLogger("tiermesh.worker")
 

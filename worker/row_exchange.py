@@ -27,7 +27,7 @@ class NeighbourLost(TiermeshError):
         self.neighbour = neighbour
 
 
-class LeaseExchange(PassExchange, Protocol):
+class RowExchange(PassExchange, Protocol):
     """A `PassExchange` of one lease. Its calls raise LeaseDropped or NeighbourLost where they wait."""
 
     def drop(self) -> None:
@@ -40,7 +40,7 @@ class LeaseExchange(PassExchange, Protocol):
 class OpenExchange(Protocol):
     """Opens the exchange of a lease."""
 
-    def __call__(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> LeaseExchange:
+    def __call__(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> RowExchange:
         """Return the exchange.
 
         Args:
@@ -54,7 +54,7 @@ class OpenExchange(Protocol):
         """
 
 
-def refuse_exchange(lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> LeaseExchange:
+def refuse_exchange(lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> RowExchange:
     """Refuse to open an exchange: this process has no links to other workers."""
     del config, stages
     raise Failed(f"lease {lease.lease}: this worker has no links to other workers")
