@@ -49,6 +49,7 @@ from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
 from services.protocol.bounds import MAX_WAITS, MAX_WORKERS
 from services.protocol.plan import JobPlan
+from services.tensors.layout_parts import LayoutParts
 from services.timeouts import Timeouts
 
 
@@ -118,6 +119,11 @@ class AggregatorCore:
         if self.run is None or member is None:
             return None
         return self.run.next_weights(member)
+
+    def loads_of(self, session: int) -> LayoutParts | None:
+        """Return the parts of the layout whose weights a worker is sent; None for the whole layout."""
+        member = self.members.get(session)
+        return self.run.holders.weights_of(member) if self.run is not None and member is not None else None
 
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements in the running job's layout; None for another job or an unknown layout."""
@@ -227,7 +233,9 @@ class AggregatorCore:
             case ChunkArrived():
                 member = self.members.get(event.session)
                 if self._concerns_run(event.header.job) and member is not None and self.run is not None:
-                    self.run.chunk_arrived(member, event.header, now, in_place=event.in_place)
+                    refusal = self.run.chunk_arrived(member, event.header, now, in_place=event.in_place)
+                    if refusal is not None:
+                        self._close(member, f"refused a chunk: {refusal}", now)
             case WeightsArrived():
                 if self._concerns_run(event.header.job) and self.run is not None:
                     self.run.weights_arrived(event.header, now)

@@ -239,17 +239,26 @@ class RunningJob:
         holder = self.holders.find(member)
         if holder is None:
             return Refusal(f"the chunk's lease is {header.lease}, and this worker is a spare now")
-        refusal = self.lease_book.check_chunk(holder.session, header)
-        return refusal or self.holders.check_piece(member, header)
+        return self.lease_book.check_chunk(holder.session, header)
 
-    def chunk_arrived(self, member: Member, header: ChunkHeader, now: float, *, in_place: bool) -> None:
-        """Route a chunk from a worker, as soon as it is whole; drop a stale one."""
+    def chunk_arrived(
+        self, member: Member, header: ChunkHeader, now: float, *, in_place: bool
+    ) -> Refusal | None:
+        """Route a chunk from a worker, as soon as it is whole; drop a stale one.
+
+        Returns:
+            Why the worker can't send it, if it is no piece of the worker's parts of the layout.
+        """
         holder = self.holders.find(member)
         if holder is None or self.check_chunk(member, header) is not None:
-            return
+            return None
+        refusal = self.holders.check_piece(member, header)
+        if refusal is not None:
+            return refusal
         whole = self.holders.take_piece(member, header)
         if whole is not None:
             self._route(holder, whole, in_place=in_place)
+        return None
 
     def _route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:
         """Route a whole chunk of the worker or row that has its lease."""
