@@ -22,7 +22,7 @@ class ShardOrders(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ShardOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class ShardOrder(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep", "discard", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy")
+    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep", "discard", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy", "keep_piece", "assemble", "drop_pieces")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ATTENDS_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,9 @@ class ShardOrder(_message.Message):
     MAKE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SEND_UP_TO_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
+    KEEP_PIECE_FIELD_NUMBER: _ClassVar[int]
+    ASSEMBLE_FIELD_NUMBER: _ClassVar[int]
+    DROP_PIECES_FIELD_NUMBER: _ClassVar[int]
     hello: _cluster_pb2.Hello
     heartbeat: _cluster_pb2.Heartbeat
     worker_attends: WorkerAttends
@@ -57,7 +60,10 @@ class ShardOrder(_message.Message):
     make_weights: MakeWeights
     send_up_to: SendUpTo
     copy: CopyPart
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep: _Optional[_Union[KeepSum, _Mapping]] = ..., discard: _Optional[_Union[DiscardChunk, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ...) -> None: ...
+    keep_piece: KeepPiece
+    assemble: AssembleSum
+    drop_pieces: DropPieces
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep: _Optional[_Union[KeepSum, _Mapping]] = ..., discard: _Optional[_Union[DiscardChunk, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., assemble: _Optional[_Union[AssembleSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ...) -> None: ...
 
 class ShardReports(_message.Message):
     __slots__ = ("epoch", "reports", "number", "own_crc32c")
@@ -189,6 +195,28 @@ class KeepSum(_message.Message):
     node: SumNode
     def __init__(self, arrival: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
 
+class KeepPiece(_message.Message):
+    __slots__ = ("arrival",)
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    arrival: int
+    def __init__(self, arrival: _Optional[int] = ...) -> None: ...
+
+class AssembleSum(_message.Message):
+    __slots__ = ("lease", "chunk", "node")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    chunk: int
+    node: SumNode
+    def __init__(self, lease: _Optional[int] = ..., chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+
+class DropPieces(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    def __init__(self, lease: _Optional[int] = ...) -> None: ...
+
 class DiscardChunk(_message.Message):
     __slots__ = ("arrival",)
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
@@ -278,18 +306,20 @@ class MakeWeights(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class SendUpTo(_message.Message):
-    __slots__ = ("session", "generation", "step", "limit", "restart")
+    __slots__ = ("session", "generation", "step", "limit", "restart", "parts")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     step: int
     limit: int
     restart: bool
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ..., restart: _Optional[bool] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.LayoutPart]
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ..., restart: _Optional[bool] = ..., parts: _Optional[_Iterable[_Union[_cluster_pb2.LayoutPart, _Mapping]]] = ...) -> None: ...
 
 class CopyPart(_message.Message):
     __slots__ = ("copy",)

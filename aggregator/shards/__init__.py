@@ -18,6 +18,7 @@ Two processes run this code. The folders are named after their sides of the serv
     client/            the aggregator's process (`--shards`)
         link.py, group.py  connection to one shard, and to all of them
         data_plane.py      the aggregator's DataPlane: effects on payloads become orders
+        released_weights.py  pure bookkeeping: which weights each shard may send a worker
         tensor_store.py    the optimizer's TensorStore; gathered_tensors.py puts checkpoints together
         optimizer_link.py  the aggregator's OptimizerLink to the engine in its own process
 """

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from aggregator.core.events import Drop, DropAll, Forward, Merge
+from aggregator.core.events import Assemble, Drop, DropAll, DropPieces, Forward, Keep, Merge, SumEffect
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
@@ -68,8 +68,11 @@ def unwrap(envelope: pb.ShardOrder | pb.ShardReport) -> Message | None:
     return getattr(envelope, field) if field else None
 
 
-def effect_to_order(effect: Drop | Merge | Forward | DropAll) -> Message:
-    """Return the order that carries out an effect on kept sums, in the shard that has them or, for DropAll, in all."""
+def effect_to_order(effect: Drop | Merge | Forward | DropPieces | DropAll) -> Message:
+    """Return the order that carries out an effect on kept payloads.
+
+    It is for the shard that has them; DropPieces and DropAll are for all shards.
+    """
     match effect:
         case Drop():
             return pb.DropSum(chunk=effect.chunk, node=node_to_message(effect.node))
@@ -80,26 +83,39 @@ def effect_to_order(effect: Drop | Merge | Forward | DropAll) -> Message:
             return pb.MergeSums(chunk=effect.chunk, left=left, right=right, parent=parent)
         case Forward():
             return pb.FinishSum(chunk=effect.header.index, node=node_to_message(effect.node))
+        case DropPieces():
+            return pb.DropPieces(lease=effect.lease)
         case DropAll():
             return pb.DropSums()
 
 
-def order_to_effect(body: Message) -> Drop | Merge | Forward | DropAll | None:
-    """Return the effect that `effect_to_order` turned into an order; None for any other order.
+def assembly_to_order(assembly: Assemble, kept: Keep | None) -> Message:
+    """Return the order to put a chunk together, and to keep it if the core does."""
+    node = None if kept is None else node_to_message(kept.node)
+    return pb.AssembleSum(lease=assembly.lease, chunk=assembly.chunk, node=node)
+
+
+def order_to_effects(body: Message) -> list[SumEffect]:
+    """Return the effects that were turned into an order here; none for any other order.
 
     The header of Forward has the chunk's index alone.
     """
     match body:
         case pb.DropSum():
-            return Drop(body.chunk, node_from_message(body.node))
+            return [Drop(body.chunk, node_from_message(body.node))]
         case pb.MergeSums():
             left, right, parent = (node_from_message(each) for each in (body.left, body.right, body.parent))
-            return Merge(body.chunk, left, right, parent)
+            return [Merge(body.chunk, left, right, parent)]
         case pb.FinishSum():
-            return Forward(ChunkHeader(index=body.chunk), node_from_message(body.node))
+            return [Forward(ChunkHeader(index=body.chunk), node_from_message(body.node))]
+        case pb.AssembleSum():
+            kept = [Keep(body.chunk, node_from_message(body.node))] if body.HasField("node") else []
+            return [Assemble(body.lease, body.chunk), *kept]
+        case pb.DropPieces():
+            return [DropPieces(body.lease)]
         case pb.DropSums():
-            return DropAll()
-    return None
+            return [DropAll()]
+    return []
 
 
 def node_to_message(node: Node) -> pb.SumNode:

@@ -162,6 +162,7 @@ BOUNDS: Mapping[str, Bound] = {
     "Ready.parts": Bound(count=MAX_PARTS),
     "Ready.shared": Bound(count=MAX_PARTS),
     "Row.seats": Bound(count=MAX_STAGES),
+    "SendUpTo.parts": Bound(count=2 * MAX_PARTS),
     "SharedPlaces.indices": Bound(count=64),
     "ShardOrders.orders": Bound(total=MAX_PAGE_BYTES),
     "ShardReports.reports": Bound(total=MAX_PAGE_BYTES),

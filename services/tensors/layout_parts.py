@@ -46,6 +46,10 @@ class LayoutParts:
         self._pieces_before = [0, *accumulate(chunks)]
         self._elements_before = [0, *accumulate(stop - start for start, stop in joined)]
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether these are the same elements."""
+        return isinstance(other, LayoutParts) and other.runs == self.runs
+
     def __len__(self) -> int:
         """Return the number of pieces."""
         return self._pieces_before[-1]

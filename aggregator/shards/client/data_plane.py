@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import grpc
@@ -17,13 +18,13 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.link import ShardLink
-from aggregator.shards.messages import effect_to_order, node_to_message
+from aggregator.shards.client.released_weights import ReleasedWeights
+from aggregator.shards.messages import assembly_to_order, effect_to_order, node_to_message
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
-from services.protocol.versions import Version
 from services.tensors.chunk_messages import Message, TensorChunk
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -63,8 +64,7 @@ class ShardedDataPlane:
         self._sums_lost = True  # the core may know sums that no shard has, until it drops all of them
         # By session: the shards with an open data stream of the worker.
         self._open_streams: dict[int, set[ShardLink]] = {}
-        # By session: the version that a worker gets, and by shard how many of its chunks.
-        self._send_limits: dict[int, tuple[Version, list[int]]] = {}
+        self._weights: dict[int, ReleasedWeights] = {}  # by session
         self._last_refusal: Refusal | None = None
         self._wake_scheduled = False
         shards.on_lost.append(self._lost)
@@ -102,6 +102,7 @@ class ShardedDataPlane:
     def worker_connected(self, session: WorkerSession) -> None:
         """Announce a worker to all shards, before its data streams come to them."""
         self._open_streams[session.number] = set()
+        self._weights[session.number] = ReleasedWeights(session.number, len(self._shards.links))
         self._shards.send_to_all(
             pb.WorkerAttends(session=session.number, incarnation=session.incarnation, name=session.name)
         )
@@ -115,7 +116,7 @@ class ShardedDataPlane:
     def worker_lost(self, session: WorkerSession, reason: str) -> None:
         """End a worker's data streams to the shards."""
         self._open_streams.pop(session.number, None)
-        self._send_limits.pop(session.number, None)
+        self._weights.pop(session.number, None)
         self._shards.send_to_all(pb.WorkerLeft(session=session.number, reason=reason))
 
     def _worker_exchanges(self, link: ShardLink, body: pb.WorkerExchanges) -> None:
@@ -154,23 +155,40 @@ class ShardedDataPlane:
 
     def submit(self, effects: Sequence[ev.SumEffect], chunk: TensorChunk | None) -> None:
         """Send effects as orders to the shards that have their payloads."""
-        for effect in effects:
+        assembled = False  # whether the payload to keep was put together just before
+        for effect, following in zip_longest(effects, effects[1:]):
+            if self._sums_lost and not isinstance(effect, ev.DropAll):
+                continue
             match effect:
                 case ev.DropAll():
                     self._sums_lost = False
-                    self._shards.send_to_all(pb.DropSums())
-                case _ if self._sums_lost:
+                    self._shards.send_to_all(effect_to_order(effect))
+                case ev.DropPieces():
+                    self._shards.send_to_all(effect_to_order(effect))
+                case ev.Assemble():
+                    kept = following if isinstance(following, ev.Keep) else None
+                    order = assembly_to_order(effect, kept)
+                    self._shards.link_of_chunk(effect.chunk).send_order(order)
+                case ev.Keep() if assembled:
                     pass
                 case ev.Keep():
-                    assert self._arriving is not None
-                    link, arrival = self._arriving
-                    self._arriving = None
+                    link, arrival = self._take_arriving()
                     link.send_order(pb.KeepSum(arrival=arrival, node=node_to_message(effect.node)))
+                case ev.KeepPiece():
+                    link, arrival = self._take_arriving()
+                    link.send_order(pb.KeepPiece(arrival=arrival))
                 case ev.Forward():
                     self._shards.link_of_chunk(effect.header.index).send_order(effect_to_order(effect))
                     self._on_sum_finished(effect.header)
                 case ev.Drop() | ev.Merge():
                     self._shards.link_of_chunk(effect.chunk).send_order(effect_to_order(effect))
+            assembled = isinstance(effect, ev.Assemble)
+
+    def _take_arriving(self) -> tuple[ShardLink, int]:
+        """Return shard and arrival of the chunk that the core is deciding on, which it keeps."""
+        assert self._arriving is not None
+        arriving, self._arriving = self._arriving, None
+        return arriving
 
     # ---- weights to workers ----
 
@@ -185,32 +203,12 @@ class ShardedDataPlane:
 
     def _send_weights(self) -> None:
         self._wake_scheduled = False
-        for session in self._open_streams:
-            changed: set[int] = set()
-            # Shards that send their chunks again, since the worker builds the job again.
-            restarted: set[int] = set()
+        for session, weights in self._weights.items():
+            parts = self._core.loads_of(session)
             while (header := self._core.next_weights(session)) is not None:
-                due = Version(header.generation, header.step)
-                version, limits = self._send_limits.get(session, (None, []))
-                if version != due:
-                    limits = [0] * len(self._shards.links)
-                    self._send_limits[session] = due, limits
-                stripe = self._shards.link_of_chunk(header.index).stripe
-                limit = stripe.to_local(header.index) + 1
-                if limit <= limits[stripe.index]:
-                    restarted.add(stripe.index)
-                limits[stripe.index] = limit
-                changed.add(stripe.index)
-            for index in changed:
-                (generation, step), limits = self._send_limits[session]
-                order = pb.SendUpTo(
-                    session=session,
-                    generation=generation,
-                    step=step,
-                    limit=limits[index],
-                    restart=index in restarted,
-                )
-                self._shards.links[index].send_order(order)
+                weights.release(header, parts)
+            for shard, order in weights.take_orders():
+                self._shards.links[shard].send_order(order)
 
     def close(self) -> None:
         """Do nothing: this data plane has no threads."""

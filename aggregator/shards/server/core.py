@@ -13,6 +13,7 @@ from services.errors import Refusal
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
+from services.tensors.layout_parts import LayoutParts, Piece
 from services.tensors.stripes import Stripe
 
 
@@ -22,13 +23,17 @@ class SendProgress:
 
     Attributes:
         version: version of the weights; None before the first order.
-        limit: number of the shard's chunks that may be sent, from its first.
-        sent: number of the shard's chunks that were sent.
+        parts: the parts of the layout that the worker loads; None for all of it.
+        limit: number of the shard's chunks, or of their pieces, that may be sent, from its first.
+        sent: number of the shard's chunks, or of their pieces, that were sent.
+        place: place of the next piece among those of the parts, or of one before it that is in another shard.
     """
 
     version: Version | None = None
+    parts: LayoutParts | None = None
     limit: int = 0
     sent: int = 0
+    place: int = 0
 
 
 class ShardCore:
@@ -101,27 +106,46 @@ class ShardCore:
         return self._sends_pieces
 
     def next_weights(self, session: int) -> ChunkHeader | None:
-        """Return the header of the next chunk of weights for a worker and count it as sent; None: none to send yet."""
+        """Return the header of the next chunk of weights for a worker, or of a piece of one; None if there is none now.
+
+        It counts as sent.
+        """
         progress = self._progress.get(session)
         if progress is None or progress.version is None or progress.version != self._ready_version:
             return None
-        if progress.sent >= min(progress.limit, self._ready_chunks):
+        piece = self._next_piece(progress)
+        if piece is None or self.stripe.to_local(piece.chunk) >= self._ready_chunks:
             return None
         progress.sent += 1
+        progress.place += 1
         generation, step = progress.version
-        index = self.stripe.to_global(progress.sent - 1)
-        start, stop = chunk_range(self.elements, index)
         return ChunkHeader(
             job=self.job,
             epoch=self.epoch,
             generation=generation,
             step=step,
             kind=WEIGHTS,
-            index=index,
-            offset=start,
-            elements=stop - start,
+            index=piece.chunk,
+            offset=piece.offset,
+            elements=piece.elements,
             dtype=self._wire.weights,
         )
+
+    def _next_piece(self, progress: SendProgress) -> Piece | None:
+        """Return what of the shard's chunks a worker may get next; None for nothing."""
+        if progress.sent >= progress.limit:
+            return None
+        parts = progress.parts
+        if parts is None:
+            index = self.stripe.to_global(progress.sent)
+            start, stop = chunk_range(self.elements, index)
+            return Piece(index, start, stop - start)
+        while progress.place < len(parts):
+            piece = parts[progress.place]
+            if self.stripe.contains(piece.chunk):
+                return piece
+            progress.place += 1
+        return None
 
     # ---- workers ----
 
@@ -133,18 +157,27 @@ class ShardCore:
         """Forget a worker."""
         self._progress.pop(session, None)
 
-    def send_up_to(self, session: int, version: Version, limit: int, *, restart: bool = False) -> None:
-        """Allow a worker to get the first `limit` of the shard's chunks of a version.
+    def send_up_to(
+        self,
+        session: int,
+        version: Version,
+        limit: int,
+        *,
+        parts: LayoutParts | None = None,
+        restart: bool = False,
+    ) -> None:
+        """Allow a worker to get the first `limit` of the shard's chunks of a version, or of their pieces.
 
         Args:
             session: session of the worker.
             version: version of the weights.
-            limit: number of chunks, from the shard's first.
-            restart: whether the worker has lost the chunks that it got.
+            limit: number of chunks, or of pieces, from the shard's first.
+            parts: the parts of the layout that the worker loads; None for all of it.
+            restart: whether the worker has lost what it got.
         """
         progress = self._progress.get(session)
         if progress is None:
             return
-        if progress.version != version or restart:
-            progress.version, progress.limit, progress.sent = version, 0, 0
+        if progress.version != version or progress.parts != parts or restart:
+            progress = self._progress[session] = SendProgress(version, parts)
         progress.limit = max(progress.limit, limit)

@@ -14,13 +14,13 @@ from functools import partial
 import grpc
 from google.protobuf.message import Message
 
-from aggregator.core.events import ChunkArrived, DataStreamOpened, Keep
+from aggregator.core.events import ChunkArrived, DataStreamOpened, Keep, KeepPiece
 from aggregator.data_plane.worker_streams import WorkerDataStreams
 from aggregator.shards.array_pieces import write_piece
 from aggregator.shards.messages import (
     MAX_QUEUED_MESSAGES,
     node_from_message,
-    order_to_effect,
+    order_to_effects,
     unwrap,
     wrap_report,
 )
@@ -31,7 +31,7 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.tensor_store import reason_of
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
-from services.errors import Refused, name_internal_error
+from services.errors import Refusal, Refused, name_internal_error
 from services.files.store import FileStore
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WireTypes
@@ -39,6 +39,8 @@ from services.protocol.versions import Version
 from services.runtime.backlog import Backlog
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
+from services.tensors.layout import MAX_ELEMENTS
+from services.tensors.layout_parts import LayoutParts, parse_parts
 from services.tensors.stripes import Stripe
 from services.transport.data.newest_weights import NewestWeights
 from services.transport.limits import HELLO_SECONDS
@@ -234,12 +236,21 @@ class ShardSession:
             case pb.KeepSum():
                 chunk = self._pop_arrived(body.arrival)
                 return partial(self._keep, Keep(chunk.header.index, node_from_message(body.node)), chunk)
+            case pb.KeepPiece():
+                piece = self._pop_arrived(body.arrival)
+                header = piece.header
+                return partial(self._keep, KeepPiece(header.lease, header.index, header.offset), piece)
             case pb.DiscardChunk():
                 self._pop_arrived(body.arrival)
                 self._backlog.cancel()
             case pb.SendUpTo():
-                version = Version(body.generation, body.step)
-                self._core.send_up_to(body.session, version, body.limit, restart=body.restart)
+                self._core.send_up_to(
+                    body.session,
+                    Version(body.generation, body.step),
+                    body.limit,
+                    parts=_read_parts(body),
+                    restart=body.restart,
+                )
                 worker = self._workers.get(body.session)
                 if worker is not None:
                     worker.wake.set()
@@ -257,15 +268,15 @@ class ShardSession:
             case cluster.Heartbeat():
                 self._report(cluster.Heartbeat())
             case _:
-                effect = order_to_effect(body)
-                if effect is not None:
-                    return partial(self._kernel_state.sums.carry_out, [effect], None)
+                effects = order_to_effects(body)
+                if effects:
+                    return partial(self._kernel_state.sums.carry_out, effects, None)
                 return partial(self._guarded, body)
         return None
 
     # ---- on the kernel thread ----
 
-    def _keep(self, effect: Keep, chunk: TensorChunk) -> None:
+    def _keep(self, effect: Keep | KeepPiece, chunk: TensorChunk) -> None:
         self._kernel_state.sums.carry_out([effect], chunk)
         self._backlog.remove()
 
@@ -359,3 +370,15 @@ class ShardSession:
         if self._kernel_state.tensors is not None:
             write_piece(piece, self._kernel_state.tensors.arrays())
             hit_failpoint("shard.write.mid")
+
+
+def _read_parts(order: pb.SendUpTo) -> LayoutParts | None:
+    """Return the parts of the layout that a worker loads; None for all of it.
+
+    Raises:
+        Refused: they are none of any layout.
+    """
+    parts = parse_parts(order.parts, MAX_ELEMENTS) if order.parts else None
+    if isinstance(parts, Refusal):
+        raise Refused(f"order to send weights to worker session {order.session}: {parts}")
+    return parts

@@ -14,8 +14,9 @@ from aggregator.shards.client.data_plane import ShardedDataPlane
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.messages import (
     SequenceFilter,
+    assembly_to_order,
     effect_to_order,
-    order_to_effect,
+    order_to_effects,
     unwrap,
     wrap_order,
     wrap_report,
@@ -26,6 +27,7 @@ from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
 from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts
 from services.tensors.reduction_tree import Node
 from services.timeouts import Timeouts
 from services.transport.links import LinkClosed
@@ -39,6 +41,11 @@ def line(body: Message) -> str:
     match body:
         case pb.KeepSum():
             return f"keep arrival {body.arrival}"
+        case pb.KeepPiece():
+            return f"keep piece {body.arrival}"
+        case pb.AssembleSum():
+            node = f" of {body.node.first}+{body.node.count}" if body.HasField("node") else ""
+            return f"assemble #{body.chunk} of lease {body.lease}{node}"
         case pb.DiscardChunk():
             return f"discard arrival {body.arrival}"
         case pb.SendUpTo():
@@ -56,12 +63,16 @@ class Core:
         self.run: object | None = object()
         self.stale: Refusal | None = None
         self.weights: dict[int, list[ChunkHeader]] = {}
+        self.loads: LayoutParts | None = None
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         return self.stale
 
     def expected_elements(self, job: str) -> int | None:
         return 4 * CHUNK_ELEMENTS
+
+    def loads_of(self, session: int) -> LayoutParts | None:
+        return self.loads
 
     def next_weights(self, session: int) -> ChunkHeader | None:
         queue = self.weights.get(session)
@@ -169,6 +180,34 @@ def test_a_payload_that_is_stale_or_repeated_is_discarded() -> None:
     with_dialogue(scenario)
 
 
+def test_pieces_are_kept_and_put_together_in_their_shard() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.decide = lambda event: (ev.KeepPiece(7, 3, 100),)
+        dialogue.arrive(1, 5, chunk=3)
+        assert dialogue.orders() == [(1, "keep piece 5")]
+        dialogue.decide = lambda event: (
+            ev.KeepPiece(7, 3, 0),
+            ev.Assemble(7, 3),
+            ev.Keep(3, RIGHT),
+            ev.Merge(3, LEFT, RIGHT, ROOT),
+        )
+        dialogue.arrive(1, 6, chunk=3)
+        expected = [(1, "keep piece 6"), (1, "assemble #3 of lease 7 of 1+1"), (1, "MergeSums #3")]
+        assert dialogue.orders() == expected
+
+    with_dialogue(scenario)
+
+
+def test_chunks_are_put_together_without_an_arrival_and_may_be_discarded() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.data_plane.submit([ev.Assemble(7, 0), ev.Keep(0, LEFT), ev.Assemble(7, 1)], None)
+        assert dialogue.orders() == [(0, "assemble #0 of lease 7 of 0+1"), (1, "assemble #1 of lease 7")]
+        dialogue.data_plane.submit([ev.DropPieces(7)], None)
+        assert dialogue.orders() == [(0, "DropPieces"), (1, "DropPieces")]
+
+    with_dialogue(scenario)
+
+
 def test_no_orders_are_sent_for_sums_that_were_lost_with_a_shard() -> None:
     def scenario(dialogue: Dialogue) -> None:
         for callback in dialogue.shards.on_lost:
@@ -255,21 +294,31 @@ def test_each_shard_is_ordered_to_send_its_own_weights() -> None:
         ev.Drop(3, LEFT),
         ev.Merge(3, LEFT, RIGHT, ROOT),
         ev.Forward(ChunkHeader(index=3), ROOT),
+        ev.DropPieces(7),
         ev.DropAll(),
     ],
 )
 def test_effects_survive_the_conversion_to_orders(
-    effect: ev.Drop | ev.Merge | ev.Forward | ev.DropAll,
+    effect: ev.Drop | ev.Merge | ev.Forward | ev.DropPieces | ev.DropAll,
 ) -> None:
     body = unwrap(pb.ShardOrder.FromString(wrap_order(effect_to_order(effect)).SerializeToString()))
     assert body is not None
-    assert order_to_effect(body) == effect
+    assert order_to_effects(body) == [effect]
+
+
+@pytest.mark.parametrize("kept", [None, ev.Keep(3, LEFT)])
+def test_a_chunk_to_put_together_survives_the_conversion_too(kept: ev.Keep | None) -> None:
+    assembly = ev.Assemble(7, 3)
+    order = wrap_order(assembly_to_order(assembly, kept))
+    body = unwrap(pb.ShardOrder.FromString(order.SerializeToString()))
+    assert body is not None
+    assert order_to_effects(body) == [assembly, *([kept] if kept else [])]
 
 
 def test_an_envelope_of_a_newer_version_is_ignored() -> None:
     assert unwrap(pb.ShardOrder()) is None
     assert unwrap(wrap_report(cluster.Heartbeat())) == cluster.Heartbeat()
-    assert order_to_effect(pb.DropPart()) is None
+    assert order_to_effects(pb.DropPart()) == []
 
 
 def test_a_repeated_message_is_ignored_and_a_missing_one_ends_the_stream() -> None:

@@ -44,6 +44,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "chunk": st.integers(0, 2),
     "session": st.integers(1, 2),
     "job": st.just("j"),
+    "lease": st.integers(0, 1),
     "layout": st.just(make_ref(LAYOUT.dumps().encode())),
     "generation": st.just(1),
     "step": st.integers(0, 2),
@@ -52,7 +53,8 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
 KINDS = [
     pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardChunk, pb.DropSum, pb.MergeSums,
     pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendUpTo, pb.CopyPart,
-    cluster.Heartbeat, cluster.Hello,
+    pb.KeepPiece,
+    pb.AssembleSum, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
 ]  # fmt: skip
 
 

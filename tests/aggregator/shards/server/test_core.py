@@ -7,6 +7,7 @@ from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEI
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts, Piece
 from services.tensors.stripes import Stripe
 
 V1, V2 = Version(1, 1), Version(1, 2)
@@ -115,3 +116,58 @@ def test_a_job_that_begins_at_the_version_of_the_last_one_gets_all_its_weights()
     assert sent(core) == [], "nothing is allowed yet"
     core.send_up_to(1, V1, 3)
     assert sent(core) == [(1, 1), (1, 3), (1, 5)]
+
+
+def pieces_sent(core: ShardCore, session: int = 1) -> list[Piece]:
+    """Take all pieces of weights that may be sent now."""
+    found = []
+    while (header := core.next_weights(session)) is not None:
+        found.append(Piece(header.index, header.offset, header.elements))
+    return found
+
+
+PARTS = LayoutParts(
+    [(CHUNK_ELEMENTS - 7, 2 * CHUNK_ELEMENTS - 5), (3 * CHUNK_ELEMENTS + 2, 5 * CHUNK_ELEMENTS + 9)]
+)
+OWN = [piece for piece in PARTS if piece.chunk % 2]
+"""Pieces of the parts that are in the shard's chunks: two of four in chunks 0, 1, 3, 4 and 5."""
+
+
+def test_a_worker_with_parts_gets_their_pieces_of_the_shards_chunks() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 1)
+    core.send_up_to(1, V1, 3, parts=PARTS)
+    assert pieces_sent(core) == OWN[:1], "the next chunk is not ready"
+    core.weights_ready("j", V1, 3)
+    assert pieces_sent(core) == OWN[1:]
+    assert [piece.chunk for piece in OWN] == [1, 3, 5]
+    core.send_up_to(1, V1, 9, parts=PARTS)
+    assert pieces_sent(core) == [], "each once"
+
+
+def test_no_more_pieces_are_sent_than_are_allowed() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 2, parts=PARTS)
+    assert pieces_sent(core) == OWN[:2]
+    core.send_up_to(1, V1, 3, parts=PARTS)
+    assert pieces_sent(core) == OWN[2:]
+
+
+def test_a_worker_with_other_parts_or_without_its_weights_gets_them_from_the_first() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3, parts=PARTS)
+    assert pieces_sent(core) == OWN
+    core.send_up_to(1, V1, 1, parts=PARTS, restart=True)
+    assert pieces_sent(core) == OWN[:1]
+    core.send_up_to(1, V1, 1, parts=LayoutParts([(CHUNK_ELEMENTS, CHUNK_ELEMENTS + 4)]))
+    assert pieces_sent(core) == [Piece(1, CHUNK_ELEMENTS, 4)]
+
+
+def test_a_chunk_with_two_pieces_of_a_worker_sends_both() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    first, second = (CHUNK_ELEMENTS + 1, CHUNK_ELEMENTS + 3), (CHUNK_ELEMENTS + 8, CHUNK_ELEMENTS + 9)
+    core.send_up_to(1, V1, 2, parts=LayoutParts([first, second]))
+    assert pieces_sent(core) == [Piece(1, first[0], 2), Piece(1, second[0], 1)]
