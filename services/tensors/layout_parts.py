@@ -140,13 +140,14 @@ def join_parts(all_parts: Iterable[LayoutParts]) -> LayoutParts:
 def check_cover(parts_of_workers: Sequence[LayoutParts], elements: int) -> Refusal | None:
     """Return where the parts of a row's workers don't cover a layout exactly once; None if they do."""
     stop = 0
-    for start, end in sorted(run for parts in parts_of_workers for run in parts.runs):
+    for start, end in [
+        *sorted(run for parts in parts_of_workers for run in parts.runs),
+        (elements, elements),
+    ]:
         if start != stop:
-            break
+            return Refusal(
+                f"the stages' parts of the layout don't meet at element {stop} of {elements}; "
+                "give all hosts the same version of Tiermesh"
+            )
         stop = end
-    if stop == elements:
-        return None
-    return Refusal(
-        f"the stages' parts of the layout don't meet at element {stop} of {elements}; "
-        "give all hosts the same version of Tiermesh"
-    )
+    return None

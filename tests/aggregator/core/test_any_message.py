@@ -15,8 +15,10 @@ from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import wrap
+from services.tensors.layout import CHUNK_ELEMENTS
 from tests.support.anything import message
 from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_of, training
+from tests.support.dialogues.rows import training_rows
 from tests.support.facts import has_facts
 
 EPOCH, CHUNKS = 3, 3
@@ -34,7 +36,13 @@ LIKELY = {
     "first": st.integers(0, 3),
     "count": st.integers(1, 4),
     "index": st.integers(0, CHUNKS - 1),
-    "elements": st.sampled_from([layout_of(chunks).elements for chunks in (1, CHUNKS)]),
+    "offset": st.sampled_from([0, CHUNK_ELEMENTS // 2, CHUNK_ELEMENTS]),
+    "elements": st.sampled_from(
+        [CHUNK_ELEMENTS // 2, *(layout_of(chunks).elements for chunks in (1, CHUNKS))]
+    ),
+    "first_stage": st.integers(0, 1),
+    "stages": st.integers(1, 2),
+    "neighbour": st.sampled_from(["", "w1", "w2", "w9"]),
     "layout_hash": st.just(layout_of(CHUNKS).hash),
     "fingerprint": st.just(FINGERPRINT),
     "protocol": st.just(1),
@@ -85,7 +93,7 @@ INPUTS = st.one_of(
     st.builds(ev.FromOptimizer, OPTIMIZER_MESSAGES),
     st.builds(ev.ChunkArrived, SESSIONS, headers(), st.booleans()),
     st.builds(ev.WeightsArrived, headers()),
-    st.builds(ev.WorkerConnected, SESSIONS, messages(pb.Hello)),
+    st.builds(ev.WorkerConnected, SESSIONS, messages(pb.Hello), st.sampled_from(["", "host:1"])),
     st.builds(ev.DataStreamOpened, SESSIONS),
     st.builds(ev.WorkerLost, SESSIONS, st.just("gone")),
     st.sampled_from([ev.Ticked(), ev.OptimizerConnected("opt"), ev.OptimizerLost("gone")]),
@@ -115,6 +123,9 @@ STATES: dict[str, Callable[[], Dialogue]] = {
     "training": lambda: training(1, 2, chunks=CHUNKS),
     "checking": lambda: training(1, 2, chunks=CHUNKS, verify_fraction=1.0),
     "evaluating": lambda: training(1, step=4, chunks=CHUNKS),
+    "rows": lambda: training_rows(1, 2, chunks=CHUNKS),
+    "rows in evaluation": lambda: training_rows(1, 2, 3, step=4, chunks=CHUNKS),
+    "rows that check": lambda: training_rows(1, 2, 3, 4, chunks=CHUNKS, verify_fraction=1.0),
 }
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protos.cluster_pb2 import LayoutPart
 from services.errors import Refusal
 from services.tensors import layout_parts
 from services.tensors.layout_parts import LayoutParts, Piece, check_cover, join_parts, parse_parts
+from tests.support.facts import has_facts
 
 CHUNK = 4
 BORDERS = st.lists(st.integers(0, 40), unique=True, max_size=12).map(sorted)
@@ -35,6 +39,27 @@ def test_pieces_cover_the_parts_in_order_and_lie_in_their_chunks(borders: list[i
     assert covered == elements_of(parts)
     assert all({at // CHUNK for at in range(o, o + n)} == {chunk} for chunk, o, n in pieces)
     assert all(parts.has(each) for each in pieces)
+
+
+@given(st.sets(st.integers(1, 39)), st.data())
+def test_the_parts_of_a_rows_workers_cover_the_layout_once(borders: set[int], data: st.DataObject) -> None:
+    runs: dict[int, list[tuple[int, int]]] = {}
+    for run in pairwise(sorted({0, 40, *borders})):
+        runs.setdefault(data.draw(st.integers(0, 3)), []).append(run)
+    row = [LayoutParts(each) for each in runs.values()]
+    assert check_cover(row, 40) is None
+    pieces = {
+        piece: owner for owner, parts in enumerate(row) for piece in map(parts.__getitem__, range(len(parts)))
+    }
+    assert sum(each.elements for each in pieces) == 40
+    for piece, owner in pieces.items():
+        assert [parts.has(piece) for parts in row] == [other == owner for other in range(len(row))]
+        for field in piece._fields:
+            near = piece._replace(**{field: getattr(piece, field) + 1})
+            assert near in pieces or not row[owner].has(near)
+    one = data.draw(st.sampled_from(row))
+    assert isinstance(check_cover([each for each in row if each is not one], 40), Refusal)
+    assert isinstance(check_cover([*row, one], 40), Refusal)
 
 
 @given(BORDERS)
@@ -76,6 +101,20 @@ def test_parts_are_read_as_they_were_sent(borders: list[int]) -> None:
     assert isinstance(read, LayoutParts) and read.runs == parts.runs
     if parts.runs:
         assert isinstance(parse_parts(parts.to_messages(), parts.runs[-1][1] - 1), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("runs", "facts"),
+    [
+        ([(0, 5), (4, 3)], "part 1 ... 4 to 7 ... from 5 to 9"),
+        ([(0, 10)], "part 0 ... 0 to 10 ... from 0 to 9"),
+        ([(3, 0)], "part 0 ... 3 to 3"),
+        ([(5, 2), (0, 2)], "part 1 ... 0 to 2 ... from 7 to 9"),
+    ],
+)
+def test_parts_that_are_none_of_the_layout_are_refused(runs: list[tuple[int, int]], facts: str) -> None:
+    refusal = parse_parts([LayoutPart(offset=offset, elements=size) for offset, size in runs], 9)
+    assert isinstance(refusal, Refusal) and has_facts(str(refusal), facts)
 
 
 def test_parts_of_a_row_must_cover_the_layout_once() -> None:

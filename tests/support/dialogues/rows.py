@@ -58,19 +58,16 @@ class RowDialogue(Dialogue):
     def builds(self, session: int, holds: tuple[int, int] | None = None, **fields: Any) -> list[str]:
         """Report that a worker has built what it was told."""
         run = self._built[session] = self.told[session]
-        fingerprint = {**FINGERPRINT, **fields.pop("fingerprint", {})}
-        ready = pb.Ready(
-            job="a",
-            layout_hash=self.layout.hash,
-            elements=self.layout.elements,
-            evaluation_batches=3,
-            fingerprint=fingerprint,
-            tokens_per_micro_batch=10,
-            first_stage=run.first,
-            stages=run.count,
-            parts=self.parts(session).to_messages(),
+        words = {
+            "layout_hash": self.layout.hash,
+            "elements": self.layout.elements,
+            "evaluation_batches": 3,
+            "tokens_per_micro_batch": 10,
+            "parts": self.parts(session).to_messages(),
             **fields,
-        )
+            "fingerprint": {**FINGERPRINT, **fields.get("fingerprint", {})},
+        }
+        ready = pb.Ready(job="a", first_stage=run.first, stages=run.count, **words)
         if holds is not None:
             ready.holds, ready.generation, ready.step = True, *holds
         return self.says(session, ready)

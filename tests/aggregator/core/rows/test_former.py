@@ -1,0 +1,284 @@
+"""Dialogues about workers that come and go: which stages they are told to build, and which leases are void."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.core import events as ev
+from protos import cluster_pb2 as pb
+from services.pipeline.split import StageRun
+from services.timeouts import STANDARD_TIMEOUTS
+from tests.support.dialogues.aggregator import FINGERPRINT
+from tests.support.dialogues.rows import RowDialogue, training_rows
+from tests.support.facts import has_facts
+
+SHARE_AFTER = STANDARD_TIMEOUTS.deaf + 2.5
+
+
+def waits_for(dialogue: RowDialogue) -> str:
+    return dialogue.core.describe_wait(dialogue.now) or ""
+
+
+def state_of(dialogue: RowDialogue) -> dict[str, str]:
+    return {
+        each.name: f"{each.state} {StageRun(each.first_stage, each.stages)}" if each.stages else each.state
+        for each in dialogue.core.status(dialogue.now).workers
+    }
+
+
+def lost(dialogue: RowDialogue, session: int) -> list[str]:
+    return dialogue.give(ev.WorkerLost(session, "gone"))
+
+
+def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.optimizer()
+    dialogue.stands(1, 0)
+    dialogue.weights(1, 0, 0, 1)
+    assert dialogue.arrives(1) == ["1 <- join stage 0"]
+    assert waits_for(dialogue) == "waits for a worker for stage 1 of 2"
+    assert dialogue.arrives(2) == ["2 <- join stage 1"]
+    assert dialogue.arrives(3) == []
+    assert has_facts(
+        waits_for(dialogue), "to build their stages: w1 (stage 0, building), w2 (stage 1, building)"
+    )
+    assert dialogue.builds(1, holds=(1, 0)) == ["save a running"], "the fingerprint"
+    assert dialogue.builds(2, holds=(1, 0)) == [
+        "1 <- row of stage 0 w1, stage 1 w2",
+        "2 <- row of stage 0 w1, stage 1 w2",
+        "1 <- window 2",
+        "2 <- window 2",
+        "1 <- train 0-3 of 1.0",
+        "2 <- train 0-3 of 1.0",
+    ]
+    assert state_of(dialogue) == {"w1": "computing stage 0", "w2": "computing stage 1", "w3": "spare"}
+    (first, second, _) = dialogue.core.status(dialogue.now).workers
+    assert first.row == second.row > 0
+    assert has_facts(waits_for(dialogue), "phase train, step 0; rows with its weights: 1 of 1")
+
+
+def test_a_worker_without_a_data_stream_takes_no_stages() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    assert dialogue.hello(1, pipeline_address="host1:1") == ["1 <- welcome"]
+    assert not dialogue.told
+    assert dialogue.give(ev.DataStreamOpened(1)) == ["1 <- join stage 0"]
+
+
+def test_workers_that_are_there_before_the_job_share_its_stages_at_once() -> None:
+    dialogue = RowDialogue(3)
+    for session in (1, 2, 3):
+        dialogue.arrives(session)
+    assert dialogue.submit(stages=3) == [
+        "save a running",
+        "1 <- join stage 0",
+        "2 <- join stage 1",
+        "3 <- join stage 2",
+    ]
+
+
+def test_two_rows_divide_the_step_and_one_that_loses_a_stage_is_void_alone() -> None:
+    dialogue = training_rows(1, 2, 3, 4)
+    assert dialogue.leases[1] == dialogue.leases[2] != dialogue.leases[3] == dialogue.leases[4]
+    kept = dialogue.leases[1]
+    assert lost(dialogue, 4) == ["3 <- revoke"], "worker 3 waits for a worker with stage 1"
+    assert dialogue.sends(3, 1, 0, lease=dialogue.leases[3]) == []
+    dialogue.tells(1, lease=kept, losses=[1, 2])
+    dialogue.tells(2, lease=kept)
+    assert dialogue.leases[1] == dialogue.leases[2] > kept, "the rest goes to the row that is whole"
+    assert dialogue.arrives(5) == ["5 <- join stage 1"]
+    dialogue.builds(5, holds=(1, 0))
+    assert state_of(dialogue)["w5"] == "ready stage 1"
+
+
+def test_a_spare_takes_the_place_of_a_lost_worker_and_the_others_keep_their_build() -> None:
+    dialogue = training_rows(1, 2, 3)
+    former = dialogue.leases[1]
+    assert lost(dialogue, 2) == ["1 <- revoke", "3 <- join stage 1"]
+    assert dialogue.builds(3) == ["1 <- row of stage 0 w1, stage 1 w3", "3 <- row of stage 0 w1, stage 1 w3"]
+    assert dialogue.sent_pieces(1) == [] and dialogue.sent_pieces(3) == [
+        "1.0 #0 262144+262144",
+        "1.0 #1 524288+524283",
+    ]
+    assert dialogue.weights_loaded(3, 1, 0)[-2:] == ["1 <- train 0-3 of 1.0", "3 <- train 0-3 of 1.0"]
+    assert dialogue.leases[1] > former
+    assert dialogue.sends(1, 1, 0, lease=former) == [], "what is under way for the former row is void"
+    assert dialogue.tells(1, lease=former, losses=[1, 2, 3, 4]) == []
+
+
+def test_without_a_spare_the_neighbour_takes_the_stage_once_nobody_else_has_come() -> None:
+    dialogue = training_rows(1, 2, 3, stages=3)
+    assert lost(dialogue, 2) == ["1 <- revoke", "3 <- revoke"]
+    assert waits_for(dialogue) == "waits for a worker for stage 1 of 3"
+    assert dialogue.goes_by(SHARE_AFTER - 5, 1, 3) == []
+    assert dialogue.goes_by(5, 1, 3) == ["1 <- join stages 0-1"]
+    assert dialogue.builds(1) == [
+        "1 <- row of stages 0-1 w1, stage 2 w3",
+        "3 <- row of stages 0-1 w1, stage 2 w3",
+    ]
+    dialogue.sent_pieces(1)
+    assert "3 <- train 0-3 of 1.0" in dialogue.weights_loaded(1, 1, 0)
+
+
+def test_a_worker_that_comes_later_relieves_one_with_several_stages() -> None:
+    dialogue = training_rows(1)
+    dialogue.goes_by(SHARE_AFTER, 1)
+    assert dialogue.told[1] == StageRun(0, 2)
+    dialogue.builds(1, holds=(1, 0))
+    former = dialogue.leases[1]
+    assert dialogue.arrives(2) == ["1 <- revoke", "1 <- join stage 0", "2 <- join stage 1"]
+    dialogue.builds(1)
+    dialogue.builds(2)
+    for session in (1, 2):
+        dialogue.sent_pieces(session)
+        dialogue.weights_loaded(session, 1, 0)
+    assert dialogue.leases[1] == dialogue.leases[2] > former
+
+
+def test_what_a_worker_has_built_before_it_was_told_otherwise_is_ignored() -> None:
+    dialogue = training_rows(1)
+    dialogue.goes_by(SHARE_AFTER, 1)
+    dialogue.arrives(2)
+    assert dialogue.told == {1: StageRun(0, 1), 2: StageRun(1, 1)}
+    dialogue.builds(2)
+    late = StageRun(0, 2)
+    ready = pb.Ready(
+        job="a", layout_hash=dialogue.layout.hash, elements=dialogue.layout.elements, fingerprint=FINGERPRINT,
+        first_stage=late.first, stages=late.count, parts=[pb.LayoutPart(elements=dialogue.layout.elements)],
+    )  # fmt: skip
+    assert dialogue.says(1, ready) == []
+    dialogue.weights_loaded(1, 1, 0)
+    assert "row" not in " ".join(dialogue.builds(2)), "worker 1 is not ready"
+    assert dialogue.builds(1)[:1] == ["1 <- row of stage 0 w1, stage 1 w2"]
+    assert not dialogue.core.status(dialogue.now).workers[0].step and not dialogue.leases, (
+        "nor has it the weights"
+    )
+
+
+# ---- stages that don't fit ----
+
+
+def too_large(dialogue: RowDialogue, session: int) -> list[str]:
+    reason = "they take 9 GB of a chip's 8 GB"
+    return dialogue.says(session, pb.Failure(job="a", reason=reason, too_large=True))
+
+
+def test_a_worker_gets_no_more_stages_than_fit() -> None:
+    dialogue = training_rows(1, 2, stages=4)
+    dialogue.goes_by(SHARE_AFTER, 1, 2)
+    assert dialogue.told == {1: StageRun(0, 2), 2: StageRun(2, 2)}
+    assert too_large(dialogue, 2) == ["1 <- join stages 0-2", "2 <- join stage 3"]
+    assert too_large(dialogue, 1) == ["1 <- join stages 0-1"]
+    assert has_facts(
+        waits_for(dialogue), "waits for a worker for stage 2 of 4 ... most 2 fit w1; at most 1 fit w2"
+    )
+    assert dialogue.arrives(3) == ["3 <- join stage 2"]
+
+
+def test_a_worker_that_not_even_one_stage_fits_is_refused() -> None:
+    dialogue = training_rows(1, 2)
+    dialogue.arrives(3)
+    lost(dialogue, 2)
+    assert dialogue.told[3] == StageRun(1, 1)
+    assert has_facts(" ".join(too_large(dialogue, 3)), "3 <- leave: they take 9 GB")
+    assert has_facts(waits_for(dialogue), "worker for stage 1 of 2 (w3: they take 9 GB")
+    assert dialogue.job().state == dialogue.core.jobs.records["a"].job.state, "the job waits"
+
+
+def test_a_worker_that_others_cannot_reach_has_all_stages_or_none() -> None:
+    dialogue = training_rows(1, 2)
+    dialogue.hello(3)
+    assert dialogue.give(ev.DataStreamOpened(3)) == ["3 <- join stages 0-1"]
+    assert dialogue.builds(3, holds=(1, 0)) == ["3 <- row of stages 0-1 w3"]
+    assert too_large(dialogue, 3) == []
+    (state,) = (each for each in dialogue.core.status(dialogue.now).workers if each.name == "w3")
+    assert state.state == "spare" and has_facts(
+        state.detail, "no other worker can reach it ... 2 stages don't fit"
+    )
+    lost(dialogue, 2)
+    assert has_facts(waits_for(dialogue), "stage 1 of 2 (w3: no other worker can reach it")
+
+
+# ---- links ----
+
+
+def broken(dialogue: RowDialogue, session: int, neighbour: str, lease: int = 0) -> list[str]:
+    lease = lease or dialogue.leases[session]
+    failure = pb.Failure(job="a", lease=lease, reason="no answer for 30 s", neighbour=neighbour)
+    return dialogue.says(session, failure)
+
+
+def test_a_spare_replaces_the_worker_at_the_other_end_of_a_broken_link() -> None:
+    dialogue = training_rows(1, 2, 3)
+    former = dialogue.leases[2]
+    assert broken(dialogue, 1, "w2") == ["1 <- revoke", "2 <- revoke", "3 <- join stage 1"]
+    assert broken(dialogue, 2, "w1", former) == [], "its lease is void already"
+    assert state_of(dialogue) == {"w1": "ready stage 0", "w2": "spare", "w3": "building stage 1"}
+    assert has_facts(dialogue.notes[-1], "w1 can't reach worker w2: no answer for 30 s")
+
+
+def test_without_a_spare_the_same_workers_try_again_in_another_row() -> None:
+    dialogue = training_rows(1, 2)
+    former = dialogue.leases[1]
+    orders = broken(dialogue, 2, "w1")
+    assert orders[:3] == ["1 <- revoke", "2 <- revoke", "1 <- row of stage 0 w1, stage 1 w2"]
+    assert dialogue.leases[1] == dialogue.leases[2] > former
+    assert has_facts(waits_for(dialogue), "again after: worker w2 can't reach worker w1: no answer")
+    dialogue.tells(1)
+    dialogue.tells(2, losses=[1, 2, 3, 4])
+    assert has_facts(waits_for(dialogue), "rows with its weights: 1 of 1"), "a lease has passed the links"
+
+
+@pytest.mark.parametrize("neighbour", ["w9", "w2"])
+def test_a_broken_link_counts_against_no_worker(neighbour: str) -> None:
+    dialogue = training_rows(1, 2)
+    for _ in range(8):
+        broken(dialogue, 1, neighbour)
+    assert set(state_of(dialogue).values()) == {"computing stage 0", "computing stage 1"}
+
+
+# ---- workers that do not fit together, or take no part ----
+
+
+def test_parts_that_do_not_cover_the_layout_compute_nothing() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.optimizer()
+    dialogue.stands(1, 0)
+    dialogue.arrives(1)
+    dialogue.arrives(2)
+    dialogue.builds(1, holds=(1, 0))
+    dialogue.builds(2, holds=(1, 0), parts=[pb.LayoutPart(offset=9, elements=9)])
+    assert has_facts(waits_for(dialogue), "fit together ... don't meet at element 262144 of 1048571")
+    assert not dialogue.leases
+
+
+def test_a_refused_worker_makes_room_for_a_spare() -> None:
+    dialogue = training_rows(1, 2, 3)
+    lost(dialogue, 2)
+    orders = dialogue.builds(3, fingerprint={"blas": "Zen"})
+    assert has_facts(orders[0], "3 <- leave: fingerprint differs")
+    assert dialogue.arrives(4) == ["4 <- join stage 1"]
+
+
+def test_a_worker_whose_mesh_fails_makes_room_and_is_a_spare_once_it_is_repaired() -> None:
+    dialogue = training_rows(1, 2, 3)
+    unfit = pb.Failure(job="a", reason="the mesh hangs", retries=True)
+    assert dialogue.says(1, unfit) == ["1 <- revoke", "2 <- revoke", "3 <- join stage 0"]
+    assert state_of(dialogue)["w1"] == "unfit"
+    dialogue.builds(1)
+    assert state_of(dialogue)["w1"] == "spare"
+    assert dialogue.sent_pieces(1) == [], "a spare needs no weights"
+
+
+def test_a_job_that_ends_leaves_no_rows() -> None:
+    dialogue = training_rows(1, 2)
+    assert dialogue.cancel()[-4:] == [
+        "1 <- leave: cancelled by request",
+        "2 <- leave: cancelled by request",
+        "optimizer <- Close",
+        "drop all",
+    ]
+    dialogue.submit("b")
+    assert [each.stages for each in dialogue.core.status(dialogue.now).workers] == [0, 0]

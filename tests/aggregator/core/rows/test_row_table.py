@@ -1,0 +1,70 @@
+"""Orders for a row go to each of its workers, and what is void for the core is void for them."""
+
+from __future__ import annotations
+
+from aggregator.core.events import Effect, Outbox, ToWorker
+from aggregator.core.membership.members import Member
+from aggregator.core.rows.forming import Seat
+from aggregator.core.rows.row_table import Row, RowTable
+from protos import cluster_pb2 as pb
+from services.pipeline.split import StageRun
+
+
+class Table:
+    """A table with two workers in row 7, and what it has ordered."""
+
+    def __init__(self) -> None:
+        self.out: Outbox = Outbox()
+        self.dropped: list[int] = []
+        self.workers = {session: Member(session, f"w{session}", f"i{session}", 0.0) for session in (1, 2, 3)}
+        self.table = RowTable("a", self.workers, self.dropped.append, self.out)
+        self.row = self.add(7, 1, 2)
+
+    def add(self, row_id: int, *workers: int) -> Row:
+        seats = tuple(Seat(worker, StageRun(stage, 1)) for stage, worker in enumerate(workers))
+        return self.table.add(row_id, seats, "a row", 0.0)
+
+    def lease(self, lease: int, generation: int = 1, step: int = 0) -> list[Effect]:
+        order = pb.Lease(job="a", lease=lease, generation=generation, step=step)
+        self.table.send(self.row.member.session, order)
+        return self.out.take()
+
+
+def test_a_lease_goes_to_each_worker_and_names_the_row() -> None:
+    table = Table()
+    wanted = pb.Lease(job="a", lease=20, generation=1, row=7)
+    assert table.lease(20) == [ToWorker(1, wanted), ToWorker(2, wanted)]
+    assert list(table.row.leases) == [20]
+    table.table.send(3, pb.Revoke(job="a", lease=20))
+    assert table.out.take() == [ToWorker(3, pb.Revoke(job="a", lease=20))], "no row, but a worker"
+
+
+def test_a_revoked_lease_is_void_with_its_pieces() -> None:
+    table = Table()
+    table.lease(20)
+    table.dropped.clear()
+    table.table.send(-7, pb.Revoke(job="a", lease=20))
+    assert [effect.session for effect in table.out.take() if isinstance(effect, ToWorker)] == [1, 2]
+    assert table.row.leases == {} and table.dropped == [20]
+    table.table.void(table.row, 20)
+    assert table.out.take() == [], "workers know"
+
+
+def test_leases_of_earlier_versions_are_forgotten_with_the_next_ones() -> None:
+    table = Table()
+    table.lease(20, 1, 4)
+    table.lease(21, 1, 4)
+    assert set(table.row.leases) == {20, 21}
+    table.lease(22, 2, 1)
+    assert set(table.row.leases) == {22} and table.dropped == [20, 21]
+
+
+def test_a_row_that_ends_revokes_what_it_has_of_the_workers_that_are_left() -> None:
+    table = Table()
+    table.lease(20)
+    del table.workers[1]
+    table.table.remove(table.row)
+    assert table.out.take() == [ToWorker(2, pb.Revoke(job="a", lease=20))]
+    assert table.table.of_worker(2) is None and not list(table.table) and not table.table.members
+    again = table.add(8, 2, 3)
+    assert table.table.of_worker(2) is again and table.table.members == {-8: again.member}
