@@ -42,6 +42,9 @@ MESH_SECONDS = 180.0
 ANSWER_SECONDS = LINK_SECONDS + 15.0
 """Longest wait for a worker's report of a link, which it measures within `LINK_SECONDS`."""
 
+MOST_NEIGHBOURS = 63
+"""Maximum number of other workers to which a worker's links are tried: in a row of that many, each to each."""
+
 _MAX_SIDE = 1024  # rows or columns of a mesh
 
 
@@ -179,6 +182,11 @@ class ClusterCheck:
             for index, (peer, role) in enumerate(ends or [(self._name, "aggregator")]):
                 found = CheckedLink(name=session.name, role="worker", peer=peer, peer_role=role)
                 yield found, partial(self._check_worker_link, session, index)
+        reachable = [each for each in sessions if each.pipeline_address]
+        for index, session in enumerate(reachable):
+            for other in (reachable[index + 1 :] + reachable[:index])[:MOST_NEIGHBOURS]:
+                found = CheckedLink(name=session.name, role="worker", peer=other.name, peer_role="worker")
+                yield found, partial(self._check_neighbours_link, session, other)
         for own in self._own_links:
             found = CheckedLink(name=self._name, role="aggregator", peer=own.label, peer_role=own.role)
             yield found, partial(self._check_own_link, own)
@@ -192,7 +200,13 @@ class ClusterCheck:
         return CheckedMesh(name=session.name, report=report)
 
     async def _check_worker_link(self, session: WorkerSession, index: int) -> LinkReport:
-        order = pb.CheckLink(number=next(self._numbers), shard=index)
+        return await self._order_link(session, pb.CheckLink(shard=index))
+
+    async def _check_neighbours_link(self, session: WorkerSession, other: WorkerSession) -> LinkReport:
+        return await self._order_link(session, pb.CheckLink(peer=other.name, address=other.pipeline_address))
+
+    async def _order_link(self, session: WorkerSession, order: pb.CheckLink) -> LinkReport:
+        order.number = next(self._numbers)
         try:
             answer = await self._ask(session, order, ANSWER_SECONDS)
         except Failed as failed:

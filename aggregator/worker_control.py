@@ -117,7 +117,7 @@ class WorkerControl:
         refusal = address if isinstance(address, Refusal) else self._plane.check_ready()
         if refusal is not None:
             raise LinkClosed(str(refusal))
-        session = self._sessions.open(hello)
+        session = self._sessions.open(hello, pipeline_address=str(address))
         try:
             self._plane.worker_connected(session)
             self._feed(WorkerConnected(session.number, hello, str(address)))

@@ -18,15 +18,17 @@ class WorkerSession:
         name: the worker's name.
         incarnation: the id of the worker's process.
         protocol: the version of the protocol that both ends speak.
+        pipeline_address: HOST:PORT at which other workers reach it; empty if they can't.
         mailbox: orders to send; closing it ends both streams.
         wake: set when there may be weights to send.
     """
 
-    def __init__(self, number: int, hello: pb.Hello, epoch: int) -> None:
+    def __init__(self, number: int, hello: pb.Hello, epoch: int, pipeline_address: str) -> None:
         self.number = number
         self.name = hello.name
         self.incarnation = hello.incarnation
         self.protocol = PROTOCOL_RANGE.agree(protocol_range(hello)) or 0
+        self.pipeline_address = pipeline_address
         self.mailbox: Mailbox[pb.WorkerCommand] = Mailbox()
         self.wake = asyncio.Event()
         self._epoch = epoch
@@ -51,10 +53,10 @@ class WorkerSessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, hello: pb.Hello, number: int = 0) -> WorkerSession:
+    def open(self, hello: pb.Hello, number: int = 0, *, pipeline_address: str = "") -> WorkerSession:
         """Open a session with this number; 0 for a number that no session had before."""
         self._last = number or self._last + 1
-        session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch)
+        session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch, pipeline_address)
         return session
 
     def all(self) -> list[WorkerSession]:

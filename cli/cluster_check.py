@@ -122,10 +122,11 @@ def _describe(link: CheckedLink) -> str:
     report = link.report
     if report.problem:
         return f"{_name(link)}: FAILED: {report.problem}"
-    return (
-        f"{_name(link)}: {_path(report)}, {_format_latency(report.latency_seconds)}, "
-        f"{format_speed(report.up_bytes_per_second)} up, {format_speed(report.down_bytes_per_second)} down"
-    )
+    facts = [_path(report), _format_latency(report.latency_seconds)]
+    for direction in ("up", "down"):
+        speed = getattr(report, f"{direction}_bytes_per_second")
+        facts += [f"{format_speed(speed)} {direction}"] if speed else []
+    return f"{_name(link)}: {', '.join(facts)}"
 
 
 def format_table(links: Sequence[CheckedLink], slow: Iterable[int]) -> list[str]:

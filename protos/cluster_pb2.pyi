@@ -455,12 +455,16 @@ class MeshChecked(_message.Message):
     def __init__(self, number: _Optional[int] = ..., report: _Optional[_Union[_checks_pb2.MeshReport, _Mapping]] = ...) -> None: ...
 
 class CheckLink(_message.Message):
-    __slots__ = ("number", "shard")
+    __slots__ = ("number", "shard", "peer", "address")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     shard: int
-    def __init__(self, number: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+    peer: str
+    address: str
+    def __init__(self, number: _Optional[int] = ..., shard: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LinkChecked(_message.Message):
     __slots__ = ("number", "report")

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from protos import pipeline_pb2 as protos_dot_pipeline__pb2
+from protos import tensors_pb2 as protos_dot_tensors__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -40,6 +41,11 @@ class PipelineStub:
                 request_serializer=protos_dot_pipeline__pb2.PassMessage.SerializeToString,
                 response_deserializer=protos_dot_pipeline__pb2.PassMessage.FromString,
                 _registered_method=True)
+        self.MeasureLink = channel.stream_stream(
+                '/tiermesh.Pipeline/MeasureLink',
+                request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
+                response_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                _registered_method=True)
 
 
 class PipelineServicer:
@@ -55,6 +61,13 @@ class PipelineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureLink(self, request_iterator, context):
+        """known values both ways, while no job runs
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PipelineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +75,11 @@ def add_PipelineServicer_to_server(servicer, server):
                     servicer.Pass,
                     request_deserializer=protos_dot_pipeline__pb2.PassMessage.FromString,
                     response_serializer=protos_dot_pipeline__pb2.PassMessage.SerializeToString,
+            ),
+            'MeasureLink': grpc.stream_stream_rpc_method_handler(
+                    servicer.MeasureLink,
+                    request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
+                    response_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +110,33 @@ class Pipeline:
             '/tiermesh.Pipeline/Pass',
             protos_dot_pipeline__pb2.PassMessage.SerializeToString,
             protos_dot_pipeline__pb2.PassMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureLink(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tiermesh.Pipeline/MeasureLink',
+            protos_dot_tensors__pb2.Chunk.SerializeToString,
+            protos_dot_tensors__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
+
+import grpc
 
 from protos import cluster_pb2 as pb
 from protos.checks_pb2 import LinkReport, MeshReport
+from services.errors import Refused
+from services.printable import LINE_CHARACTERS, printable
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.transport.data.data_streams import DataStreamConnector
 from services.transport.link_check.measure import LinkPeer, check_link
-from services.transport.security import Security
+from services.transport.link_check.serve import serve_link_check
+from services.transport.links import LinkClosed
+from services.transport.security import Security, split_address
 from worker.device_thread import DeviceThread
 
 log = logging.getLogger("tiermesh.worker")
+
+NEIGHBOURS_METHOD = "/tiermesh.Pipeline/MeasureLink"
 
 
 class ClusterCheck:
@@ -39,6 +48,7 @@ class ClusterCheck:
     ) -> None:
         self._device = device
         self._connector = DataStreamConnector("/tiermesh.Cluster/MeasureLink", security)
+        self._neighbours = DataStreamConnector(NEIGHBOURS_METHOD, security, falls_back=False)
         self._shared_memory = shared_memory
         self._peer_of_shard = peer_of_shard
         self._send = send
@@ -75,9 +85,60 @@ class ClusterCheck:
             self._device.check_mesh(order, report)
 
     async def _check_link(self, order: pb.CheckLink, problem: str) -> None:
-        peer = self._peer_of_shard(order.shard)
-        if problem or peer is None:
-            report = LinkReport(problem=problem or f"this worker has no stream to shard {order.shard}")
+        peer = None if order.address else self._peer_of_shard(order.shard)
+        if problem:
+            report = LinkReport(problem=problem)
+        elif order.address:
+            report = await self._check_neighbour(order)
+        elif peer is None:
+            report = LinkReport(problem=f"this worker has no stream to shard {order.shard}")
         else:
             report = await check_link(self._connector, peer, shared_memory=self._shared_memory)
         self._send(pb.LinkChecked(number=order.number, report=report))
+
+    async def _check_neighbour(self, order: pb.CheckLink) -> LinkReport:
+        """Return whether another worker's port for its neighbours in a pipeline can be reached and takes this one."""
+        try:
+            _, port = split_address("address", order.address)
+        except Refused as refused:
+            return LinkReport(problem=str(refused))
+        peer = LinkPeer(f"worker {order.peer}", order.address, port, ())
+        report = await check_link(self._neighbours, peer, shared_memory=False, speed=False)
+        if report.problem and not report.wrong_bits:
+            report.problem = printable(
+                f"{order.address}: {report.problem}; look at that worker's --listen, --advertise, --tensor-port and "
+                "certificate, and at firewalls",
+                LINE_CHARACTERS,
+            )
+        return report
+
+
+class NeighbourCheck:
+    """Serves other workers' checks of their links to this one, while it has no job.
+
+    Args:
+        has_job: returns whether this worker has a job.
+    """
+
+    def __init__(self, has_job: Callable[[], bool]) -> None:
+        self._has_job = has_job
+        self._over = asyncio.Event()
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Serve `tiermesh.Pipeline/MeasureLink`."""
+        if self._has_job():
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "this worker has a job; check when it has ended"
+            )
+            return
+        await serve_link_check(context, "another worker", shared_memory=False, until=_end_with(self._over))
+
+    def end(self) -> None:
+        """End the checks that are under way, since a job begins."""
+        self._over.set()
+        self._over = asyncio.Event()
+
+
+async def _end_with(over: asyncio.Event) -> None:
+    await over.wait()
+    raise LinkClosed("a job begins at this worker")

@@ -41,7 +41,7 @@ from services.transport.security import Security
 from services.transport.server import open_channel
 from training.pipeline.build import build_step
 from training.pipeline.stages import PipelineStages
-from worker.cluster_check import ClusterCheck
+from worker.cluster_check import NEIGHBOURS_METHOD, ClusterCheck, NeighbourCheck
 from worker.code_fingerprint import remember_shipped_code
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -118,6 +118,7 @@ class WorkerService:
         self._inputs = JobInputs(name, data_dir, cache_dir, cache_bytes)
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
+        self._neighbour_check = NeighbourCheck(has_job=lambda: self._core.job is not None)
         self._row_links = RowLinks(name, self._incarnation, security)
         self._pipeline_host, self._pipeline_port = pipeline_host, 0
         self._core = WorkerCore(name=name)
@@ -137,8 +138,8 @@ class WorkerService:
         return []
 
     def tensor_methods(self) -> Mapping[str, Handler]:
-        """Return the handlers of the tensor port: arrays of the other workers of a pipeline."""
-        return self._row_links.handlers()
+        """Return the handlers of the tensor port: arrays of other workers, and checks of their links to this one."""
+        return {**self._row_links.handlers(), NEIGHBOURS_METHOD: self._neighbour_check.serve}
 
     async def start(self, tensor_port: int = 0) -> None:
         """Start the device thread.
@@ -275,6 +276,7 @@ class WorkerService:
         elif body is not None:
             if isinstance(body, pb.Join):
                 self._check.cancel()
+                self._neighbour_check.end()
             self._feed(ev.Ordered(command.epoch, body))
 
     def _beat(self) -> None:

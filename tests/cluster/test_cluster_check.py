@@ -36,13 +36,15 @@ def test_every_link_of_three_tiers(tmp_path: Path, options: tuple[str, ...], sho
     with Cluster(tmp_path, tiers=3, workers=2, options=options) as cluster:
         done, result = check(cluster, "--mesh-shape", "2x2", "--backend", "emulator")
         assert (done.returncode, result["passed"]) == (0, True), done.stderr
-        assert ends(result) == [("worker", "aggregator")] * 2 + [("aggregator", "optimizer")]
+        between = [("worker", "worker")] * 2
+        assert ends(result) == [("worker", "aggregator")] * 2 + between + [("aggregator", "optimizer")]
         for link in result["links"]:
-            assert link["shared_memory"] == (not options)
-            assert not link["main_port"]
-            assert (
-                min(link["latency_seconds"], link["up_bytes_per_second"], link["down_bytes_per_second"]) > 0
-            )
+            speeds = [link["up_bytes_per_second"], link["down_bytes_per_second"]]
+            assert link["latency_seconds"] > 0 and not link["main_port"]
+            if (link["from_role"], link["to_role"]) in between:
+                assert speeds == [None, None], "whether it can be reached"
+            else:
+                assert min(speeds) > 0 and link["shared_memory"] == (not options)
         assert sorted(each["worker"] for each in result["meshes"]) == ["worker-1", "worker-2"]
         for mesh in result["meshes"]:
             assert (mesh["mesh_shape"], [axis["passed"] for axis in mesh["axes"]]) == ([2, 2], [True, True])
@@ -55,7 +57,19 @@ def test_every_link_to_shards(tmp_path: Path, short_spec: str) -> None:
         assert cluster.finish(cluster.submit(short_spec)).state == jobs.SUCCEEDED
         done, result = check(cluster)
         assert (done.returncode, result["passed"]) == (0, True), done.stderr
-        assert ends(result) == [("worker", "shard")] * 4 + [("aggregator", "shard")] * 2
+        between = [("worker", "worker")] * 2
+        assert ends(result) == [("worker", "shard")] * 4 + between + [("aggregator", "shard")] * 2
+
+
+def test_a_worker_that_others_can_not_reach_is_named(tmp_path: Path) -> None:
+    with Cluster(tmp_path, workers=1) as cluster:
+        cluster.start_worker("--advertise", "127.0.0.9")
+        done, result = check(cluster)
+        assert done.returncode == 1
+        failed = [(each["from"], each["to"]) for each in result["links"] if not each["passed"]]
+        assert failed == [("worker-1", "worker-2")]
+        last = done.stderr.splitlines()[-1]
+        assert "127.0.0.9:" in last and "--advertise" in last and len(last) < 400
 
 
 def test_a_running_job_is_named_and_goes_on(tmp_path: Path, long_spec: str) -> None:
@@ -113,13 +127,13 @@ def test_a_job_waits_for_the_end_of_a_check(tmp_path: Path, short_spec: str) -> 
     with Cluster(tmp_path, workers=2, options=("--no-shared-memory",)) as cluster:
         wait_for_workers(cluster, 2)
         checking = cluster.stub.Check(jobs.CheckRequest(backend="auto"), timeout=LIMIT_SECONDS)
-        assert next(checking).plan.links == 2
+        assert next(checking).plan.links == 4
         job = cluster.submit(short_spec)
         assert cluster.job(job).state == jobs.QUEUED
         assert "check --cluster" in cluster.status().waiting
         other = tiermesh("check", "--cluster", "--aggregator", cluster.to_aggregator.address)
         assert (other.returncode, "another check" in other.stderr) == (75, True)
-        assert sum(each.HasField("link") for each in checking) == 2
+        assert sum(each.HasField("link") for each in checking) == 4
         assert cluster.finish(job).state == jobs.SUCCEEDED
 
 

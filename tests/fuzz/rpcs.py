@@ -195,7 +195,10 @@ def _streams() -> dict[str, list[list[Message]]]:
                 ),
             ]
         ],
-        **{f"/tiermesh.{service}/MeasureLink": _rounds() for service in ("Cluster", "Optimizer", "Shard")},
+        **{
+            f"/tiermesh.{service}/MeasureLink": _rounds()
+            for service in ("Cluster", "Optimizer", "Shard", "Pipeline")
+        },
         "/tiermesh.Shard/ReadPart": [[shards.ReadPartRequest(copy=1)]],
         "/tiermesh.Shard/WritePart": [
             [make_piece("weights", weights, 0, offset=0, elements=weights.size, opening=1)]

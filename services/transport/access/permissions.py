@@ -57,6 +57,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Shard/ReadPart": AGGREGATOR,
     "/tiermesh.Shard/WritePart": AGGREGATOR,
     "/tiermesh.Pipeline/Pass": WORKER,
+    "/tiermesh.Pipeline/MeasureLink": WORKER,
     "/tiermesh.Files/Missing": WORKER | AGGREGATOR | PEOPLE,
     "/tiermesh.Files/Write": WORKER | AGGREGATOR | PEOPLE,
     "/tiermesh.Files/Read": WORKER,

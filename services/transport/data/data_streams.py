@@ -34,10 +34,19 @@ class DataStreamConnector:
         method: `/package.Service/Exchange`.
         security: own certificates and trusted authorities; plain text without any.
         connect_seconds: longest wait for a tensor port.
+        falls_back: whether the peer's main port is taken where its tensor port can't be reached.
     """
 
-    def __init__(self, method: str, security: Security, connect_seconds: float = CONNECT_SECONDS) -> None:
+    def __init__(
+        self,
+        method: str,
+        security: Security,
+        connect_seconds: float = CONNECT_SECONDS,
+        *,
+        falls_back: bool = True,
+    ) -> None:
         self._method = method
+        self._falls_back = falls_back
         self._security = security
         self._connect_seconds = connect_seconds
         self._warned: dict[str, str] = {}  # last reason by address
@@ -50,6 +59,9 @@ class DataStreamConnector:
             address: `HOST:PORT` of the peer's main port; its tensor port is on the same host.
             tensor_port: the peer's tensor port; 0 if it has none.
             metadata: metadata of the call.
+
+        Raises:
+            grpc.aio.AioRpcError: the tensor port can't be reached, and there is no falling back.
         """
         host, _ = split_address("address", address)
         reason = "the peer has none"
@@ -64,6 +76,8 @@ class DataStreamConnector:
                     limit_seconds=self._connect_seconds,
                 )
             except grpc.aio.AioRpcError as error:
+                if not self._falls_back:
+                    raise
                 reason = error.details() or error.code().name
             else:
                 log.info("tensors go to %s", tensor_address)

@@ -70,7 +70,12 @@ class LinkPeer:
 
 
 async def check_link(
-    connector: DataStreamConnector, peer: LinkPeer, *, shared_memory: bool, clock: Clock = time.perf_counter
+    connector: DataStreamConnector,
+    peer: LinkPeer,
+    *,
+    shared_memory: bool,
+    speed: bool = True,
+    clock: Clock = time.perf_counter,
 ) -> LinkReport:
     """Return what the check of a link has found; it takes at most `LINK_SECONDS`.
 
@@ -78,11 +83,12 @@ async def check_link(
         connector: opens streams of the peer's method `MeasureLink`.
         peer: the other end.
         shared_memory: whether payloads may go through memory shared with the peer.
+        speed: whether bandwidth is measured too, which takes seconds.
         clock: monotonic clock in seconds.
     """
     report = LinkReport()
     try:
-        await asyncio.wait_for(_check(connector, peer, shared_memory, clock, report), LINK_SECONDS)
+        await asyncio.wait_for(_check(connector, peer, shared_memory, speed, clock, report), LINK_SECONDS)
     except (WrongValues, ChunkRefused) as wrong:
         report.wrong_bits, report.problem = True, str(wrong)
     except grpc.aio.AioRpcError as error:
@@ -103,7 +109,12 @@ def _describe(error: grpc.aio.AioRpcError) -> str:
 
 
 async def _check(
-    connector: DataStreamConnector, peer: LinkPeer, shared_memory: bool, clock: Clock, report: LinkReport
+    connector: DataStreamConnector,
+    peer: LinkPeer,
+    shared_memory: bool,
+    speed: bool,
+    clock: Clock,
+    report: LinkReport,
 ) -> None:
     link = ClientTensorLink(peer.label, enabled=shared_memory, count=lambda _: None)
     try:
@@ -112,7 +123,10 @@ async def _check(
             report.main_port = peer.tensor_port > 0 and not isinstance(stream, Stream)
             await link.confirm(stream)
             report.shared_memory = link.shares
-            await LinkMeter(stream, RoundStream(stream, link), link.shares, clock).measure(report)
+            meter = LinkMeter(stream, RoundStream(stream, link), link.shares, clock)
+            await meter.measure(report)
+            if speed:
+                await meter.measure_speed(report)
     finally:
         link.close()
 
@@ -137,7 +151,7 @@ class LinkMeter:
         self._latency_seconds = 0.0
 
     async def measure(self, report: LinkReport) -> None:
-        """Fill in a report; what was measured before an error stays in it.
+        """Fill in a report whether values are right, and the latency.
 
         Raises:
             grpc.aio.AioRpcError, LinkClosed: the stream has ended.
@@ -145,6 +159,9 @@ class LinkMeter:
         """
         await self._round(up=_FIRST_ELEMENTS, down=_FIRST_ELEMENTS, add=True)
         report.latency_seconds = self._latency_seconds = await self._measure_latency()
+
+    async def measure_speed(self, report: LinkReport) -> None:
+        """Fill in the bandwidth, after `measure`, which says what is raised."""
         report.up_bytes_per_second = await self._measure_bandwidth(lambda elements: self._round(up=elements))
         report.down_bytes_per_second = await self._measure_bandwidth(
             lambda elements: self._round(down=elements)
