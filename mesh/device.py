@@ -40,6 +40,7 @@ class Mesh:
         dtype: dtype of weights and activations, a constant of `tt`.
         backend: name of the device module, `ttnn` or `emulator`.
         arch: name of the chips' architecture, such as `wormhole_b0`.
+        chip_ids: id of each chip on its host, row by row.
     """
 
     def __init__(self, tt: Any, handle: Any, shape: tuple[int, int], axes: Axes, dtype: Any) -> None:
@@ -50,6 +51,7 @@ class Mesh:
         self.dtype = dtype
         self.backend = str(tt.__name__).rpartition(".")[2]
         self.arch = str(handle.arch()).rpartition(".")[2].lower()
+        self.chip_ids = tuple(int(each) for each in handle.get_device_ids())
         self._closed = False
         self._submeshes: tuple[Mesh, ...] = ()
 

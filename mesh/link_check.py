@@ -83,9 +83,8 @@ def _format_range(values: npt.NDArray[np.float32]) -> str:
 
 def read_device_ids(mesh: Mesh) -> list[list[int]]:
     """Return the device ids, row by row of the mesh."""
-    ids = [int(each) for each in mesh.handle.get_device_ids()]
-    columns = mesh.shape[1]
-    return [ids[start : start + columns] for start in range(0, len(ids), columns)]
+    ids, columns = mesh.chip_ids, mesh.shape[1]
+    return [list(ids[start : start + columns]) for start in range(0, len(ids), columns)]
 
 
 def draw_mesh(ids: list[list[int]]) -> list[str]:

@@ -21,7 +21,17 @@ from __future__ import annotations
 from mesh.emulator import experimental
 from mesh.emulator.collectives import all_gather, all_reduce, mesh_partition, reduce_scatter
 from mesh.emulator.comparison import eq, ge, lt, where
-from mesh.emulator.creation import arange, empty, full, full_like, ones, ones_like, zeros, zeros_like
+from mesh.emulator.creation import (
+    arange,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
 from mesh.emulator.data_movement import concat, permute, reshape, slice, to_layout, transpose
 from mesh.emulator.device import (
     MeshDevice,
@@ -145,6 +155,7 @@ __all__ = [
     "embedding",
     "embedding_bw",
     "empty",
+    "empty_like",
     "end_trace_capture",
     "eq",
     "execute_trace",

@@ -9,7 +9,7 @@ import numpy as np
 from mesh.emulator.device import MeshDevice
 from mesh.emulator.rounding import round_to_bfloat16
 from mesh.emulator.tensor import Array, Tensor, check, wrap
-from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
+from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout, Shape
 
 _UNSET_BYTES = {
     dtype: np.array(np.nan if kind is np.float32 else 0, kind).tobytes()
@@ -100,6 +100,16 @@ def empty(
     # Strides of 0 repeat one element. This is much cheaper than np.broadcast_to, and ops need many outputs.
     array: Array = np.ndarray(sizes, NUMPY_TYPES[dtype], _UNSET_BYTES[dtype], strides=(0,) * len(sizes))
     return _create("empty", array, dtype, layout, device)
+
+
+def empty_like(tensor: Tensor) -> Tensor:
+    """Return a tensor like another one on a mesh, for ops to fill as a whole or chip by chip. It holds NaN."""
+    check("empty_like", tensor)
+    assert tensor.mesh is not None
+    shape = (*tensor.mesh.shape, *tensor.array.shape[2:])
+    fill_value = np.nan if tensor.dtype in FLOATING else 0
+    array: Array = np.full(shape, fill_value, NUMPY_TYPES[tensor.dtype])
+    return wrap(array, tensor.dtype, tensor.layout, tensor.mesh)
 
 
 def arange(

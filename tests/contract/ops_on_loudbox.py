@@ -12,6 +12,7 @@ import ttnn
 import mesh.emulator as emulator
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
+from mesh.dropout import drop
 from mesh.placement import WHOLE, over_data
 from mesh.transfer import download, upload
 from tests.support.contract.lock_step import LockStep
@@ -239,6 +240,8 @@ ACCEPTED: dict[str, Case] = {
     "dropout one mask": lambda tt, m: tt.experimental.dropout(
         m.floats(2, 1, 64, 128), probability=0.1, scale=1 / 0.9, seed=2**32 - 1, use_per_device_seed=False
     ),
+    "dropout chip by chip": lambda tt, m: tt.add(_drop_chip_by_chip(m), m.floats(8, 1, 64, 128, shard=0)),
+    "dropout into a tensor": lambda tt, m: _drop_into(m, m.empty(2, 1, 64, 128)),
     "split heads": lambda tt, m: tt.experimental.nlp_create_qkv_heads(
         m.floats(2, 1, 64, 384), num_heads=4, num_kv_heads=4, transpose_k_heads=False
     ),
@@ -352,6 +355,9 @@ REFUSED: dict[str, Case] = {
     "dropout seed": lambda tt, m: tt.experimental.dropout(
         m.floats(64, 64), probability=0.1, scale=1.0, seed=-1
     ),
+    "dropout output shape": lambda tt, m: _drop_into(m, m.empty(2, 1, 128, 64)),
+    "dropout output dtype": lambda tt, m: _drop_into(m, m.floats(2, 1, 64, 128, dtype=F)),
+    "dropout output layout": lambda tt, m: _drop_into(m, m.floats(2, 1, 64, 128, layout=RM)),
     "split heads 3-D": lambda tt, m: tt.experimental.nlp_create_qkv_heads(m.floats(2, 64, 384), num_heads=4),
     "split heads positional": lambda tt, m: tt.experimental.nlp_create_qkv_heads(
         m.floats(2, 1, 64, 384), None, 4
@@ -377,6 +383,19 @@ REFUSED: dict[str, Case] = {
     "full without shape": lambda tt, m: tt.full(),
     "set fabric while open": lambda tt, m: tt.set_fabric_config(tt.FabricConfig.FABRIC_2D),
 }
+
+
+def _drop_chip_by_chip(make: Make) -> Any:
+    ids = make.mesh.handle.sides[1].get_device_ids()
+    assert list(ids) != sorted(ids), "the real ids of a LoudBox follow its wiring"
+    make.mesh.chip_ids = tuple(ids)
+    return drop(make.mesh, make.floats(8, 1, 64, 128, shard=0), 0.1, 2**32 - 3, own=True)
+
+
+def _drop_into(make: Make, output: Any) -> Any:
+    return make.tt.experimental.dropout(
+        make.floats(2, 1, 64, 128), probability=0.1, scale=1 / 0.9, seed=5, output_tensor=output
+    )
 
 
 def _sliced(make: Make) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mesh.collectives import all_gather
 from mesh.device import Mesh
+from mesh.dropout import drop
 from mesh.placement import REPLICATED, Placements
 from training.autograd.tape import Tape
 from training.autograd.variable import Tensor, Variable
@@ -40,23 +41,16 @@ def masked(mesh: Mesh, value: Tensor, placements: Placements, probability: float
     """Return `value` under the mask of a seed.
 
     Devices with different elements get different masks; devices with copies of the same elements get the same mask.
-    ttnn adds the id of a chip to the seed of its own mask. So only the masks that all devices share are the same on any
-    chips, for example on each submesh of one chip.
+    Masks follow from the devices' places in the mesh, so that they are the same on any chips.
     """
     tt = mesh.tt
     copies = mesh.tensor_size == 1 or placements.tensor == REPLICATED
     if not copies or mesh.data_size == 1:
-        return _drop(mesh, value, probability, seed, own=not copies)
+        return drop(mesh, value, probability, seed, own=not copies)
     if mesh.tensor_size == 1:
-        return _drop(mesh, value, probability, seed, own=True)
+        return drop(mesh, value, probability, seed, own=True)
     # The library gives all devices one seed, or each its own. For equal masks along one axis of two, each device of
     # that axis makes the mask of a piece, and the pieces are gathered.
     axis = mesh.axes.tensor
     ones = tt.ones_like(tt.mesh_partition(value, 3, cluster_axis=axis))
-    return tt.multiply(value, all_gather(mesh, _drop(mesh, ones, probability, seed, own=True), axis, 3))
-
-
-def _drop(mesh: Mesh, value: Tensor, probability: float, seed: int, *, own: bool) -> Tensor:
-    return mesh.tt.experimental.dropout(
-        value, probability=probability, scale=1 / (1 - probability), seed=seed, use_per_device_seed=own
-    )
+    return tt.multiply(value, all_gather(mesh, drop(mesh, ones, probability, seed, own=True), axis, 3))

@@ -27,8 +27,8 @@ drawn_by_hypothesis = settings(
 NOT_COMPUTING = {
     "MeshComposerConfig", "MeshDevice", "MeshMapperConfig", "MeshTraceId", "PlacementReplicate", "PlacementShard",
     "begin_trace_capture", "close_mesh_device", "concat_mesh_to_tensor_composer", "create_mesh_composer",
-    "create_mesh_mapper", "deallocate", "end_trace_capture", "execute_trace", "get_device_tensors", "get_memory_view",
-    "open_mesh_device", "release_trace", "replicate_tensor_to_mesh_mapper", "set_fabric_config",
+    "create_mesh_mapper", "deallocate", "empty_like", "end_trace_capture", "execute_trace", "get_device_tensors",
+    "get_memory_view", "open_mesh_device", "release_trace", "replicate_tensor_to_mesh_mapper", "set_fabric_config",
     "shard_tensor_to_mesh_mapper", "synchronize_device",
 }  # fmt: skip
 """Names of the module that compute nothing. Other tests of the emulator cover them."""

@@ -132,6 +132,11 @@ for _name in ("full_like", "zeros_like", "ones_like"):
     _filled_like(_name)
 
 
+@register_op("empty_like")
+def _empty_like(draw: Draw) -> Call:
+    return Call("empty_like", (draw(operands(shapes())),))
+
+
 @register_op("pad")
 def _pad(draw: Draw) -> Call:
     operand = draw(operands(shapes()))

@@ -19,6 +19,10 @@ _CRASHES = ("deallocated", "on the host", "was closed")
 """Words in the emulator's refusal of operands that would crash ttnn. ttnn isn't called then."""
 
 
+_NUMBERED_BY_HOST = ".get_device_ids"
+"""Call whose results may differ, as hosts number their chips in their own way. The first module's are taken."""
+
+
 class ContractBroken(AssertionError):
     """Difference of the modules in what they accept or return.
 
@@ -133,6 +137,8 @@ class LockStep:
                 raise ContractBroken(f"call {index} {text}: {self._by_module(names)}", accepted)
             assert refusals[0] is not None
             raise refusals[0]
+        if path.endswith(_NUMBERED_BY_HOST):
+            results = results[:1]
         try:
             result = self.merge(results, path)
         except ContractBroken as error:

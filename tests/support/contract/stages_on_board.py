@@ -25,7 +25,7 @@ PIPELINE = PipelineConfig(blocks_per_stage=(2, 2), ranges_per_stage=2, schedule=
 def main() -> None:
     """Print one JSON object."""
     folder, rows, columns = sys.argv[1:]
-    config = make_job("gpt2_bare", device_config("ddp", (int(rows), int(columns))), Path(folder))
+    config = make_job("gpt2", device_config("ddp", (int(rows), int(columns))), Path(folder))
     config = config.model_copy(
         update={"pipeline": PIPELINE, "model": config.model.model_copy(update={"num_blocks": 4})}
     )
