@@ -66,7 +66,7 @@ def receive(links: tuple[ClientTensorLink, ServerTensorLink], *messages: Message
     def feed(event: Any, chunk: TensorChunk | None = None) -> None:
         received.append((event.header.step, event.header.index))
 
-    built = SimpleNamespace(elements=ELEMENTS, wire=WireTypes())
+    built = SimpleNamespace(elements=ELEMENTS, wire=WireTypes(), stages=None)
     core: Any = SimpleNamespace(job=SimpleNamespace(built=built), next_chunk=lambda stripe: None)
     device: Any = SimpleNamespace(set_sharing=lambda shared: None)
     data_stream = DataStream(

@@ -82,8 +82,8 @@ class Device:
         self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
         self.wait_for(ModelFiles)
         node_sum = self.thread.find_sum(1)
-        parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
-        self.initial = np.concatenate([part for part in parts if part is not None])
+        assert node_sum is not None
+        self.initial = node_sum.values
 
     def wait_for(self, kind: Any) -> Any:
         """Wait for the next input of that kind for the core, and return it."""
@@ -117,8 +117,8 @@ class Device:
         """Wait until a lease is computed, and return the bytes of its sum."""
         assert self.wait_for(ev.LeaseComputed).lease == lease
         node_sum = self.thread.find_sum(lease)
-        parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
-        return b"".join(part.tobytes() for part in parts if part is not None)
+        assert node_sum is not None
+        return node_sum.values.tobytes()
 
 
 @pytest.fixture

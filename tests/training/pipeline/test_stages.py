@@ -117,7 +117,7 @@ def run_apart(
 
 def test_a_middle_stage_needs_no_corpus(config: JobConfig, mesh: Mesh) -> None:
     whole = build(config, mesh, 0, STAGES)
-    weights = np.concatenate(list(whole.initial_weights().values()))
+    weights = whole.initial_weights()
     expected = run(whole, weights, Exchange())
     blind = without_corpus(config)
     for first in (0, STAGES - 1):
@@ -142,7 +142,7 @@ def test_a_stage_keeps_as_many_micro_batches_as_its_schedule_says_however_many_t
         meshes = mesh.split(STAGES, Axes())
         apart = [build(config, own, stage, 1) for stage, own in enumerate(meshes)]
         assert [each.activation_bytes for each in apart] == [{}, {}, {}]
-        weights = np.concatenate([part for each in apart for part in each.initial_weights().values()])
+        weights = np.concatenate([each.initial_weights() for each in apart])
         found = []
         for count in (1, 8, 32):
             run_apart(apart, weights, count)
@@ -154,7 +154,7 @@ def test_a_stage_keeps_as_many_micro_batches_as_its_schedule_says_however_many_t
 
 def test_stages_that_share_chips_are_measured_together(config: JobConfig, mesh: Mesh) -> None:
     whole = build(config, mesh, 0, STAGES)
-    weights = np.concatenate(list(whole.initial_weights().values()))
+    weights = whole.initial_weights()
     run(whole, weights, Exchange())
     first_lease = whole.activation_bytes
     run(whole, weights, Exchange())
