@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS
 from services.protocol.bounds import MESSAGE_LIMIT_BYTES
-from services.transport.access.enforcement import AccessControl, AccessInterceptor
+from services.transport.access.enforcement import AccessControl, AccessInterceptor, guard_stream_handlers
 from services.transport.ports.forwarded_port import CallerConnections
 from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security
@@ -169,6 +169,25 @@ class Port:
         assert task.done(), f"{method} goes on after its caller has left"
         if not task.cancelled():
             task.result()
+
+
+class TensorPort(Port):
+    """The methods of a role's tensor port.
+
+    Args:
+        handlers: handlers of the methods.
+    """
+
+    def __init__(self, handlers: Mapping[str, Callable[[Any], Awaitable[None]]]) -> None:
+        super().__init__(())
+        self._guarded = guard_stream_handlers(handlers, AccessControl(Security()))
+
+    async def serve(self, method: str, call: Call) -> None:
+        """Serve a call until it ends or is aborted. Any other error of its handler is raised."""
+        try:
+            await self._guarded[method](call)
+        except grpc.aio.AbortError:
+            assert call.status is not None
 
 
 async def settle(call: Call, task: asyncio.Task[None]) -> None:

@@ -29,10 +29,12 @@ from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
 from protos import shards_pb2 as shards
+from protos.pipeline_pb2 import LinkState
 from protos.tensors_pb2 import FLOAT32, INITIAL_WEIGHTS, Chunk, ChunkHeader
 from services.caps import Caps
 from services.checkpoints.hugging_face import CONFIG_FILE
 from services.config.load import load_job
+from services.pipeline.split import Split
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.file_refs import make_ref
 from services.protocol.hello import Role, make_hello
@@ -41,9 +43,14 @@ from services.tensors.layout import Layout
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.links import INCARNATION_KEY, SESSION_KEY
 from services.transport.security import Security
-from tests.fuzz.calls import LIMIT_SECONDS, Call, Metadata, Port
+from tests.fuzz.calls import LIMIT_SECONDS, Call, Metadata, Port, TensorPort
 from tests.fuzz.draws import Known
 from tests.support.cluster.bits import regression_config, write_config
+from training.pipeline.exchange import ArraySizes
+from worker.pipeline.array_plan import ArrayPlan
+from worker.pipeline.messages import encode_state
+from worker.pipeline.row_links import RowLinks
+from worker.pipeline.streams import PASS_METHOD
 
 JOB = "20260101-000000-0123456789abcdef"
 INCARNATION = "0123456789abcdef0123456789abcdef"
@@ -65,13 +72,28 @@ def _make_spec() -> str:
 SPEC = _make_spec()
 CONTENTS = (b"", b"x", SPEC.encode(), LAYOUT_TEXT, b"{}", bytes(3000))
 """Contents of files whose references peers know."""
+ROW = cluster.Row(
+    job=JOB,
+    row=LEASE,
+    seats=[
+        cluster.RowSeat(name="worker", incarnation=INCARNATION, address="192.0.2.7:1", stages=1),
+        cluster.RowSeat(name="peer", incarnation="peer", address="192.0.2.7:2", first_stage=1, stages=1),
+    ],
+)
+STATE = LinkState(job=JOB, row=ROW.row, stage=1, name="peer", incarnation="peer")
+ARRAYS = ArrayPlan(Split((1, 1)), "1f1b", ArraySizes(np.dtype(np.float32), 64, 64), FLOAT32)
 REFS = [make_ref(each) for each in CONTENTS]
 KNOWN: Known = {
     "job": [JOB],
     "cluster": [CLUSTER],
     "epoch": [EPOCH],
     "epoch_seen": [EPOCH, 0],
-    "incarnation": [INCARNATION],
+    "incarnation": [INCARNATION, "peer"],
+    "name": ["peer"],
+    "row": [LEASE],
+    "stage": [1],
+    "number": [1, 2],
+    "shape": [2, 4],
     "lease": [LEASE, LEASE + 1],
     "layout_hash": [LAYOUT.hash],
     "elements": [LAYOUT.elements],
@@ -385,6 +407,35 @@ class ServedShard(ServedRole):
         await self._service.stop()
 
 
+class ServedWorker(ServedRole):
+    """A worker of the first stage of two; the peer is that of the second stage."""
+
+    async def start(self) -> None:
+        """Start without a row."""
+        self._links = RowLinks("worker", INCARNATION, Security())
+        self.port = TensorPort(self._links.handlers())
+
+    async def attend(self) -> Attending:
+        """Form the row, and let the peer open its stream."""
+        self._links.set_row(ROW, EPOCH)
+        peer = self._open(PASS_METHOD)
+        peer.send_bytes(encode_state(STATE))
+        await asyncio.wait_for(peer.answered.wait(), LIMIT_SECONDS)
+        return peer
+
+    async def train(self) -> Attending:
+        """Let the peer open its stream, and open a lease."""
+        peer = await self.attend()
+        lease = cluster.Lease(job=JOB, generation=1, step=1, lease=LEASE, row=ROW.row, phase=cluster.TRAIN)
+        self._links.open_lease(lease, ARRAYS)
+        return peer
+
+    async def stop(self) -> None:
+        """Leave the row."""
+        self._links.set_row(None, EPOCH)
+        await self._leave()
+
+
 def initial_weights(lease: int) -> Chunk:
     """Return the only chunk of the initial weights."""
     header = ChunkHeader(
@@ -421,5 +472,6 @@ def serves(kind: type[ServedRole]) -> Sequence[str]:
         ServedAggregator: AggregatorService.service_names,
         ServedOptimizer: OptimizerService.service_names,
         ServedShard: ShardService.service_names,
+        ServedWorker: (PASS_METHOD.split("/")[1],),
     }
     return names[kind]

@@ -20,8 +20,10 @@ from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
 from protos import shards_pb2 as shards
+from protos.pipeline_pb2 import ACTIVATION_GRADIENT, ArrayHeader, LanePosition, LinkState, PassMessage
 from protos.tensors_pb2 import FLOAT32, KNOWN_VALUES, Chunk, ChunkHeader, LinkRound
 from services.checkpoints.hugging_face import CONFIG_FILE
+from services.protocol.checksums import set_checksum
 from services.protocol.file_refs import make_ref
 from services.protocol.hello import Role, make_hello
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
@@ -41,12 +43,15 @@ from tests.fuzz.roles import (
     LAYOUT_TEXT,
     LEASE,
     REFS,
+    ROW,
     SPEC,
+    STATE,
     Attending,
     ServedAggregator,
     ServedOptimizer,
     ServedRole,
     ServedShard,
+    ServedWorker,
     initial_weights,
     orders,
     pieces_of,
@@ -55,14 +60,17 @@ from tests.fuzz.roles import (
 )
 from tests.fuzz.target import Target
 from tests.support.services import own_services
+from worker.pipeline.array_plan import KINDS
 
-ROLES: tuple[type[ServedRole], ...] = (ServedAggregator, ServedOptimizer, ServedShard)
+ROLES: tuple[type[ServedRole], ...] = (ServedAggregator, ServedOptimizer, ServedShard, ServedWorker)
 """All roles that serve calls."""
 _FRESH, _ATTENDED, _TRAINING = range(3)
 _GOES_ON = 64
 """Bit by which the messages of Attend go on where the peer is that attends."""
 _STATES = {
-    **dict.fromkeys(("Cluster", "Optimizer", "Shard"), (_FRESH, _ATTENDED, _TRAINING, _GOES_ON | _TRAINING)),
+    **dict.fromkeys(
+        ("Cluster", "Optimizer", "Shard", "Pipeline"), (_FRESH, _ATTENDED, _TRAINING, _GOES_ON | _TRAINING)
+    ),
     "Jobs": (_FRESH, _TRAINING),
 }
 """States in which the methods of a service are called at first."""
@@ -82,6 +90,12 @@ def repair(message: Any) -> None:
             message.crc32c = google_crc32c.extend(google_crc32c.value(text), message.data)
         case Chunk() if not message.HasField("round"):
             message.header.crc32c = google_crc32c.value(message.payload)
+        case PassMessage():
+            if message.HasField("header"):
+                message.header.crc32c = google_crc32c.value(message.payload)
+                set_checksum(message.header, b"")
+            if message.HasField("state"):
+                set_checksum(message.state, b"")
 
 
 def _metadata(draws: Draws, role: ServedRole) -> Metadata:
@@ -203,6 +217,7 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Shard/WritePart": [
             [make_piece("weights", weights, 0, offset=0, elements=weights.size, opening=1)]
         ],
+        "/tiermesh.Pipeline/Pass": [_arrays()],
         "/tiermesh.Files/Missing": [[files.MissingRequest(files=REFS)]],
         "/tiermesh.Files/Write": [list(pieces_of(content)) for content in CONTENTS],
         "/tiermesh.Files/Read": [[files.ReadFileRequest(sha256=each.sha256)] for each in REFS],
@@ -229,6 +244,33 @@ def _rounds() -> list[list[Message]]:
             Chunk(round=LinkRound(number=3, down_elements=4)),
         ],
     ]
+
+
+def _arrays() -> list[Message]:
+    """Return what a neighbour may send: its state, an activation's gradient in two pieces, and another state."""
+    state = LinkState()
+    state.CopyFrom(STATE)
+    state.lanes.extend(LanePosition(kind=kind) for kind in KINDS)
+    messages: list[Message] = [PassMessage(state=state)]
+    for start in (0, 8):
+        header = ArrayHeader(
+            job=JOB,
+            epoch=EPOCH,
+            generation=1,
+            step=1,
+            lease=LEASE,
+            row=ROW.row,
+            kind=ACTIVATION_GRADIENT,
+            shape=[2, 2],
+            dtype=FLOAT32,
+            number=1,
+            offset_bytes=start,
+        )
+        messages.append(PassMessage(header=header, payload=bytes(8)))
+    messages.append(PassMessage(state=state))
+    for each in messages:
+        repair(each)
+    return messages
 
 
 def _seed(role: int, state: int, *messages: Message) -> bytes:

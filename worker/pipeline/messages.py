@@ -67,9 +67,10 @@ def encode_piece(header: ArrayHeader, payload: memoryview) -> tuple[bytes, memor
 
 
 def encode_state(state: LinkState) -> bytes:
-    """Return a state as a message; its checksum is set here."""
-    set_checksum(state, b"")
-    return PassMessage(state=state).SerializeToString()
+    """Return a state, which has no checksum yet, as a message."""
+    message = PassMessage(state=state)
+    set_checksum(message.state, b"")
+    return message.SerializeToString()
 
 
 def decode(message: Message) -> Received:
