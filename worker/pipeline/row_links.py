@@ -19,6 +19,7 @@ from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 from services.transport.access.enforcement import check_daemon, confirm_caller
 from services.transport.http2.server import Handler
 from services.transport.links import LinkClosed
+from services.transport.ports.log_limit import LogLimit
 from services.transport.security import Security
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.lease_exchange import LeaseExchange
@@ -76,6 +77,7 @@ class RowLinks:
         self._name = name
         self._incarnation = incarnation
         self._security = security
+        self._log_limit = LogLimit()
         self._row: _LinkedRow | None = None
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -154,7 +156,9 @@ class RowLinks:
             await context.send_initial_metadata(())
             await streams.run(context, first)
         except Refused as refused:
-            log.warning("refused a stream: %s", refused)
+            left_out = self._log_limit.suffix(Refused)
+            if left_out is not None:
+                log.warning("refused a stream: %s%s", refused, left_out)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         except LinkClosed as closed:
             await context.abort(closed.code, str(closed))
