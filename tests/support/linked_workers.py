@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from protos import cluster_pb2 as pb
 from services.timeouts import Timeouts
-from services.transport.http2.server import StreamServer
+from services.transport.http2.server import Handler, StreamServer
 from services.transport.security import Security
 from worker.pipeline.row_links import RowLinks
 
@@ -28,19 +28,27 @@ class LinkedWorker:
         name: its name.
         timeouts: timeouts of its links.
         security: its certificates.
+        wrap: returns the handler of its streams from the real one.
 
     Attributes:
         links: its links.
         port: its tensor port.
     """
 
-    def __init__(self, name: str, timeouts: Timeouts, security: Security) -> None:
+    def __init__(
+        self,
+        name: str,
+        timeouts: Timeouts,
+        security: Security,
+        wrap: Callable[[Handler], Handler] = lambda handler: handler,
+    ) -> None:
         self.name = name
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name=f"loop of {name}")
         self._thread.start()
         self.links = RowLinks(name, f"incarnation of {name}", security, timeouts)
-        self._server = self.call(StreamServer.start("127.0.0.1:0", security, self.links.handlers()))
+        handlers = {method: wrap(handler) for method, handler in self.links.handlers().items()}
+        self._server = self.call(StreamServer.start("127.0.0.1:0", security, handlers))
         self.port = self._server.port
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -66,7 +74,9 @@ class LinkedWorker:
         )
 
     def stop(self) -> None:
-        """Close the links and end the event loop."""
+        """Close the links and end the event loop, if that was not done before."""
+        if self.loop.is_closed():
+            return
         self.set_row(None)
         self.call(self._server.stop(0.1))
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -80,6 +90,7 @@ def linked_workers(
     *,
     heartbeat_seconds: float = 5.0,
     security: Sequence[Security] = (),
+    wrap: Callable[[Handler], Handler] = lambda handler: handler,
     address_of: Callable[[LinkedWorker], str] = lambda worker: "",
 ) -> Iterator[list[LinkedWorker]]:
     """Run the workers of a row.
@@ -88,6 +99,7 @@ def linked_workers(
         runs: number of stages of each.
         heartbeat_seconds: heartbeat of the links.
         security: certificates of each; none for plain text.
+        wrap: returns the handler of streams from the real one.
         address_of: returns the address at which the others reach a worker; empty for its own.
     """
     timeouts = Timeouts.from_heartbeat(heartbeat_seconds)
@@ -95,7 +107,7 @@ def linked_workers(
         workers = []
         for index in range(len(runs)):
             own = security[index] if security else Security()
-            worker = LinkedWorker(f"w{index}", timeouts, own)
+            worker = LinkedWorker(f"w{index}", timeouts, own, wrap)
             stack.callback(worker.stop)
             workers.append(worker)
         row = form_row(workers, runs, address_of=address_of)

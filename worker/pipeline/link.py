@@ -330,13 +330,11 @@ class Link:
         start, stop = header.offset_bytes, header.offset_bytes + piece.payload.nbytes
         with self._changed:
             lease = self._lease
-            if header.lease == lease.lease and (header.generation, header.step) != (
-                lease.generation,
-                lease.step,
-            ):
+            version, expected = (header.generation, header.step), (lease.generation, lease.step)
+            if header.lease == lease.lease and version != expected:
                 raise PassRefused(
-                    f"{describe_array(header)}: generation {header.generation}, expected generation {lease.generation} "
-                    f"and step {lease.step}, those of the lease"
+                    f"{describe_array(header)}: generation {version[0]} and step {version[1]}, expected {expected[0]} "
+                    f"and {expected[1]}, those of the lease"
                 )
             lane = self._lanes[header.kind].receiving
             taken = lane.taken
