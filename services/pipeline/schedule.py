@@ -81,13 +81,13 @@ class Schedule:
 
         With several ranges per stage, each counts. Except for GPipe, the limit does not grow with `micro_batches`.
         """
-        return min(self._warm_up(stage) + 1, self.micro_batches * self.ranges_per_stage)
+        return min(self.warm_up(stage) + 1, self.micro_batches * self.ranges_per_stage)
 
     def passes(self, stage: int) -> Iterator[Pass]:
         """Yield a stage's passes in order; each needs the result of the same micro-batch from its neighbour."""
-        forward = self._order(stage, is_backward=False)
-        backward = self._order(stage, is_backward=True)
-        for one in chain(islice(forward, self._warm_up(stage)), _alternate(forward, backward), backward):
+        forward = self.one_way(stage, is_backward=False)
+        backward = self.one_way(stage, is_backward=True)
+        for one in chain(islice(forward, self.warm_up(stage)), _alternate(forward, backward), backward):
             if one.micro_batch < self.micro_batches:
                 yield one
 
@@ -128,7 +128,7 @@ class Schedule:
         neighbour = one.range_index + (-1 if one.is_backward else 1)
         return Pass(one.is_backward, neighbour, one.micro_batch) if 0 <= neighbour < self.ranges else None
 
-    def _warm_up(self, stage: int) -> int:
+    def warm_up(self, stage: int) -> int:
         """Return the number of forward passes before forward and backward passes alternate."""
         if self.kind == "gpipe":
             return self.micro_batches - 1
@@ -137,7 +137,7 @@ class Schedule:
             return behind * (2 if self.hides_transfers else 1)
         return 2 * behind + (self.ranges_per_stage - 1) * self.stages
 
-    def _order(self, stage: int, *, is_backward: bool) -> Iterator[Pass]:
+    def one_way(self, stage: int, *, is_backward: bool) -> Iterator[Pass]:
         """Yield a stage's passes of one direction. Interleaving takes whole groups of `stages` micro-batches.
 
         The last group is filled up with micro-batches that do not exist: to leave passes out of an order that can't

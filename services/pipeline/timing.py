@@ -1,16 +1,16 @@
 """Times of a pipeline's schedule: how long a step takes, how long stages are idle, and what transfers cost.
 
-The step is simulated, pass by pass. After a start that depends on the stages, each further micro-batch takes the same
+The step is simulated. After a start that depends on the stages, each further micro-batch takes the same
 time, so a step of many is simulated for two smaller numbers of them, and continued along the line through both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from services.pipeline.schedule import Pass, Schedule
+from services.pipeline.makespan import find_makespan
+from services.pipeline.schedule import Schedule
 
 _START_PER_STAGE = 6
 """Micro-batches per stage after which each further one takes the same time.
@@ -50,14 +50,6 @@ class PassSeconds:
             transfer: seconds of a transfer.
         """
         return cls((forward / ranges,) * ranges, (backward / ranges,) * ranges, transfer)
-
-
-class TimedPass(NamedTuple):
-    """A pass with its start and stop, in seconds from the start of the step."""
-
-    one: Pass
-    start: float
-    stop: float
 
 
 @dataclass(frozen=True)
@@ -133,29 +125,4 @@ def _extrapolate(schedule: Schedule, seconds: PassSeconds) -> float:
 
 
 def _simulate(schedule: Schedule, seconds: PassSeconds) -> float:
-    return max(timed.stop for timed in simulate_passes(schedule, seconds))
-
-
-def simulate_passes(schedule: Schedule, seconds: PassSeconds) -> Iterator[TimedPass]:
-    """Yield every pass with its times; each starts when its stage is free and its input has arrived.
-
-    A stage's passes come in order, and those of all stages in an order in which one thread can run them.
-    """
-    stages = schedule.stages
-    free = [0.0] * stages
-    arrivals: dict[Pass, float] = {}
-    link_free: dict[tuple[int, int], float] = {}  # by sending and receiving stage
-    for one in schedule.merged_passes():
-        stage = one.range_index % stages
-        duration = (seconds.backward if one.is_backward else seconds.forward)[one.range_index]
-        start = max(free[stage], arrivals.pop(one, 0.0))
-        free[stage] = stop = start + duration
-        yield TimedPass(one, start, stop)
-        successor = schedule.successor(one)
-        if successor is None:
-            continue
-        receiver = successor.range_index % stages
-        if receiver != stage:
-            stop = max(stop, link_free.get((stage, receiver), 0.0)) + seconds.transfer
-            link_free[stage, receiver] = stop
-        arrivals[successor] = stop
+    return find_makespan(schedule, [*seconds.forward, *seconds.backward], seconds.transfer)

@@ -47,9 +47,11 @@ class Portion:
         """
         ranges = pipeline.split.ranges_of(stage)
         schedule = pipeline.make_schedule(micro_batches, worker_stages=worker_stages)
+        in_flight = schedule.in_flight_limit(stage)
         if len(ranges) == 1:
-            in_flight = schedule.in_flight_limit(stage)
             return cls(ranges, in_flight * len(ranges[0]), in_flight * ranges[0].is_last)
+        if len({len(each) for each in ranges}) == 1 and not ranges[-1].is_last:
+            return cls(ranges, in_flight * len(ranges[0]), 0)
         most = _GROUPS_TO_THE_PEAK * pipeline.stages
         kept_blocks, kept_losses = _count_kept(
             replace(schedule, micro_batches=min(micro_batches, most)), stage, ranges

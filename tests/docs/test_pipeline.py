@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.pipeline.schedule import Schedule
-from services.pipeline.timing import PassSeconds, simulate_passes, time_schedule
+from services.pipeline.timing import PassSeconds, time_schedule
+from tests.support.timed_passes import simulate_passes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 FORWARD = ("01234567", "⁰¹²³⁴⁵⁶⁷")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.pipeline import timing
 from services.pipeline.schedule import Schedule
 from services.pipeline.timing import PassSeconds, time_schedule
+from tests.support.timed_passes import simulate_passes
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 7])
@@ -64,16 +65,27 @@ def test_ranges_of_one_stage_send_nothing() -> None:
 
 
 @st.composite
-def timed_schedules(draw: st.DrawFn) -> tuple[Schedule, PassSeconds]:
+def timed_schedules(draw: st.DrawFn, fewest: int, most: int) -> tuple[Schedule, PassSeconds]:
     kind = draw(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]))
     ranges = draw(st.integers(2, 3)) if kind == "interleaved_1f1b" else 1
-    stages, m = draw(st.integers(1, 4)), draw(st.integers(100, 250))
+    stages, m = draw(st.integers(1, 4)), draw(st.integers(fewest, most))
     schedule = Schedule(kind, stages, m, ranges, kind == "1f1b" and draw(st.booleans()))
     each = st.lists(st.integers(1, 9), min_size=stages * ranges, max_size=stages * ranges)
     return schedule, PassSeconds(tuple(draw(each)), tuple(draw(each)), draw(st.integers(0, 9)))
 
 
-@given(timed_schedules())
+@given(timed_schedules(1, 20))
+@settings(max_examples=150)
+def test_all_stages_at_once_take_what_their_passes_take_one_by_one(
+    timed: tuple[Schedule, PassSeconds],
+) -> None:
+    schedule, seconds = timed
+    assert timing._simulate(schedule, seconds) == max(
+        each.stop for each in simulate_passes(schedule, seconds)
+    )
+
+
+@given(timed_schedules(100, 250))
 @settings(max_examples=40)
 def test_many_micro_batches_take_what_a_simulation_of_all_takes(
     timed: tuple[Schedule, PassSeconds],
