@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
+from services.pipeline.schedule import Pass
 from services.tensors.layout import Layout
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor, Variable
@@ -48,9 +50,21 @@ class PassPhase(str, Enum):
     BACKWARD_PASS = "BACKWARD_PASS"
 
 
-def unobserved(phase: PassPhase) -> AbstractContextManager[None]:
+class PassObserver(Protocol):
+    """Gives a context manager that a pass runs in."""
+
+    def __call__(self, phase: PassPhase, one: Pass | None = None) -> AbstractContextManager[None]:
+        """Return the context of a pass.
+
+        Args:
+            phase: its phase.
+            one: its range and micro-batch in the step; None for the whole model.
+        """
+
+
+def unobserved(phase: PassPhase, one: Pass | None = None) -> AbstractContextManager[None]:
     """Return a context in which nothing is observed."""
-    del phase
+    del phase, one
     return nullcontext()
 
 
@@ -85,7 +99,7 @@ class TrainingStep:
         data_dir: Path | None = None,
         allowed_models: Collection[str] = (),
         *,
-        around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
+        around_phase: PassObserver = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
         self._config = config

@@ -15,6 +15,7 @@ from mesh.device import Mesh, is_mesh_of_host, open_mesh
 from mesh.fingerprint import find_board_type
 from services.config.job import JobConfig
 from services.instrumentation import timeline
+from services.pipeline.schedule import Pass
 from services.pipeline.split import StageRun
 from services.protocol.fingerprint import CODE
 from services.protocol.plan import WireTypes
@@ -41,11 +42,14 @@ class FirstIteration:
 
     Args:
         mesh: the mesh whose memory is measured.
+        clock: monotonic time in seconds.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, clock: Callable[[], float] = time.perf_counter) -> None:
         self._memory = MemoryUsageTracker(mesh)
         self._has_weights = False
+        self._clock = clock
+        self._seconds = dict.fromkeys(PassPhase, 0.0)
 
     @property
     def is_under_way(self) -> bool:
@@ -66,15 +70,20 @@ class FirstIteration:
             self._memory.snapshot(WEIGHTS_LOADED)
             self._has_weights = True
 
+    def take_seconds(self) -> dict[PassPhase, float]:
+        """Return the time of the passes since the last call, by phase."""
+        taken, self._seconds = self._seconds, dict.fromkeys(PassPhase, 0.0)
+        return taken
+
     @contextmanager
-    def around(self, phase: PassPhase) -> Iterator[None]:
-        """Record a pass in the timeline, and measure the memory of the first one."""
-        if phase is PassPhase.FORWARD_PASS:
-            span = timeline.span("device", "forward")
-        else:
-            span = timeline.span("device", "backward")
-        with span:
+    def around(self, phase: PassPhase, one: Pass | None = None) -> Iterator[None]:
+        """Record a pass in the timeline, add its time, and measure the memory of the first one."""
+        name = "forward" if phase is PassPhase.FORWARD_PASS else "backward"
+        facts = {} if one is None else {"range": one.range_index, "micro_batch": one.micro_batch}
+        began = self._clock()
+        with timeline.span("device", name, **facts):
             yield
+        self._seconds[phase] += self._clock() - began
         if self.is_under_way:
             self._memory.snapshot(phase.value)
 
@@ -236,7 +245,7 @@ class JobBuilder:
         log.info(
             "job %s: opened a mesh of %s, %s (%s)", job, list(mesh.shape), mesh.arch, find_board_type(mesh)
         )
-        first_iteration = FirstIteration(mesh)
+        first_iteration = FirstIteration(mesh, self.clock)
         try:
             check_chip_memory(config, mesh, stages)
             first_iteration.begin()

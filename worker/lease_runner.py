@@ -25,10 +25,12 @@ from services.runtime.metrics import WorkerMetrics
 from training.pipeline.exchange import LocalExchange, PassExchange
 from training.pipeline.stages import PipelineStages
 from training.pipeline.step import PipelineStep
+from training.step import PassPhase
 from worker.core import events as ev
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobOnMesh
 from worker.lease_work import LeaseEvents, LeaseWork, ModelWork, StageWork
+from worker.observed_exchange import ObservedExchange
 from worker.row_exchange import LeaseDropped, NeighbourLost, OpenExchange, RowExchange
 from worker.sum_memory import LeaseSum, SumMemory
 from worker.weight_loader import WeightInbox
@@ -44,12 +46,14 @@ class _LeaseRun:
         job: the job on the mesh.
         lease: the aggregator's message.
         fetch_seconds: time spent until the weights that it needed were on the mesh.
+        stage_seconds: time spent waiting for other stages' workers.
         non_finite: micro-batches whose gradients are not finite.
     """
 
     job: JobOnMesh
     lease: pb.Lease
     fetch_seconds: float = 0.0
+    stage_seconds: float = 0.0
     non_finite: list[NonFinite] = field(default_factory=list)
 
 
@@ -233,11 +237,12 @@ class LeaseRunner:
                 timeline.mark("device", "gradient ready", lease.step, chunk=parts[place].chunk)
                 self._feed(ev.NodeReady(lease.lease, place))
 
+        job.first_iteration.take_seconds()  # those of passes without a sum
         started = self._clock()
         in_row = job.stages is not None
         self._sums[lease.lease] = lease_sum = self.memory.take(parts, job.gradient_bytes, in_row=in_row)
         result = self._work(run).sum(lease, lease_sum.values, report_ready)
-        seconds = self._clock() - started - run.fetch_seconds
+        seconds = self._clock() - started - run.fetch_seconds - run.stage_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=parts[0].chunk)
         hit_failpoint("worker.gradient-ready")
         self._feed(ev.NodeReady(lease.lease, 0, tuple(result.losses), tuple(run.non_finite)))
@@ -245,9 +250,25 @@ class LeaseRunner:
         counted = tokens if result.losses else 0  # by one worker of a row
         self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=counted, seconds=seconds)
         self._metrics.count_wait_for_weights(job.job, run.fetch_seconds)
+        self._report_stages(run)
         job.meter.step(lease.count)
         self._metrics.set_rates(job.job, *job.meter.get_metrics())
         self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(result.checksums)))
+
+    def _report_stages(self, run: _LeaseRun) -> None:
+        """Report the times and the memory of a worker that has stages of a pipeline."""
+        job = run.job
+        if not isinstance(job.step, PipelineStages | PipelineStep):
+            return
+        seconds = job.first_iteration.take_seconds()
+        self._metrics.count_passes(
+            job.job,
+            forward_seconds=max(0.0, seconds[PassPhase.FORWARD_PASS] - run.fetch_seconds),
+            backward_seconds=seconds[PassPhase.BACKWARD_PASS],
+            waited_seconds=run.stage_seconds,
+        )
+        for stage, kept_bytes in job.step.activation_bytes.items():
+            self._metrics.set_activation_memory(job.job, stage, kept_bytes)
 
     def _verify(self, run: _LeaseRun) -> None:
         """Compute micro-batches only for their checksums: they enter no sum and no metric."""
@@ -272,7 +293,8 @@ class LeaseRunner:
 
     @contextmanager
     def _exchange_arrays(self, run: _LeaseRun, stages: PipelineStages) -> Iterator[PassExchange]:
-        exchange = self._open_exchange(run.lease, run.job.config, stages)
+        opened = self._open_exchange(run.lease, run.job.config, stages)
+        exchange = ObservedExchange(opened, run.lease.step, self._clock)
         self._exchange = run.lease.lease, exchange
         try:
             self._check_dropped()  # `drop` did not see the exchange before
@@ -280,6 +302,7 @@ class LeaseRunner:
         finally:
             self._exchange = None
             exchange.close()
+            run.stage_seconds += exchange.waited_seconds
 
     def _check_dropped(self) -> None:
         if self._is_dropped():

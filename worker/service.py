@@ -119,7 +119,7 @@ class WorkerService:
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._neighbour_check = NeighbourCheck(has_job=lambda: self._core.job is not None)
-        self._row_links = RowLinks(name, self._incarnation, security)
+        self._row_links = RowLinks(name, self._incarnation, security, count_sent=metrics.count_sent_to_stages)
         self._pipeline_host, self._pipeline_port = pipeline_host, 0
         self._core = WorkerCore(name=name)
         self._state_dir = state_dir

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from training.step import PassPhase
+from training.step import PassObserver
 
 
 class BuiltModel(Protocol):
@@ -75,7 +74,7 @@ class StepFactory(Protocol):
         data_dir: Path | None,
         allowed_models: Collection[str],
         *,
-        around_phase: Callable[[PassPhase], AbstractContextManager[None]],
+        around_phase: PassObserver,
         on_non_finite: Callable[[int, str], None],
     ) -> Step:
         """Return the step.

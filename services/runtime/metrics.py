@@ -121,6 +121,24 @@ class WorkerMetrics(_RoleMetrics):
             "waited_for_weights_seconds",
             "Time during leases spent waiting for weights to arrive and be loaded onto the mesh",
         )
+        self._passes = self._counter_by(
+            "pass_seconds",
+            "Time of a pipeline's passes, by direction: forward or backward; without waits",
+            {"direction": ("forward", "backward")},
+        )
+        self._waited_for_stages = self._counter(
+            "waited_for_stages_seconds",
+            "Time during leases spent waiting for arrays of other stages' workers, or for room to send them",
+        )
+        self._sent_to_stages = self._payload(
+            "sent_to_stages_bytes",
+            "Bytes of activations, and of their gradients, sent to other stages' workers",
+        )
+        self._activation_memory = self._gauge(
+            "activation_memory_bytes",
+            "Peak memory of each chip that the passes in flight of a stage keep, in the newest lease",
+            "stage",
+        )
         self._bytes_sent = self._payload("sent_bytes", "Bytes of tensor payload sent")
         self._bytes_received = self._payload("received_bytes", "Bytes of tensor payload received")
         self._step = self._gauge("weights_step", "Step of the newest weights that are complete on the mesh")
@@ -163,6 +181,22 @@ class WorkerMetrics(_RoleMetrics):
     def count_wait_for_weights(self, job: str, seconds: float) -> None:
         """Count time during a lease in which weights arrived or were loaded, outside its passes."""
         self._of(self._waited, job).inc(seconds)
+
+    def count_passes(
+        self, job: str, *, forward_seconds: float, backward_seconds: float, waited_seconds: float
+    ) -> None:
+        """Count the time of a pipeline's passes, and that of waits for other stages' workers."""
+        self._of(self._passes, job, "forward").inc(forward_seconds)
+        self._of(self._passes, job, "backward").inc(backward_seconds)
+        self._of(self._waited_for_stages, job).inc(waited_seconds)
+
+    def count_sent_to_stages(self, job: str, payload_bytes: int) -> None:
+        """Count bytes of arrays sent to other stages' workers."""
+        self._sent_to_stages(job).inc(payload_bytes)
+
+    def set_activation_memory(self, job: str, stage: int, kept_bytes: int) -> None:
+        """Set the peak memory of a chip that the passes in flight of a stage keep."""
+        self._of(self._activation_memory, job, str(stage)).set(kept_bytes)
 
     def set_rates(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
         """Set samples and tokens per second of wall-clock time."""

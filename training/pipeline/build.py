@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from mesh.device import Mesh
@@ -13,7 +12,7 @@ from services.pipeline.split import StageRun
 from training.parameter_placement import choose_axes
 from training.pipeline.stages import PipelineStages
 from training.pipeline.step import PipelineStep
-from training.step import PassPhase, TrainingStep, unobserved
+from training.step import PassObserver, TrainingStep, unobserved
 
 
 def find_pipeline_mesh_shape(config: JobConfig, stages: int | None = None) -> tuple[int, int] | None:
@@ -33,7 +32,7 @@ def build_step(
     data_dir: Path | None = None,
     allowed_models: Collection[str] = (),
     *,
-    around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
+    around_phase: PassObserver = unobserved,
     on_non_finite: Callable[[int, str], None] | None = None,
 ) -> TrainingStep | PipelineStep:
     """Build a job's training step on a mesh; see `TrainingStep`.
@@ -66,7 +65,7 @@ def build_stages(
     data_dir: Path | None = None,
     allowed_models: Collection[str] = (),
     *,
-    around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
+    around_phase: PassObserver = unobserved,
     on_non_finite: Callable[[int, str], None] | None = None,
 ) -> PipelineStages:
     """Build some stages of a job's pipeline on a mesh; see `PipelineStages`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -25,7 +24,7 @@ from training.models.initialise import build_layout
 from training.pipeline.activation_memory import ActivationMemory
 from training.pipeline.exchange import ArraySizes, PassExchange
 from training.range_step import FinishedPass, Float32Array, PassInFlight, RangeStep
-from training.step import PassPhase, unobserved
+from training.step import PassObserver, PassPhase, unobserved
 
 Compute: TypeAlias = Callable[[Float32Array, Callable[[int], None]], FinishedPass]
 """Function that writes a range's gradient of a micro-batch to an array, from its end to its start.
@@ -76,7 +75,7 @@ class PipelineStages:
         data_dir: Path | None = None,
         allowed_models: Collection[str] = (),
         *,
-        around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
+        around_phase: PassObserver = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
         self._pipeline = pipeline
@@ -167,13 +166,11 @@ class PipelineStages:
             The mean loss of each micro-batch, in index order; empty without the last range.
         """
         schedule = self._pipeline.make_schedule(count, worker_stages=len(self._meshes))
-        passes = _Passes(step, first, schedule, self._ranges, add_leaf, exchange)
+        passes = _Passes(step, first, schedule, self._ranges, add_leaf, exchange, self._around_phase)
         lowest, memory = min(self._ranges), ActivationMemory(self._meshes)
         try:
             for one in self._order(schedule):
-                phase = PassPhase.BACKWARD_PASS if one.is_backward else PassPhase.FORWARD_PASS
-                with self._around_phase(phase):
-                    passes.run(one)
+                passes.run(one)
                 if not one.is_backward:
                     memory.sample(one.range_index % schedule.stages)
                 if one.is_backward and one.range_index == lowest:
@@ -241,6 +238,7 @@ class _Passes:
         ranges: the ranges of this process, by index.
         add_leaf: see `AddLeaf`.
         exchange: carries arrays between ranges.
+        around_phase: gives a context manager that a pass runs in, without waits for other ranges.
         losses: losses of the micro-batches that the last range has ended, in index order.
         non_finite: first parameter with a gradient that is not finite, by micro-batch of the lease.
     """
@@ -251,20 +249,27 @@ class _Passes:
     ranges: Mapping[int, RangeStep]
     add_leaf: AddLeaf
     exchange: PassExchange
+    around_phase: PassObserver
     losses: list[float] = field(default_factory=list)
     non_finite: dict[int, str] = field(default_factory=dict)
     _in_flight: dict[Pass, PassInFlight] = field(default_factory=dict)  # by the forward pass
 
     def run(self, one: Pass) -> None:
         """Run a pass and send its result to the next range."""
-        received = self.exchange.receive(self._in_step(one)) if self.schedule.is_fed(one) else None
+        in_step = self._in_step(one)
+        received = self.exchange.receive(in_step) if self.schedule.is_fed(one) else None
         if not one.is_backward:
-            self._send(one, self._forward(one, received))
+            with self.around_phase(PassPhase.FORWARD_PASS, in_step):
+                left = self._forward(one, received)
+            self._send(one, left)
             return
-        finished = self._backward(one, received)
+        takes_tied = self.ranges[one.range_index].takes_tied_part
+        tied = self.exchange.receive_tied(in_step.micro_batch) if takes_tied else None
+        with self.around_phase(PassPhase.BACKWARD_PASS, in_step):
+            finished = self._backward(one, received, tied)
         self._send(one, finished.gradient)
         if finished.tied is not None:  # after the gradient, which is needed sooner
-            self.exchange.send_tied(self.first + one.micro_batch, finished.tied)
+            self.exchange.send_tied(in_step.micro_batch, finished.tied)
 
     def clear(self) -> None:
         """Free what passes under way keep on the meshes."""
@@ -286,10 +291,9 @@ class _Passes:
         )
         return left
 
-    def _backward(self, one: Pass, gradient: ExactArray | None) -> FinishedPass:
+    def _backward(self, one: Pass, gradient: ExactArray | None, tied: ExactArray | None) -> FinishedPass:
         index, each, forward = one.micro_batch, self.ranges[one.range_index], one._replace(is_backward=False)
         in_flight = self._in_flight[forward]
-        tied = self.exchange.receive_tied(self.first + index) if each.takes_tied_part else None
 
         def compute(out: Float32Array, ready: Callable[[int], None]) -> FinishedPass:
             return each.backward(in_flight, gradient, tied, out, ready)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from mesh.device import Mesh
@@ -12,7 +11,7 @@ from services.config.pipeline import PipelineConfig
 from training.pipeline.exchange import LocalExchange
 from training.pipeline.stages import AddLeaf, Compute, PipelineStages
 from training.range_step import FinishedPass, Float32Array
-from training.step import PassPhase, unobserved
+from training.step import PassObserver, unobserved
 
 
 class PipelineStep:
@@ -50,7 +49,7 @@ class PipelineStep:
         data_dir: Path | None = None,
         allowed_models: Collection[str] = (),
         *,
-        around_phase: Callable[[PassPhase], AbstractContextManager[None]] = unobserved,
+        around_phase: PassObserver = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
         self.stages = stages = PipelineStages(

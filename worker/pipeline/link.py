@@ -9,13 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos import cluster_pb2 as pb
-from protos.pipeline_pb2 import ArrayHeader, ArrayKind, LanePosition, LinkState
+from protos.pipeline_pb2 import (
+    ACTIVATION,
+    ACTIVATION_GRADIENT,
+    TIED_PART,
+    ArrayHeader,
+    ArrayKind,
+    LanePosition,
+    LinkState,
+)
+from services.instrumentation import timeline
 from services.printable import printable
 from services.tensors.payload_last import Message
 from services.transport.links import LinkClosed
@@ -41,6 +51,8 @@ MOST_REFUSALS = 3
 
 
 _LAST_LEASE = (1 << 64) - 1
+_EVENTS = {ACTIVATION: "activation", ACTIVATION_GRADIENT: "activation gradient", TIED_PART: "tied part"}
+"""Names of events of the timeline, by kind of array."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +86,21 @@ class Link:
         row: the row.
         neighbour: the worker at the other end.
         loop: the event loop that moves the arrays.
+        count_sent: callback, called with the job and the bytes of each array that is sent.
 
     Attributes:
         neighbour: the worker at the other end.
     """
 
-    def __init__(self, row: RowPlaces, neighbour: Place, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        row: RowPlaces,
+        neighbour: Place,
+        loop: asyncio.AbstractEventLoop,
+        count_sent: Callable[[str, int], None],
+    ) -> None:
         self.neighbour = neighbour
+        self._count_sent = count_sent
         self._row = row
         self._loop = loop
         self._changed = threading.Condition()
@@ -129,6 +149,8 @@ class Link:
             while self._is_wanted(header.lease) and not lane.has_room:
                 self._changed.wait()
             lane.put(header.lease, Outgoing(header, content), content.nbytes)
+        self._count_sent(header.job, content.nbytes)
+        _mark(f"to {self.neighbour.name}", header)
         self._wake()
 
     def take(self, lease: int, kind: ArrayKind) -> Incoming:
@@ -351,8 +373,22 @@ class Link:
             if stop == size_bytes:
                 self._refusals = 0
                 self._changed.notify_all()
+        if stop == size_bytes:
+            _mark(f"from {self.neighbour.name}", header)
         if lane.taken != taken:  # it was dropped: the neighbour gets its credit back
             self.tell_state()
+
+
+def _mark(row: str, header: ArrayHeader) -> None:
+    """Mark in the timeline that an array is handed over to a link, or has arrived."""
+    timeline.mark(
+        row,
+        _EVENTS[header.kind],
+        header.step,
+        lease=header.lease,
+        range=header.range,
+        micro_batch=header.micro_batch,
+    )
 
 
 class Connection:

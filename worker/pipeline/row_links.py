@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,11 +68,19 @@ class RowLinks:
         incarnation: id of this process start.
         security: the worker's certificate, and the authorities whose certificates it trusts.
         timeouts: timeouts of rows to come; the service sets them to the cluster's.
+        count_sent: callback, called with the job and the bytes of each array that is sent.
     """
 
     def __init__(
-        self, name: str, incarnation: str, security: Security, timeouts: Timeouts = STANDARD_TIMEOUTS
+        self,
+        name: str,
+        incarnation: str,
+        security: Security,
+        timeouts: Timeouts = STANDARD_TIMEOUTS,
+        *,
+        count_sent: Callable[[str, int], None] = lambda job, size_bytes: None,
     ) -> None:
+        self._count_sent = count_sent
         self.timeouts = timeouts
         self._name = name
         self._incarnation = incarnation
@@ -107,7 +115,9 @@ class RowLinks:
         places = RowPlaces.read(row, epoch, self._incarnation)
         loop = asyncio.get_running_loop()
         streams = {
-            each.stages.first: LinkStreams(Link(places, each, loop), self._security, self.timeouts)
+            each.stages.first: LinkStreams(
+                Link(places, each, loop, self._count_sent), self._security, self.timeouts
+            )
             for each in places.neighbours
         }
         linked = self._row = _LinkedRow(places, streams)

@@ -46,6 +46,9 @@ def test_worker_metrics_are_scraped() -> None:
     metrics.set_weights_step("job-1", 7)
     metrics.set_rates("job-1", 12.5, 3200.0)
     metrics.set_memory("job-1", "FORWARD_PASS", device_bytes=4096, device_peak_bytes=8192, host_bytes=1 << 20)
+    metrics.count_passes("job-1", forward_seconds=1.0, backward_seconds=2.0, waited_seconds=0.5)
+    metrics.count_sent_to_stages("job-1", 4096)
+    metrics.set_activation_memory("job-1", 3, 2048)
     metrics.set_mesh_fit(False)
     lines = scrape(metrics.registry)
     labels = '{job="job-1",role="worker"}'
@@ -62,6 +65,11 @@ def test_worker_metrics_are_scraped() -> None:
         'tiermesh_device_memory_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 4096.0',
         'tiermesh_device_memory_peak_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 8192.0',
         'tiermesh_host_memory_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 1.048576e+06',
+        'tiermesh_pass_seconds_total{direction="forward",job="job-1",role="worker"} 1.0',
+        'tiermesh_pass_seconds_total{direction="backward",job="job-1",role="worker"} 2.0',
+        f"tiermesh_waited_for_stages_seconds_total{labels} 0.5",
+        f"tiermesh_sent_to_stages_bytes_total{labels} 4096.0",
+        'tiermesh_activation_memory_bytes{job="job-1",role="worker",stage="3"} 2048.0',
         'tiermesh_mesh_fit{role="worker"} 0.0',
         'tiermesh_aggregator_connected{role="worker"} 1.0',
     } <= lines

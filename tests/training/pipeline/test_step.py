@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pipeline import PipelineConfig
+from services.pipeline.schedule import Pass
 from training.parameter_placement import choose_axes
 from training.pipeline.stages import Compute
 from training.pipeline.step import PipelineStep
@@ -220,11 +222,12 @@ def test_gradients_that_are_not_finite_are_told_in_index_order_with_the_first_pa
 
 
 def test_each_pass_is_observed(make_config: Callable[..., JobConfig], mesh: Mesh) -> None:
-    phases: list[PassPhase] = []
+    observed: list[tuple[PassPhase, int, int]] = []
 
     class Around:
-        def __init__(self, phase: PassPhase) -> None:
-            phases.append(phase)
+        def __init__(self, phase: PassPhase, one: Pass | None = None) -> None:
+            assert one is not None and one.is_backward == (phase is PassPhase.BACKWARD_PASS)
+            observed.append((phase, one.range_index, one.micro_batch))
 
         def __enter__(self) -> None: ...
 
@@ -232,5 +235,5 @@ def test_each_pass_is_observed(make_config: Callable[..., JobConfig], mesh: Mesh
 
     step = PipelineStep(make_config(), EVEN, [mesh] * 2, around_phase=Around)
     load(step, step.initial_weights())
-    step.micro_batches(0, 0, 3, Leaves(step, 0, 3).add)
-    assert sorted(phases) == sorted([PassPhase.FORWARD_PASS, PassPhase.BACKWARD_PASS] * 6)
+    step.micro_batches(0, 4, 3, Leaves(step, 4, 3).add)
+    assert sorted(observed) == sorted(product(PassPhase, (0, 1), (4, 5, 6)))

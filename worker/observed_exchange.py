@@ -1,0 +1,72 @@
+"""Measures how long the passes of a lease wait for other stages' workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mesh.exact_transfer import ExactArray
+from services.instrumentation import timeline
+from services.pipeline.schedule import Pass
+from worker.row_exchange import RowExchange
+
+WAIT = "wait for stage"
+"""Name of the event in which a pass waits for an array of another stage, or for room to send one."""
+
+
+class ObservedExchange:
+    """A `RowExchange` that records in the timeline what waits, and adds up the time.
+
+    Args:
+        exchange: the exchange.
+        step: step of the lease.
+        clock: monotonic time in seconds.
+
+    Attributes:
+        waited_seconds: time spent in its calls.
+    """
+
+    def __init__(self, exchange: RowExchange, step: int, clock: Callable[[], float]) -> None:
+        self._exchange = exchange
+        self._step = step
+        self._clock = clock
+        self.waited_seconds = 0.0
+
+    def send(self, to: Pass, array: ExactArray) -> None:
+        """Send a pass its activation, or its gradient."""
+        with self._wait("room", to.range_index, to.micro_batch):
+            self._exchange.send(to, array)
+
+    def receive(self, one: Pass) -> ExactArray:
+        """Return what a pass of a neighbouring range has sent to this one."""
+        with self._wait("gradient" if one.is_backward else "activation", one.range_index, one.micro_batch):
+            return self._exchange.receive(one)
+
+    def send_tied(self, micro_batch: int, array: ExactArray) -> None:
+        """Send the first range the last one's part of the token embedding's gradient."""
+        with self._wait("room", 0, micro_batch):
+            self._exchange.send_tied(micro_batch, array)
+
+    def receive_tied(self, micro_batch: int) -> ExactArray:
+        """Return what the last range has sent by `send_tied`."""
+        with self._wait("tied part", 0, micro_batch):
+            return self._exchange.receive_tied(micro_batch)
+
+    def drop(self) -> None:
+        """End the lease: calls that wait raise LeaseDropped."""
+        self._exchange.drop()
+
+    def close(self) -> None:
+        """End the lease's passes."""
+        self._exchange.close()
+
+    @contextmanager
+    def _wait(self, what: str, range_index: int, micro_batch: int) -> Iterator[None]:
+        began = self._clock()
+        try:
+            with timeline.span(
+                "device", WAIT, self._step, what=what, range=range_index, micro_batch=micro_batch
+            ):
+                yield
+        finally:
+            self.waited_seconds += self._clock() - began
