@@ -167,12 +167,13 @@ class SendingLane(Generic[Array]):
         self._release_unsent()
 
     def drop(self, lease: int) -> None:
-        """Release the arrays of a lease and of those before it.
+        """Release the arrays of a lease.
 
-        Those that were sent go on using credits until the receiver has dropped them too.
+        Those that were sent go on using credits until the receiver has dropped them too. Arrays of earlier leases are
+        still delivered: their passes are over here, but perhaps not at the receiver.
         """
         for each in self._kept:
-            if each.lease <= lease:
+            if each.lease == lease:
                 each.array = None
                 if each.number and not each.is_sent:  # the next array takes its number and its place
                     self._last_number -= 1

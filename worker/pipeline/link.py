@@ -188,7 +188,7 @@ class Link:
         self._tell_state()
 
     def drop(self, lease: int) -> None:
-        """Drop a lease and those before it. Calls that wait raise LeaseDropped."""
+        """Drop a lease, whose passes were not over. Calls that wait for it or for one before it raise LeaseDropped."""
         with self._changed:
             self._dropped = max(self._dropped, lease)
             for each in self._lanes.values():

@@ -232,6 +232,15 @@ def test_another_array_does_not_go_on_where_a_dropped_one_broke() -> None:
     assert sender.next_piece() == (1, b"abcdefgh", 0, 4)
 
 
+def test_a_dropped_lease_leaves_the_arrays_of_a_computed_one() -> None:
+    sender = SendingLane[bytes](3, 8)
+    for lease in (LEASE, LEASE + 1):
+        sender.put(lease, b"1234", 4)
+    sender.drop(LEASE + 1)
+    assert sender.next_piece() == (1, b"1234", 0, 4)
+    assert (sender.next_piece(), sender.kept) == (None, 1)
+
+
 def test_an_earlier_lease_does_not_come_after_a_later_one() -> None:
     receiver = ReceivingLane[bytearray](2, LIMIT_BYTES)
     receiver.accept(LEASE + 1, 1, 4, 0, 4, lambda: bytearray(4))
