@@ -403,20 +403,24 @@ class Evaluated(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., losses: _Optional[_Iterable[_Union[BatchLoss, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("job", "lease", "reason", "retries", "neighbour", "too_large")
+    __slots__ = ("job", "lease", "reason", "retries", "neighbour", "too_large", "first_stage", "stages")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOUR_FIELD_NUMBER: _ClassVar[int]
     TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     job: str
     lease: int
     reason: str
     retries: bool
     neighbour: str
     too_large: bool
-    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ..., neighbour: _Optional[str] = ..., too_large: _Optional[bool] = ...) -> None: ...
+    first_stage: int
+    stages: int
+    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ..., neighbour: _Optional[str] = ..., too_large: _Optional[bool] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class Fetching(_message.Message):
     __slots__ = ("job", "input", "bytes", "size", "problem", "local")

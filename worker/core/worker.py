@@ -237,7 +237,10 @@ class WorkerCore:
             return
         if not event.unfit:
             self.job = None
-            self._send(pb.Failure(job=event.job, reason=event.reason, too_large=event.too_large))
+            failure = pb.Failure(job=event.job, reason=event.reason, too_large=event.too_large)
+            if event.too_large and event.stages is not None:
+                failure.first_stage, failure.stages = event.stages.first, event.stages.count
+            self._send(failure)
             return
         self._attempts += 1
         pause_seconds = job.note_unfit(event.reason, self._attempts)

@@ -185,8 +185,8 @@ class RowFormer:
     def note_too_large(self, member: Member, failure: pb.Failure, now: float) -> Refusal | None:
         """Give a worker fewer stages, since those that it was told don't fit; return why it can have none at all."""
         ordered = self._built.ordered(member.session)
-        if ordered is None:
-            return None
+        if ordered != StageRun(failure.first_stage, failure.stages):
+            return None  # it has been told to build others since
         if ordered.count == 1:
             return Refusal(failure.reason)
         self._built.forget(member.session)

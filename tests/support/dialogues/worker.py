@@ -27,7 +27,8 @@ def describe_effect(effect: ev.Effect) -> str:
         case ev.ToAggregator(pb.Failure() as body):
             neighbour = f" of {body.neighbour}" if body.neighbour else ""
             kind = ", retries" * body.retries + ", too large" * body.too_large
-            return f"send Failure{neighbour}{kind}: {body.reason}"
+            stages = f" ({StageRun(body.first_stage, body.stages)})" if body.stages else ""
+            return f"send Failure{neighbour}{kind}: {body.reason}{stages}"
         case ev.ToAggregator():
             return f"send {type(effect.body).__name__}"
         case ev.Load():

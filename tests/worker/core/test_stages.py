@@ -80,7 +80,7 @@ def test_stages_that_do_not_fit_are_reported_as_such() -> None:
     talk.connect()
     talk.join()
     failed = ev.BuildFailed("a", "too little memory", stages=StageRun(0, 2), too_large=True)
-    assert talk.give(failed) == ["send Failure, too large: too little memory"]
+    assert talk.give(failed) == ["send Failure, too large: too little memory (stages 0-1)"]
     talk.stages = StageRun(0, 1)
     assert talk.join() == ["build a, stage 0"]
 

@@ -159,9 +159,11 @@ def test_what_a_worker_has_built_before_it_was_told_otherwise_is_ignored() -> No
 # ---- stages that don't fit ----
 
 
-def too_large(dialogue: RowDialogue, session: int) -> list[str]:
-    reason = "they take 9 GB of a chip's 8 GB"
-    return dialogue.says(session, pb.Failure(job="a", reason=reason, too_large=True))
+def too_large(dialogue: RowDialogue, session: int, stages: StageRun | None = None) -> list[str]:
+    told = stages or dialogue.told[session]
+    failure = pb.Failure(job="a", reason="they take 9 GB of a chip's 8 GB", too_large=True)
+    failure.first_stage, failure.stages = told.first, told.count
+    return dialogue.says(session, failure)
 
 
 def test_a_worker_gets_no_more_stages_than_fit() -> None:
@@ -174,6 +176,16 @@ def test_a_worker_gets_no_more_stages_than_fit() -> None:
         waits_for(dialogue), "waits for a worker for stage 2 of 4 ... most 2 fit w1; at most 1 fit w2"
     )
     assert dialogue.arrives(3) == ["3 <- join stage 2"]
+
+
+def test_stages_that_a_worker_was_told_before_its_last_ones_say_nothing_of_these() -> None:
+    dialogue = training_rows(1, 2, stages=4)
+    dialogue.goes_by(SHARE_AFTER, 1, 2)
+    former = dialogue.told[2]
+    assert too_large(dialogue, 2)
+    assert dialogue.told[2] == StageRun(3, 1)
+    assert too_large(dialogue, 2, former) == []
+    assert dialogue.told[2] == StageRun(3, 1), "else it would be refused, since not even one stage fits"
 
 
 def test_a_worker_that_not_even_one_stage_fits_is_refused() -> None:
@@ -191,7 +203,7 @@ def test_a_worker_that_others_cannot_reach_has_all_stages_or_none() -> None:
     dialogue.hello(3)
     assert dialogue.give(ev.DataStreamOpened(3)) == ["3 <- join stages 0-1"]
     assert dialogue.builds(3, holds=(1, 0)) == ["3 <- row of stages 0-1 w3"]
-    assert too_large(dialogue, 3) == []
+    assert too_large(dialogue, 3, StageRun(0, 2)) == []
     (state,) = (each for each in dialogue.core.status(dialogue.now).workers if each.name == "w3")
     assert state.state == "spare" and has_facts(
         state.detail, "no other worker can reach it ... 2 stages don't fit"
