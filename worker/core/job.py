@@ -43,6 +43,7 @@ class JoinedJob:
         stages: the stages of its pipeline that this worker has; None for the whole model.
         built: the result of building it; None while it is being built.
         row: id of the row of workers that this one is in; 0 for none.
+        newest_lease: id of the last lease of a row that it has accepted.
         receiving: version of the weights that arrived last.
         received: offsets in the layout of the pieces of that version that have arrived.
         loaded: version whose complete weights are on the mesh; None while newer ones arrive.
@@ -56,6 +57,7 @@ class JoinedJob:
     stages: StageRun | None = None
     built: Built | None = None
     row: int = 0
+    newest_lease: int = 0
     receiving: Version | None = None
     received: set[int] = field(default_factory=set)
     loaded: Version | None = None

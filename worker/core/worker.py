@@ -327,6 +327,8 @@ class WorkerCore:
         assert self.job is not None
         if lease.lease in self.leases or self.job.built is None or not self.job.is_in(lease.row):
             return
+        if lease.row and lease.lease <= self.job.newest_lease:
+            return  # a repeated order: the row's other workers would not take part again
         held = HeldLease.accept(lease, self.job.built)
         if held.needs_weights and self.job.receiving is not None and held.version < self.job.receiving:
             return  # stale: newer weights have arrived since it was granted
@@ -337,6 +339,7 @@ class WorkerCore:
             self._send(pb.Failure(job=lease.job, lease=lease.lease, reason=reason))
             return
         self.leases[lease.lease] = held
+        self.job.newest_lease = lease.lease
         if not held.needs_weights or held.version == self.job.receiving:
             self._begin(held)
 

@@ -109,6 +109,14 @@ def test_leases_of_other_rows_are_stale() -> None:
     assert talk.lease(7, row=2) == ["perform 7"]
 
 
+def test_a_repeated_lease_of_a_row_is_not_performed_again() -> None:
+    talk = join_row()
+    assert talk.lease(7, phase=pb.EVALUATE, row=1) == ["perform 7"]
+    talk.give(ev.LeaseEvaluated(7, ()))
+    assert talk.lease(7, phase=pb.EVALUATE, row=1) == [], "its neighbours do not send their arrays again"
+    assert talk.lease(8, phase=pb.EVALUATE, row=1) == ["perform 8"]
+
+
 @pytest.mark.parametrize("ends", ["disconnected", "left", "other job"])
 def test_a_row_ends_with_its_link_or_its_job(ends: str) -> None:
     talk = join_row()
