@@ -125,6 +125,12 @@ class SimulatedJob:
         """Give the job a pipeline that so many workers suffice for."""
         self.pipeline = SimulatedPipeline.draw(draw, self.elements, workers)
         self.plan = replace(self.plan, stages=self.pipeline.stages, verify_fraction=0.0)
+        if (
+            self.poisoned_at is not None
+        ):  # The others must be able to go on without the first worker that sees it.
+            self.pipeline = replace(self.pipeline, most_stages=self.pipeline.stages)
+            self.plan = replace(self.plan, min_workers=1)
+            self.poisoned_at = self.poisoned_at if workers > 1 else None
 
     def begin_at(self, step: int, weights: tuple[int, ...]) -> None:
         """Begin at a step with these weights. What comes before it is never looked at."""

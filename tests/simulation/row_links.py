@@ -299,18 +299,23 @@ class RowLinks:
         )
         return self.ends.get(seat.name)
 
-    def begin(self, lease: int) -> None:
-        """Drop what has come and will come of earlier leases."""
-        self.drop(lease - 1)
+    def open_lease(self, lease: int) -> None:
+        """Begin a lease. What may still come of earlier ones is dropped."""
+        self.close_lease(lease - 1)
+
+    def close_lease(self, lease: int) -> None:
+        """End the passes of a lease. What was sent is still delivered."""
+        for end in self.ends.values():
+            for lane in end.receiving.values():
+                lane.drop(lease)
+            end.note_takes()
 
     def drop(self, lease: int) -> None:
-        """Drop the arrays of a lease and of those before it."""
+        """Drop the lease that is under way."""
         for end in self.ends.values():
-            for sending in end.sending.values():
-                sending.drop(lease)
-            for receiving in end.receiving.values():
-                receiving.drop(lease)
-            end.note_takes()
+            for lane in end.sending.values():
+                lane.drop(lease)
+        self.close_lease(lease)
 
     def lost_neighbour(self) -> str:
         """Return the name of a worker of the row that can't be reached for long; empty for none."""

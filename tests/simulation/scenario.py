@@ -247,6 +247,7 @@ class Scenario:
             faults=draw.choice((0, 8, 30)),
         )
         for job in usual.jobs:
+            job.plan = replace(job.plan, min_workers=min(job.plan.min_workers, usual.workers))
             job.split(draw, usual.workers)
         return usual
 

@@ -208,7 +208,7 @@ class SimulatedAggregator(Process):
         return payloads[0]
 
     def _count_able(self) -> int:
-        return sum(member.able for member in self.core.members.values())
+        return sum(member.present for member in self.core.members.values())
 
     def _check_quorum(self, lease: pb.Lease) -> None:
         """Check that no lease is granted with too few workers, counted before and after the current input."""
@@ -274,7 +274,7 @@ class SimulatedAggregator(Process):
                 self._exceed(refusal.obeyed_epoch)
             return
         self.sessions[link.session] = link
-        self.feed(ev.WorkerConnected(link.session, hello))
+        self.feed(ev.WorkerConnected(link.session, hello, pipeline_address=f"{hello.name}:1"))
 
     def _exceed(self, obeyed_epoch: int) -> None:
         """Start again above an epoch that a peer has obeyed, since the queue is an older copy."""

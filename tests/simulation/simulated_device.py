@@ -21,6 +21,7 @@ class LeaseState:
         key: key of the gradient, or None before it is computed and for leases without one.
         ready_from: index in the layout from which on the gradient is complete.
         failed: whether the lease was reported as failed.
+        is_under_way: whether its passes through stages run, which exchange arrays with other workers.
         dropped: whether the core has dropped the lease.
     """
 
@@ -29,6 +30,7 @@ class LeaseState:
         self.key: int | None = None
         self.ready_from = 1 << 50
         self.failed = False
+        self.is_under_way = False
         self.dropped = False
 
 

@@ -203,8 +203,18 @@ class StagePasses:
 
 def perform_in_row(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState) -> Task:
     """Perform this worker's part of a row's lease."""
-    lease, random = state.lease, worker.cluster.rng.random
+    lease = state.lease
     passes = StagePasses(worker, job, state, worker.row_links)
+    worker.row_links.open_lease(lease.lease)
+    state.is_under_way = True
+    yield from _run_passes(worker, job, state, passes)
+    state.is_under_way = False
+    if not state.dropped:
+        worker.row_links.close_lease(lease.lease)
+
+
+def _run_passes(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState, passes: StagePasses) -> Task:
+    lease, random = state.lease, worker.cluster.rng.random
     if lease.phase == pb.INITIALISE:
         yield random()
         state.ready_from = 0

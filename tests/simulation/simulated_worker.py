@@ -134,7 +134,9 @@ class SimulatedWorker(Process):
             self.cluster.obeyed(self.name, link.ends[0])
             link.up_data.send(None, None)
         if isinstance(body, pb.Leave) and self.is_sound and self.cluster.disk.is_running(body.job):
-            self.later(REFUSED_SECONDS, self.die)
+            # The others take over a row's stages before: else the worker might get the work that it fails at again.
+            in_row = self.cluster.jobs[body.job].pipeline is not None
+            self.later(REFUSED_SECONDS * (1 + 2 * in_row), self.die)
 
     def _take_check_order(self, link: Link, order: CheckOrder) -> None:
         """Answer an order of a check: the device checks the mesh, after all else that it has to do."""
@@ -225,8 +227,10 @@ class SimulatedWorker(Process):
                 self._check_bound(effect.lease)
                 self.device.submit(self._perform(state))
             case ev.DropLease():
-                self._sums.pop(effect.lease).dropped = True
-                self.row_links.drop(effect.lease)
+                state = self._sums.pop(effect.lease)
+                state.dropped = True
+                if state.is_under_way:
+                    self.row_links.drop(effect.lease)
                 self.device.wake()
             case ev.ToAggregator():
                 if self._link is not None:
