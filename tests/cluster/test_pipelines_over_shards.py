@@ -1,0 +1,81 @@
+"""Stages on several workers, and the layout over several shards: the bits of one worker, whatever fails."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from aggregator.core.aggregator import AggregatorCore
+from optimizer.core.optimizer import OptimizerCore
+from services.runtime.recording import replay
+from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
+from tests.support.cluster.harness import ENDED, Cluster
+
+SPLIT = {"blocks_per_rank": {0: 1, 1: 1}, "schedule": "1f1b"}
+
+
+@pytest.fixture(scope="module")
+def piped_spec(corpus: Path) -> str:
+    hosts = {"enabled": True, "num_workers": 2, "pipeline_parallel_config": SPLIT}
+    return spec_of(corpus.parent, gpt_config(corpus, project_name="piped") | {"multihost_config": hosts})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_shard_killed_and_restarted(
+    tmp_path: Path, shards: int, piped_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, workers=2, shards=shards, recorded=True) as cluster:
+        job = cluster.submit(piped_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 2)
+        cluster.shards[1].kill()
+        cluster.start_shard(1)
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 2)
+    assert replay(tmp_path / "aggregator.record", AggregatorCore) > 100
+    assert replay(tmp_path / "aggregator.record.optimizer", OptimizerCore) > 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_stage_killed_in_the_middle_of_a_job(
+    tmp_path: Path, workers: int, piped_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, workers=workers, shards=2) as cluster:
+        job = cluster.submit(piped_spec)
+        cluster.wait_step(job, 3)
+        cluster.workers[0].kill()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_any_kills_at_any_time(tmp_path: Path, seed: int, piped_spec: str, undisturbed: Bits) -> None:
+    draw = random.Random(seed)
+    shards = draw.randint(0, 3)
+    with Cluster(tmp_path, workers=draw.randint(1, 4), shards=shards) as cluster:
+        job = cluster.submit(piped_spec)
+        for _ in range(6):
+            events = draw.randint(1, 9)
+            for number, event in enumerate(cluster.events(job)):
+                if number >= events or event.job.state in ENDED:
+                    break
+            victim = draw.choice(("worker", "worker", "aggregator", "shard", "link"))
+            if victim == "worker":
+                worker = draw.choice(cluster.workers)
+                worker.kill()
+                cluster.workers.remove(worker)
+                cluster.start_worker(name=f"worker-{draw.getrandbits(30)}", wait=False)
+            elif victim == "aggregator":
+                cluster.aggregator.kill()
+                cluster.start_aggregator()
+            elif victim == "shard" and shards:
+                lost = draw.randrange(shards)
+                cluster.shards[lost].kill()
+                cluster.start_shard(lost)
+            elif shards:
+                draw.choice(cluster.to_shards).cut()
+        assert bits(cluster.finish(job)) == undisturbed
