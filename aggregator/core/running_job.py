@@ -123,7 +123,7 @@ class RunningJob:
                 self.router,
                 self.report,
                 new_row=new_id,
-                share_after_seconds=timeouts.deaf,
+                timeouts=timeouts,
             )
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
         self.lacks_space = False

@@ -15,6 +15,7 @@ from protos import cluster_pb2 as pb
 from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.printable import printable
+from services.timeouts import Timeouts
 
 NAMES_CHARACTERS = 200
 """Longest list of a row's workers."""
@@ -35,7 +36,7 @@ class RowFormer:
         lease_book: the leases of the rows.
         report: the job's record and log.
         new_row: returns the id of a row that was never used before.
-        share_after_seconds: how long a row waits for another worker before its workers share stages.
+        timeouts: the cluster's timeouts.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class RowFormer:
         lease_book: LeaseBook,
         report: JobReport,
         new_row: Callable[[], int],
-        share_after_seconds: float,
+        timeouts: Timeouts,
     ) -> None:
         self._count = stages
         self._table = table
@@ -59,7 +60,8 @@ class RowFormer:
         self._lease_book = lease_book
         self._report = report
         self._new_row = new_row
-        self._share_after_seconds = share_after_seconds
+        self._timeouts = timeouts
+        self._was_complete = False
         self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
         self._blames: dict[int, int] = {}  # by session: broken links that others name it for
         self._broken_link = ""
@@ -88,7 +90,9 @@ class RowFormer:
         present = sorted(each.worker for each in candidates)
         if present != self._candidates:
             self._candidates, self._candidates_since_seconds = present, now
-        shares = now - self._candidates_since_seconds > self._share_after_seconds
+        # When a job begins, the workers that run have come after `retry`. One that has died may be started again.
+        patience_seconds = self._timeouts.deaf if self._was_complete else self._timeouts.retry
+        shares = now - self._candidates_since_seconds > patience_seconds
         wanted = [seats for seats in form_rows(self._count, candidates, former, shares=shares) if seats]
         wanted += [seats for each in able if not each.pipeline_address for seats in self._alone(each)]
         for row in self._table:
@@ -165,7 +169,7 @@ class RowFormer:
 
     def _introduce(self, row: Row) -> None:
         """Tell the workers of a row of each other."""
-        row.introduced = True
+        row.introduced = self._was_complete = True
         order = pb.Row(job=self._report.job.id, row=row.row)
         for seat in row.seats:
             worker = self._workers[seat.worker]

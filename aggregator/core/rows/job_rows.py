@@ -19,6 +19,7 @@ from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
 from services.tensors.layout_parts import LayoutParts
+from services.timeouts import Timeouts
 
 
 class JobRows:
@@ -33,7 +34,7 @@ class JobRows:
         router: keeps pieces of chunks, and puts them together.
         report: the job's record and log.
         new_row: returns the id of a row that was never used before.
-        share_after_seconds: how long a row waits for another worker before its workers share stages.
+        timeouts: the cluster's timeouts.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class JobRows:
         report: JobReport,
         *,
         new_row: Callable[[], int],
-        share_after_seconds: float,
+        timeouts: Timeouts,
     ) -> None:
         self._table = table
         self._workers = workers
@@ -64,7 +65,7 @@ class JobRows:
             lease_book=lease_book,
             report=report,
             new_row=new_row,
-            share_after_seconds=share_after_seconds,
+            timeouts=timeouts,
         )
 
     # ---- workers ----

@@ -58,6 +58,14 @@ def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease
     assert has_facts(waits_for(dialogue), "phase train, step 0; rows with its weights: 1 of 1")
 
 
+def test_a_job_that_begins_shares_its_stages_once_the_workers_that_run_must_have_come() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    assert dialogue.arrives(1) == ["1 <- join stage 0"]
+    assert dialogue.goes_by(STANDARD_TIMEOUTS.retry, 1) == []
+    assert dialogue.goes_by(STANDARD_TIMEOUTS.tick, 1) == ["1 <- join stages 0-1"]
+
+
 def test_a_worker_without_a_data_stream_takes_no_stages() -> None:
     dialogue = RowDialogue()
     dialogue.submit(stages=2)
