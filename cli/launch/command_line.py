@@ -116,9 +116,9 @@ def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: P
         if plan.optimizer is not None:
             optimizer = places[plan.optimizer.number].address
             own_options += ["--optimizer", join_address(optimizer, ports.optimizer)]
-    # A worker is dialed by nobody; the other roles are, from other hosts too.
+    # Workers are dialed by those of other stages alone; the other roles always are, from other hosts too.
     listen = "127.0.0.1"
-    if rank.role != "worker" and not plan.is_local:
+    if (rank.role != "worker" or plan.stages > 1) and not plan.is_local:
         listen = "::" if ":" in place.address else "0.0.0.0"
     arguments = [
         *place.program,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ from services.printable import printable_path
 HOSTS_FILE = "hosts.txt"
 BINDINGS_FILE = "rank_bindings.yaml"
 DESCRIPTOR_FILES = ("mgd.textproto", "mgd.yaml")
-
-_PIPELINE_NAME = re.compile(r".*_pp\d+")
-_PIPELINE_EXAMPLE = "pipeline_parallel_training"
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ def read_configuration(
         launch_folder: working directory, which is searched too.
 
     Raises:
-        Refused: a file is missing, wrong or contradicts another one; or the folder is one of the pipeline example.
+        Refused: a file is missing, wrong or contradicts another one.
     """
     folder = files.folder
     if folder is not None:
@@ -185,12 +181,6 @@ def _check_folder(folder: Path) -> None:
         raise Refused(
             f"{place}: {found}, expected a configuration folder with {HOSTS_FILE}, {BINDINGS_FILE} or "
             f"{DESCRIPTOR_FILES[0]}; correct the path"
-        )
-    path = folder.absolute()
-    if _PIPELINE_EXAMPLE in path.parts or _PIPELINE_NAME.fullmatch(path.name):
-        raise Refused(
-            f"{place}: is a folder of tt-train's pipeline example, but pipelines are not built yet; give a folder of "
-            "the hierarchical_parallel example"
         )
 
 

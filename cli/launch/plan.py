@@ -6,12 +6,12 @@ Pure: it reads no file and starts nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cli.launch.configuration import Configuration, DescriptorFile
 from cli.launch.environment import MOCK_VARIABLE, VISIBLE_VARIABLE, rank_environment
-from cli.launch.rank_bindings import RankBinding
+from cli.launch.rank_bindings import RankBinding, RankBindings
 from mesh.backend import may_drive_chips
 from mesh.descriptors.cut import cut_mesh
 from mesh.descriptors.read import format_textproto
@@ -54,10 +54,12 @@ class LaunchPlan:
     Attributes:
         ranks: ranks in order, so workers come first.
         tiers: 3 if the optimizer is a daemon of its own, 2 if it runs in the aggregator.
+        stages: number of stages of the job's pipeline; 1 without one. With more, workers reach each other.
     """
 
     ranks: tuple[Rank, ...]
     tiers: int
+    stages: int = 1
 
     @property
     def workers(self) -> tuple[Rank, ...]:
@@ -91,17 +93,20 @@ def plan_launch(
     device: DeviceConfig,
     parent: Mapping[str, str],
     *,
+    stages: int = 1,
     local_chips: bool,
 ) -> LaunchPlan:
     """Return the plan of a launch.
 
     Roles follow tt-train's rule: ranks below the job's `num_workers` are workers, then comes the aggregator, then the
-    optimizer if there is one rank more.
+    optimizer if there is one rank more. In its pipeline example all ranks are stages: there the aggregator is one rank
+    more than the folder has, on the host of the first one.
 
     Args:
         configuration: content of the configuration folder.
         num_workers: `multihost_config.num_workers` of the job that the cluster is for.
         device: backend and mesh of that job.
+        stages: number of stages of that job's pipeline; 1 without one.
         parent: environment of the launching process.
         local_chips: whether this machine has chips, which ranks without a host would open.
 
@@ -111,7 +116,7 @@ def plan_launch(
     """
     bindings = configuration.bindings
     count = len(bindings.ranks)
-    roles = _roles(count, num_workers, bindings.source)
+    roles = _roles(count, num_workers, stages, bindings.source)
     hosts = configuration.placement.place(count)
     ranks = []
     for binding, role, host, descriptor in zip(
@@ -129,21 +134,42 @@ def plan_launch(
                 descriptor_text=_cut(binding, descriptor, device, bindings.source) if is_worker else "",
             )
         )
+    if count == num_workers:
+        ranks.append(_aggregator_beside(ranks[0], bindings, parent))
     workers = ranks[:num_workers]
     _check_meshes(workers, configuration)
     if may_drive_chips(device.backend):
         _check_devices([rank for rank in workers if rank.host is not None or local_chips], bindings.source)
-    return LaunchPlan(tuple(ranks), tiers=count - num_workers + 1)
+    return LaunchPlan(tuple(ranks), tiers=3 if count == num_workers + 2 else 2, stages=stages)
 
 
-def _roles(count: int, num_workers: int, source: str) -> list[Role]:
+def _aggregator_beside(first: Rank, bindings: RankBindings, parent: Mapping[str, str]) -> Rank:
+    """Return the aggregator of a folder whose ranks are all workers: it runs on the host of the first one."""
+    binding = replace(bindings.ranks[0], rank=len(bindings.ranks), env_overrides={})
+    return Rank(
+        number=binding.rank,
+        role="aggregator",
+        host=first.host,
+        name=_name(binding, "aggregator", first.host),
+        mesh_id=binding.mesh_id,
+        environment=rank_environment(binding, bindings, parent, opens_mesh=False),
+        descriptor_text="",
+    )
+
+
+def _roles(count: int, num_workers: int, stages: int, source: str) -> list[Role]:
     workers: list[Role] = ["worker"] * num_workers
+    if count == num_workers and stages > 1:
+        return workers
     if count == num_workers + 1:
         return [*workers, "aggregator"]
     if count == num_workers + 2:
         return [*workers, "aggregator", "optimizer"]
     needed = f"{num_workers + 1} (2 tiers) or {num_workers + 2} (3 tiers)"
-    if count < 2:
+    if stages > 1:
+        needed = f"{num_workers}, {needed}"
+        fix = f"give a folder of {counted(num_workers, 'rank')}, each of them a stage"
+    elif count < 2:
         fix = "add ranks"
     else:
         fitting = max(count - 2, 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cli.jobs import read_job
 from cli.launch.command_line import Ports
-from cli.launch.configuration import Configuration, LaunchFiles, read_configuration
+from cli.launch.configuration import LaunchFiles, read_configuration
 from cli.launch.openssh import OpenSSH
 from cli.launch.plan import LaunchPlan, plan_launch
 from cli.output import Output
@@ -63,24 +63,16 @@ def prepare(options: LaunchOptions, output: Output) -> tuple[LaunchPlan, JobConf
     if not config.exists():
         config = find_include(options.config, field="--config", folder=Path.cwd(), kind="training_configs")
     job = read_job(config, options.overrides, output)
-    _check_pipeline(configuration, job)
-    plan = plan_launch(configuration, job.num_workers, job.device, os.environ, local_chips=has_device())
+    plan = plan_launch(
+        configuration,
+        job.num_workers,
+        job.device,
+        os.environ,
+        stages=job.stages,
+        local_chips=has_device(),
+    )
     _check_ports(plan, options.ports)
     return plan, job
-
-
-def _check_pipeline(configuration: Configuration, job: JobConfig) -> None:
-    """Check that the ranks aren't those of tt-train's pipeline example, which have a stage each (Refused).
-
-    Nothing in its older folders tells them from those of other examples; the job does.
-    """
-    ranks = len(configuration.bindings.ranks)
-    if job.stages > 1 and ranks == job.num_workers:
-        raise Refused(
-            f"{configuration.bindings.source}: {ranks} ranks, all of them stages of the job's pipeline as in "
-            "tt-train's pipeline example, but launch needs a rank for the aggregator; add one, or remove "
-            "multihost_config.pipeline_parallel_config"
-        )
 
 
 def _check_ports(plan: LaunchPlan, ports: Ports) -> None:

@@ -148,20 +148,9 @@ def test_hosts_and_rankfile_contradict_each_other(make_folder: MakeFolder, tmp_p
         _read(make_folder(meshes=2), hosts="a", rankfile=tmp_path / "rankfile")
 
 
-@pytest.mark.parametrize("name", ["4galaxy_pp16", "pipeline_parallel_training/configurations/5loudboxes"])
-def test_folders_of_the_pipeline_example_are_refused_by_name(name: str, make_folder: MakeFolder) -> None:
-    with pytest.raises(Refused, match=r"pipeline example, but pipelines are not built yet") as refused:
-        _read(make_folder(name, meshes=2))
-    assert name.rpartition("/")[2] in str(refused.value)
-
-
 @pytest.mark.skipif(not _UPSTREAM, reason="tt-train's configuration folders are not beside the repository")
 def test_all_folders_of_tt_train() -> None:
     for folder in sorted(set(_UPSTREAM)):
-        if "pipeline_parallel_training" in folder.parts:
-            with pytest.raises(Refused, match="pipeline example"):
-                _read(folder)
-            continue
         found = _read(folder)
         ranks = len(found.bindings.ranks)
         assert len(found.placement.place(ranks)) == ranks == len(found.descriptors)

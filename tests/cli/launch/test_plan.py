@@ -17,6 +17,7 @@ from cli.launch.rank_bindings import parse_rank_bindings
 from mesh.descriptors.read import parse_textproto
 from mesh.descriptors.shape_check import find_local_shape
 from services.config.device import DeviceConfig
+from services.config.paths import REPOSITORY_ROOT
 from services.errors import Refused
 from services.names import is_name
 from tests.cli.launch.conftest import MakeFolder
@@ -24,6 +25,13 @@ from tests.support.descriptors import describe_meshes
 
 _LOCAL = Placement()
 _LOUDBOX = DeviceConfig(mesh_shape=(1, 8), enable_ddp=True)
+_PIPELINES = [
+    folder
+    for above in REPOSITORY_ROOT.parents
+    for folder in sorted(
+        (above / "shared" / "upstream").glob("*/**/pipeline_parallel_training/configurations/*")
+    )
+]
 
 
 def _configuration(
@@ -54,10 +62,46 @@ def _plan(
     num_workers: int,
     device: DeviceConfig = _LOUDBOX,
     *,
+    stages: int = 1,
     local_chips: bool = False,
     parent: dict[str, str] | None = None,
 ) -> LaunchPlan:
-    return plan_launch(configuration, num_workers, device, parent or {}, local_chips=local_chips)
+    return plan_launch(
+        configuration, num_workers, device, parent or {}, stages=stages, local_chips=local_chips
+    )
+
+
+def test_ranks_that_are_all_stages_get_an_aggregator_beside_the_first() -> None:
+    ranks = _ranks(4)
+    ranks[0]["env_overrides"] = {"TT_VISIBLE_DEVICES": "0,1", "OWN": "of rank 0"}
+    plan = _plan(_configuration(ranks, _hosts("a", "b", "c", "d")), 4, stages=4)
+    assert (plan.tiers, plan.stages, len(plan.workers)) == (2, 4, 4)
+    assert (plan.aggregator.number, plan.aggregator.name) == (4, "rank4-aggregator@a")
+    assert dict(plan.aggregator.environment) == {"TT_RUN_RANK": "4"}
+
+
+@pytest.mark.skipif(not _PIPELINES, reason="tt-train's configuration folders are not beside the repository")
+def test_tt_trains_pipeline_folders_have_a_worker_for_each_rank() -> None:
+    """Check the folders of both dates, on chips, with as many hosts as their comments say."""
+    hosts = {"4galaxy_pp4": "a,b,c,d", "4galaxy_pp16": "a:4,b:4,c:4,d:4"}
+    found = {}
+    for folder in _PIPELINES:
+        configuration = read_configuration(LaunchFiles(folder, hosts=hosts.get(folder.name)), {}, folder)
+        stages = len(configuration.bindings.ranks)
+        shape = (1, 32 if folder.name in ("5galaxies", "4galaxy_pp4") else 8)
+        device = DeviceConfig(mesh_shape=shape, enable_tp=True, backend="ttnn")
+        plan = _plan(configuration, stages, device, stages=stages, local_chips=True)
+        found[folder.name] = len(plan.workers)
+    assert found == {"5loudboxes": 5, "5galaxies": 5, "1galaxy_pp4": 4, "4galaxy_pp4": 4, "4galaxy_pp16": 16}
+
+
+def test_a_pipelines_folder_may_have_ranks_for_the_other_roles() -> None:
+    plan = _plan(_configuration(_ranks(6)), 4, stages=2)
+    assert [rank.role for rank in plan.ranks] == ["worker"] * 4 + ["aggregator", "optimizer"]
+    with pytest.raises(
+        Refused, match=r"3 ranks, but the job's num_workers of 4 needs 4, 5 .* give a folder of 4"
+    ):
+        _plan(_configuration(_ranks(3)), 4, stages=2)
 
 
 def test_five_loudboxes_are_three_workers_an_aggregator_and_an_optimizer() -> None:
