@@ -44,10 +44,10 @@ def run(path: Path, overrides: Sequence[str], cluster: Cluster, output: Output) 
         job, origins = load_job_with_origins(path, overrides)
     config, notices = job.config, job.notices
     descriptor = check_mesh_shape(config.device.mesh_shape, config.device.backend)
-    report, shortage, memory_notice = make_report(job, origins, cluster)
+    report, shortage = make_report(job, origins, cluster)
     if shortage is not None and cluster.chip is not None:
         raise Refused(shortage)
-    notices += [line for line in (shortage, memory_notice) if line is not None]
+    notices += [shortage] if shortage is not None else []
     for notice in notices:
         output.warn(notice)
     for line in format_report(report):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -23,11 +24,11 @@ from services.sizing.links import estimate_links
 from services.sizing.pipeline import (
     StageSize,
     count_projection_blocks,
+    count_worker_elements,
     estimate_bubble,
     estimate_stage_links,
     size_stages,
 )
-from services.sizing.sizes import format_bytes
 
 
 class Report(NamedTuple):
@@ -36,12 +37,10 @@ class Report(NamedTuple):
     Attributes:
         figures: all figures, as one JSON object.
         shortage: a line if the chips have too little memory for the job, or for a stage of its pipeline; else None.
-        notice: a line if they have enough for each stage, but not for the whole model, which each worker holds as yet.
     """
 
     figures: dict[str, Any]
     shortage: str | None = None
-    notice: str | None = None
 
 
 def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
@@ -79,32 +78,27 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     }
     parameters = _count_parameters(config)
     report["parameters"] = parameters
-    report["pipeline"], stage_shortage = _size_pipeline(config, cluster)
+    stages = _size_stages(config, cluster)
+    report["pipeline"] = _describe_pipeline(config, cluster, stages)
     sizes: dict[str, Any] = dict.fromkeys(
         ("flops_per_token", "device_memory", "host_memory", "links", "checkpoints")
     )
     if parameters is None:
         return Report(report | sizes)
     sizes["flops_per_token"] = count_flops_per_token(config.model, config.vocabulary or 0)
-    sizes["device_memory"], shortage = _size_device(config, cluster)
+    sizes["device_memory"], shortage = _size_device(config, cluster, stages)
     roles = {key: report[key] for key in ("workers", "tiers", "shards")}
     elements = parameters["total"]
     largest = count_largest(config.model, config.vocabulary or 0)
-    host_memory = estimate_host_memory(config, elements, largest_elements=largest, **roles)
+    share = count_worker_elements(stages, roles["workers"]) or elements
+    host_memory = estimate_host_memory(
+        config, elements, worker_elements=share, largest_elements=largest, **roles
+    )
     sizes["host_memory"] = [asdict(each) for each in host_memory]
     sizes["links"] = [asdict(each) for each in estimate_links(config, elements, **roles)]
     checkpoints = estimate_checkpoints(config, elements)
     sizes["checkpoints"] = asdict(checkpoints) | {"most_bytes": checkpoints.most_bytes}
-    figures = report | sizes
-    if config.pipeline is None or shortage is None or stage_shortage is not None:
-        return Report(figures, stage_shortage or shortage)
-    memory, largest_stage = sizes["device_memory"], report["pipeline"]["largest_stage_bytes"]
-    notice = (
-        f"device_config: {format_bytes(memory['total_bytes'])} needed on each chip for the whole model, expected at "
-        f"most the {format_bytes(memory['chip_bytes'])} of {memory['chip']}; until stages are spread over workers, "
-        f"only a host with a mesh for each stage takes the job, {format_bytes(largest_stage)} a chip"
-    )
-    return Report(figures, notice=notice)
+    return Report(report | sizes, shortage)
 
 
 def _count_tokens(config: JobConfig, windows: int | None) -> dict[str, Any]:
@@ -126,14 +120,22 @@ def _count_parameters(config: JobConfig) -> dict[str, int] | None:
     return {"total": sum(parts.values()), **parts}
 
 
-def _size_device(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the memory of a chip, and a line if that is more than it has."""
+def _size_device(
+    config: JobConfig, cluster: Cluster, stages: Sequence[StageSize]
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the memory of a chip, at the largest stage of a pipeline, and a line if that is more than it has."""
     dtype, chip, known = _choose_chip(config, cluster)
-    memory = estimate_device_memory(config, config.vocabulary or 0, dtype=dtype, banks=chip.banks)
+    largest = _find_largest(stages)
+    if largest is None:
+        memory = estimate_device_memory(config, config.vocabulary or 0, dtype=dtype, banks=chip.banks)
+    else:
+        memory = largest.memory
     if memory is None:
         return None, None
+    stage = None if largest is None else largest.stage
     sizes = asdict(memory) | {
         "total_bytes": memory.total_bytes,
+        "stage": stage,
         "dtype": dtype,
         "chip": chip.name if known else None,
         "chip_bytes": chip.dram_bytes if known else None,
@@ -142,7 +144,13 @@ def _size_device(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | 
     if not known or memory.total_bytes <= chip.dram_bytes:
         return sizes, None
     line = describe_shortage(
-        config, memory, dtype=dtype, banks=chip.banks, chip=chip.name, chip_bytes=chip.dram_bytes
+        config,
+        memory,
+        dtype=dtype,
+        banks=chip.banks,
+        chip=chip.name,
+        chip_bytes=chip.dram_bytes,
+        stage=stage,
     )
     return sizes, line
 
@@ -154,20 +162,35 @@ def _choose_chip(config: JobConfig, cluster: Cluster) -> tuple[str, Chip, bool]:
     return dtype, CHIPS[cluster.chip] if cluster.chip else DEFAULT_CHIP, known
 
 
-def _size_pipeline(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the figures of a pipeline, and a line if its largest stage needs more memory than a chip has."""
+def _size_stages(config: JobConfig, cluster: Cluster) -> list[StageSize]:
+    """Return what each stage of a pipeline takes; nothing without a pipeline."""
+    if config.pipeline is None:
+        return []
+    dtype, chip, _ = _choose_chip(config, cluster)
+    return size_stages(config, config.vocabulary, dtype=dtype, banks=chip.banks)
+
+
+def _find_largest(stages: Sequence[StageSize]) -> StageSize | None:
+    """Return the stage that needs most memory of a chip; None if only workers know, or there are no stages."""
+    known = [each for each in stages if each.memory is not None]
+    return max(known, key=lambda each: each.memory_bytes) if known else None
+
+
+def _describe_pipeline(
+    config: JobConfig, cluster: Cluster, stages: Sequence[StageSize]
+) -> dict[str, Any] | None:
+    """Return the figures of a pipeline; None without one."""
     pipeline, vocabulary = config.pipeline, config.vocabulary
     if pipeline is None:
-        return None, None
-    dtype, chip, known = _choose_chip(config, cluster)
-    sizes = size_stages(config, vocabulary, dtype=dtype, banks=chip.banks)
+        return None
+    dtype, _, _ = _choose_chip(config, cluster)
     projection, micro_batches = (
         count_projection_blocks(config, vocabulary),
         config.gradient_accumulation_steps,
     )
-    largest = max(sizes, key=lambda each: each.memory_bytes)
-    figures = {
-        "stages": [_describe_stage(each) for each in sizes],
+    largest = _find_largest(stages)
+    return {
+        "stages": [_describe_stage(each) for each in stages],
         "schedule": pipeline.schedule,
         "ranges_per_stage": pipeline.ranges_per_stage,
         "pipelines": config.num_workers // pipeline.stages,
@@ -176,22 +199,10 @@ def _size_pipeline(config: JobConfig, cluster: Cluster) -> tuple[dict[str, Any] 
         "bubble_with_projection": None
         if projection is None
         else round(estimate_bubble(pipeline, micro_batches, projection_blocks=projection), 4),
-        "largest_stage": largest.stage if largest.memory else None,
-        "largest_stage_bytes": largest.memory_bytes if largest.memory else None,
+        "largest_stage": largest.stage if largest else None,
+        "largest_stage_bytes": largest.memory_bytes if largest else None,
         "links": [asdict(each) for each in estimate_stage_links(config, vocabulary or 0, dtype=dtype)],
     }
-    if not known or largest.memory is None or largest.memory_bytes <= chip.dram_bytes:
-        return figures, None
-    line = describe_shortage(
-        config,
-        largest.memory,
-        dtype=dtype,
-        banks=chip.banks,
-        chip=chip.name,
-        chip_bytes=chip.dram_bytes,
-        stage=largest.stage,
-    )
-    return figures, line
 
 
 def _describe_stage(size: StageSize) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
     yield from _table([[name, f"{count:,}"] for name, count in parts])
     if report["flops_per_token"]:
         yield f"FLOPs per token: {report['flops_per_token']:,}"
-    yield from _device_lines(report["device_memory"], whole=report["pipeline"] is not None)
+    yield from _device_lines(report["device_memory"])
     yield f"memory of each process (workers: {report['workers']}, tiers: {report['tiers']}, shards: {report['shards']})"
     yield from _table(
         [
@@ -86,12 +86,12 @@ def _setting_lines(settings: Sequence[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def _device_lines(memory: dict[str, Any] | None, *, whole: bool) -> Iterator[str]:
+def _device_lines(memory: dict[str, Any] | None) -> Iterator[str]:
     if memory is None:
         yield f"memory of a chip: {_UNKNOWN}"
         return
     of_chip = f" of {format_bytes(memory['chip_bytes'])} ({memory['chip']})" if memory["chip"] else ""
-    held = " with the whole model" if whole else ""
+    held = "" if memory["stage"] is None else f" of stage {memory['stage']}"
     yield (
         f"memory of a chip{held}: {format_bytes(memory['total_bytes'])}{of_chip} in {memory['dtype']}; "
         f"the peak is in: {memory['peak']}"

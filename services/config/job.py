@@ -183,6 +183,10 @@ class JobConfig(ConfigRecord):
         """Stages of a pipeline; 1 without one."""
         return self.pipeline.stages if self.pipeline else 1
 
+    def count_holders(self, workers: int) -> int:
+        """Return how many workers, or rows of workers that have all stages, compute micro-batches."""
+        return max(1, workers // self.stages)
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a step, the leaves of its reduction tree."""

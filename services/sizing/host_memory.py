@@ -54,13 +54,21 @@ def count_state_arrays(config: JobConfig) -> int:
 
 
 def estimate_host_memory(
-    config: JobConfig, elements: int, *, largest_elements: int, workers: int, tiers: int, shards: int
+    config: JobConfig,
+    elements: int,
+    *,
+    worker_elements: int | None = None,
+    largest_elements: int,
+    workers: int,
+    tiers: int,
+    shards: int,
 ) -> list[RoleMemory]:
     """Return the memory of one process of each role.
 
     Args:
         config: config of the job.
         elements: number of the model's parameters.
+        worker_elements: number of those that a worker has; None for all.
         largest_elements: number of elements of its largest parameter.
         workers: number of worker daemons.
         tiers: 3 for an optimizer of its own, 2 for one inside the aggregator.
@@ -81,7 +89,9 @@ def estimate_host_memory(
     arrays = f", {counted(state, 'array')} of {optimizer_name(config)}" if state else ""
     holds = f"weights, gradient{arrays}"
     broadcast = f"weights in {config.wire_dtype.weights} for workers"
-    worker = _worker_memory(config, copy, window + _TENSOR_COPIES * FLOAT32_BYTES * largest_elements, workers)
+    share = FLOAT32_BYTES * (elements if worker_elements is None else worker_elements)
+    under_way = min(window, share) + _TENSOR_COPIES * FLOAT32_BYTES * largest_elements
+    worker = _worker_memory(config, share, under_way, config.count_holders(workers))
     if shards:
         share = (tensors + newest) // shards + windows
         return [
@@ -99,10 +109,10 @@ def estimate_host_memory(
     ]
 
 
-def _worker_memory(config: JobConfig, copy: int, under_way: int, workers: int) -> RoleMemory:
-    leaves = -(-config.micro_batches // workers)
+def _worker_memory(config: JobConfig, copy: int, under_way: int, holders: int) -> RoleMemory:
+    leaves = -(-config.micro_batches // holders)
     levels = (leaves - 1).bit_length()  # sums of subtrees that wait for their sibling
-    sums = _MOST_SUMS if workers > 1 else 1  # a single worker has the whole tree
+    sums = _MOST_SUMS if holders > 1 else 1  # a single worker, or row of them, has the whole tree
     text = "weights, " + (f"{sums} sums of gradients" if sums > 1 else "a sum of gradients")
     text += f", {levels} of subtrees" if levels else ""
     return RoleMemory("worker", (1 + sums + levels) * copy + under_way, 0, text)

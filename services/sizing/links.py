@@ -33,20 +33,22 @@ class Link:
 def estimate_links(config: JobConfig, elements: int, *, workers: int, tiers: int, shards: int) -> list[Link]:
     """Return the bytes of a step on each kind of link; see `estimate_host_memory` for the arguments.
 
-    Each worker sends one node's sum. It sends two if nodes of equal size would leave some workers idle.
+    Each worker sends one node's sum. It sends two if nodes of equal size would leave some workers idle. The workers of
+    a pipeline send one together, each its stages' part.
     """
     wire = config.wire_dtype
-    senders = min(workers, config.micro_batches)
+    holders = config.count_holders(workers)
+    senders = min(holders, config.micro_batches)
     types = config.plan().wire
     gradients, weights = (
         bytes_per_element(types.gradients) * elements,
         bytes_per_element(types.weights) * elements,
     )
     middle = "shards" if shards else "aggregator"
-    spread = shards or 1
+    streams = (shards or 1) * min(workers, config.stages)
     links = [
-        Link("workers", middle, "gradients", wire.gradients, senders * gradients, senders * spread),
-        Link(middle, "workers", "weights", wire.weights, workers * weights, workers * spread),
+        Link("workers", middle, "gradients", wire.gradients, senders * gradients, senders * streams),
+        Link(middle, "workers", "weights", wire.weights, holders * weights, holders * streams),
     ]
     if tiers == 3 and not shards:
         links += [

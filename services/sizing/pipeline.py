@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.config.balance import count_work
@@ -66,6 +67,22 @@ def size_stages(
         memory = estimate_device_memory(config, vocabulary, dtype=dtype, banks=banks, portion=portion)
         sizes.append(StageSize(stage, portion.ranges, parameters, in_flight, memory))
     return sizes
+
+
+def count_worker_elements(stages: Sequence[StageSize], workers: int) -> int:
+    """Return the most parameters that a worker has; 0 if they are unknown.
+
+    With fewer workers than stages, these are shared evenly.
+
+    Args:
+        stages: the stages of a pipeline.
+        workers: number of worker daemons.
+    """
+    if not stages:
+        return 0
+    run = -(-len(stages) // min(workers, len(stages)))
+    counts = [each.parameters or 0 for each in stages]
+    return max(sum(counts[first : first + run]) for first in range(0, len(counts), run))
 
 
 def estimate_bubble(pipeline: PipelineConfig, micro_batches: int, *, projection_blocks: float = 0.0) -> float:

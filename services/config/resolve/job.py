@@ -86,7 +86,6 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
             device,
             workers,
             batches.gradient_accumulation_steps,
-            notices,
         )
         data = resolve_data(training, resolved, folder, notices)
         check_evaluation(training, data, batches.validation_batch_size)

@@ -52,9 +52,8 @@ def resolve_pipeline(
     device: DeviceConfig,
     num_workers: int,
     gradient_accumulation_steps: int,
-    notices: list[str],
 ) -> PipelineConfig | None:
-    """Return the pipeline of a job, checked; None if it has none. Blocks that are to be balanced are equal as yet.
+    """Return the pipeline of a job, checked; None if it has none. Blocks that are to be balanced are equal here.
 
     Args:
         multihost: the `multihost_config` section.
@@ -63,7 +62,6 @@ def resolve_pipeline(
         device: the mesh of each worker.
         num_workers: number of ranks of all pipelines.
         gradient_accumulation_steps: micro-batches of each pipeline in a step.
-        notices: list to which a line is appended about what is not built yet.
 
     Raises:
         Refused: something is wrong; the first error is named.
@@ -96,12 +94,6 @@ def resolve_pipeline(
         hide_transfers=section.hide_transfers,
     )
     check_pipeline(pipeline, model, device, num_workers, gradient_accumulation_steps)
-    if pipeline.stages > 1:
-        notices.append(
-            f"{_SECTION}: the {pipeline.stages} stages are not spread over workers yet: each worker holds the whole "
-            "model, on a submesh for each stage where its host has the chips, and computes whole micro-batches, to the "
-            f"bits of the job without a pipeline and num_workers: {num_workers // pipeline.stages}"
-        )
     return pipeline
 
 

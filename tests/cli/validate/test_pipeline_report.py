@@ -69,10 +69,17 @@ def test_the_sizes_of_tt_trains_pipelines_are_said(
     assert f"pipelines: 1 of {stages} stages, 8 micro-batches each in a step; schedule 1f1b\n" in text
     assert f"bubble: {pipeline['bubble']:.1%} with equal time for each block, " in text
     assert "largest" in text and "bytes between stages in a step" in text
-    first, *others = (notice.partition(": ")[0] for notice in result["notices"] if "stages" in notice)
-    assert first == "multihost_config.pipeline_parallel_config"
-    too_large_as_a_whole = result["device_memory"]["total_bytes"] > GALAXY_CHIP_BYTES
-    assert others == (["device_config"] if too_large_as_a_whole else [])
+    assert result["device_memory"]["total_bytes"] == pipeline["largest_stage_bytes"]
+    assert result["device_memory"]["stage"] == pipeline["largest_stage"]
+    assert f"memory of a chip of stage {pipeline['largest_stage']}: " in text
+    assert not any("stage" in notice for notice in result["notices"])
+    worker = next(each for each in result["host_memory"] if each["role"] == "worker")
+    most = max(each["parameters"] for each in pipeline["stages"])
+    copies = 5  # of its stage's part alone: weights, a sum, and three of subtrees
+    assert copies * 4 * most < worker["memory_bytes"] < 2 * copies * 4 * most
+    gradients, weights = result["links"][:2]
+    assert gradients["total_bytes"] == weights["total_bytes"] == 4 * parameters
+    assert gradients["links"] == stages
 
 
 def test_a_stage_that_cannot_fit_is_refused_with_what_to_change(

@@ -13,6 +13,7 @@ from services.config.parameters import count_parameters
 from services.sizing.device_memory import DeviceMemory, estimate_device_memory
 from services.sizing.pipeline import (
     count_projection_blocks,
+    count_worker_elements,
     estimate_bubble,
     estimate_stage_links,
     size_stages,
@@ -156,3 +157,12 @@ def test_each_micro_batch_crosses_each_border_both_ways() -> None:
     *_, tied = estimate_stage_links(job(TIED, (4, 4), d=3), VOCABULARY, dtype="bfloat16")
     assert (tied.sender, tied.total_bytes) == ("last stage", 3 * 8 * VOCABULARY * 256 * 2)
     assert estimate_stage_links(job(LLAMA, (8,)), VOCABULARY, dtype="bfloat16") == []
+
+
+def test_a_worker_has_its_stages_share() -> None:
+    sizes = size_stages(job(GPT2, (2, 2, 2, 2)), VOCABULARY, dtype="bfloat16", banks=12)
+    parameters = [each.parameters or 0 for each in sizes]
+    assert count_worker_elements(sizes, 8) == count_worker_elements(sizes, 4) == max(parameters)
+    assert count_worker_elements(sizes, 2) == max(sum(parameters[:2]), sum(parameters[2:]))
+    assert count_worker_elements(sizes, 1) == sum(parameters)
+    assert count_worker_elements([], 1) == 0
