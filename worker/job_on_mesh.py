@@ -78,10 +78,13 @@ class FirstIteration:
     @contextmanager
     def around(self, phase: PassPhase, one: Pass | None = None) -> Iterator[None]:
         """Record a pass in the timeline, add its time, and measure the memory of the first one."""
-        name = "forward" if phase is PassPhase.FORWARD_PASS else "backward"
         facts = {} if one is None else {"range": one.range_index, "micro_batch": one.micro_batch}
+        if phase is PassPhase.FORWARD_PASS:
+            span = timeline.span("device", "forward", **facts)
+        else:
+            span = timeline.span("device", "backward", **facts)
         began = self._clock()
-        with timeline.span("device", name, **facts):
+        with span:
             yield
         self._seconds[phase] += self._clock() - began
         if self.is_under_way:

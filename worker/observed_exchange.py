@@ -10,9 +10,6 @@ from services.instrumentation import timeline
 from services.pipeline.schedule import Pass
 from worker.row_exchange import RowExchange
 
-WAIT = "wait for stage"
-"""Name of the event in which a pass waits for an array of another stage, or for room to send one."""
-
 
 class ObservedExchange:
     """A `RowExchange` that records in the timeline what waits, and adds up the time.
@@ -65,7 +62,7 @@ class ObservedExchange:
         began = self._clock()
         try:
             with timeline.span(
-                "device", WAIT, self._step, what=what, range=range_index, micro_batch=micro_batch
+                "device", "wait for stage", self._step, what=what, range=range_index, micro_batch=micro_batch
             ):
                 yield
         finally:

@@ -104,6 +104,8 @@ def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: P
     environment, files = dict(rank.environment), {}
     if rank.role == "worker":
         own_options += ["--aggregator", aggregator_address(plan, places, ports)]
+        if plan.stages > 1 and not plan.is_local:
+            own_options += ["--advertise", place.address]  # which its certificate has
         if rank.descriptor_text:
             environment[PATH_VARIABLE] = place.path(DESCRIPTOR_FILE)
             files[place.path(DESCRIPTOR_FILE)] = rank.descriptor_text

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +52,8 @@ MOST_REFUSALS = 3
 
 
 _LAST_LEASE = (1 << 64) - 1
-_EVENTS = {ACTIVATION: "activation", ACTIVATION_GRADIENT: "activation gradient", TIED_PART: "tied part"}
-"""Names of events of the timeline, by kind of array."""
+_EVENT_KINDS = {ACTIVATION: "activation", ACTIVATION_GRADIENT: "gradient", TIED_PART: "tied part"}
+"""Kinds of arrays, as the timeline names them."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Link:
                 self._changed.wait()
             lane.put(header.lease, Outgoing(header, content), content.nbytes)
         self._count_sent(header.job, content.nbytes)
-        _mark(f"to {self.neighbour.name}", header)
+        timeline.mark(f"to {self.neighbour.name}", "array", **_describe_event(header))
         self._wake()
 
     def take(self, lease: int, kind: ArrayKind) -> Incoming:
@@ -374,21 +375,20 @@ class Link:
                 self._refusals = 0
                 self._changed.notify_all()
         if stop == size_bytes:
-            _mark(f"from {self.neighbour.name}", header)
+            timeline.mark(f"from {self.neighbour.name}", "array", **_describe_event(header))
         if lane.taken != taken:  # it was dropped: the neighbour gets its credit back
             self.tell_state()
 
 
-def _mark(row: str, header: ArrayHeader) -> None:
-    """Mark in the timeline that an array is handed over to a link, or has arrived."""
-    timeline.mark(
-        row,
-        _EVENTS[header.kind],
-        header.step,
-        lease=header.lease,
-        range=header.range,
-        micro_batch=header.micro_batch,
-    )
+def _describe_event(header: ArrayHeader) -> dict[str, Any]:
+    """Return what the timeline says of an array."""
+    return {
+        "step": header.step,
+        "kind": _EVENT_KINDS[header.kind],
+        "lease": header.lease,
+        "range": header.range,
+        "micro_batch": header.micro_batch,
+    }
 
 
 class Connection:

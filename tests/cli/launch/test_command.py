@@ -97,6 +97,9 @@ def test_each_rank_of_a_pipeline_example_is_a_stage(folder: Path, capfd: pytest.
         each["name"]: "0.0.0.0:0" for each in result["ranks"] if each["role"] == "worker"
     }  # other stages' workers connect to them
     assert len(listens) == 6
+    for each in result["ranks"]:
+        if each["role"] == "worker":
+            assert each["arguments"][each["arguments"].index("--advertise") + 1] == each["host"]
 
 
 def test_the_text_is_a_script_that_writes_each_workers_descriptor(
