@@ -32,7 +32,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port", "job", "first_stage", "stages")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,9 @@ class Hello(_message.Message):
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_HOST_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PORT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     role: str
     name: str
@@ -72,7 +75,10 @@ class Hello(_message.Message):
     predecessor: Predecessor
     pipeline_host: str
     pipeline_port: int
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ...) -> None: ...
+    job: str
+    first_stage: int
+    stages: int
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("incarnation", "signal", "job", "lease", "text")
@@ -349,12 +355,14 @@ class WeightsLoaded(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Checksum(_message.Message):
-    __slots__ = ("micro_batch", "crc32c")
+    __slots__ = ("micro_batch", "crc32c", "place")
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     micro_batch: int
     crc32c: int
-    def __init__(self, micro_batch: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    place: int
+    def __init__(self, micro_batch: _Optional[int] = ..., crc32c: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
 
 class Computed(_message.Message):
     __slots__ = ("job", "generation", "step", "lease", "seconds", "tokens", "checksums", "losses", "non_finite")

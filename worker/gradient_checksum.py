@@ -43,9 +43,4 @@ class GradientChecksum:
     @property
     def crc32c(self) -> int:
         """CRC-32C of the parameters' checksums, in layout order."""
-        return combine_checksums((self,))
-
-
-def combine_checksums(parts: Sequence[GradientChecksum]) -> int:
-    """Return the checksum of a whole gradient, from those of its parts in layout order."""
-    return crc32c.value(np.concatenate([part.entry_checksums for part in parts]).view(np.uint8))
+        return crc32c.value(self.entry_checksums.view(np.uint8))

@@ -15,6 +15,7 @@ from training.pipeline.stages import Compute, PipelineStages
 from training.range_step import FinishedPass
 from worker.gradient_checksum import GradientChecksum
 from worker.node_sum import NodeSum
+from worker.pass_checksums import PassChecksums
 from worker.range_sums import RangeSums
 from worker.step_interface import Step
 
@@ -153,24 +154,24 @@ class StageWork:
 
     def sum(self, lease: pb.Lease, out: Float32Array, ready: Callable[[int], None]) -> Sum:
         """Write the sum of a TRAIN lease's gradients to an array; see `LeaseWork`."""
-        sums = RangeSums(self._stages, out, lease.count, ready, frozenset(lease.checksums))
+        checksums = PassChecksums(self._stages.all_ranges, frozenset(lease.checksums))
+        sums = RangeSums(self._stages, out, lease.count, ready, checksums)
         with (
             self._open_exchange() as exchange,
             timeline.span("device", "micro-batch", lease.step, index=lease.first, last=True),
         ):
-            losses = self._run(lease, lease.first, lease.count, sums, exchange)
-        return Sum(losses, sums.checksums)
+            losses = self._run(lease, lease.first, lease.count, sums, checksums.watch(exchange))
+        return Sum(losses, checksums.to_messages())
 
     def verify(self, lease: pb.Lease, scratch: Float32Array) -> list[pb.Checksum]:
         """Return the checksums that a VERIFY lease asks for; see `LeaseWork`."""
-        checksums: list[pb.Checksum] = []
+        checksums = PassChecksums(self._stages.all_ranges, frozenset(lease.checksums))
         with self._open_exchange() as exchange:
             for index in lease.checksums:
-                sums = RangeSums(self._stages, scratch, 1, lambda offset: None, {index})
+                sums = RangeSums(self._stages, scratch, 1, lambda offset: None, checksums)
                 with timeline.span("device", "check", lease.step, index=index):
-                    self._run(lease, index, 1, sums, exchange)
-                checksums += sums.checksums
-        return checksums
+                    self._run(lease, index, 1, sums, checksums.watch(exchange))
+        return checksums.to_messages()
 
     def evaluate(self, lease: pb.Lease) -> list[pb.BatchLoss]:
         """Return the losses of an EVALUATE lease; see `LeaseWork`."""

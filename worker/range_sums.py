@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
 
-from protos import cluster_pb2 as pb
+from services.pipeline.schedule import Pass
 from services.tensors.kernels.arithmetic import Float32Array
 from training.pipeline.stages import Compute, PipelineStages
 from training.range_step import FinishedPass
-from worker.gradient_checksum import GradientChecksum, combine_checksums
+from worker.gradient_checksum import GradientChecksum
 from worker.node_sum import NodeSum
+from worker.pass_checksums import PassChecksums
 
 
 class RangeSums:
@@ -24,10 +25,7 @@ class RangeSums:
         out: [elements of the stages] float32, the array that the node's sum is written to, one range after another.
         leaves: number of leaves (micro-batches) of the node.
         ready: callback, called with an index of `out` when the node's sum is complete from there to its end.
-        with_checksum: indices of the micro-batches whose gradients get a checksum.
-
-    Attributes:
-        checksums: checksums of micro-batches whose gradient is complete, over the parameters of the stages.
+        checksums: takes the checksums of the gradients that it wants.
     """
 
     def __init__(
@@ -36,12 +34,12 @@ class RangeSums:
         out: Float32Array,
         leaves: int,
         ready: Callable[[int], None],
-        with_checksum: Collection[int] = (),
+        checksums: PassChecksums,
     ) -> None:
         self._entries = stages.layout.entries
         self._ranges = stages.ranges
         self._ready = ready
-        self._with_checksum = with_checksum
+        self._checksums = checksums
         self._missing = [
             own.stop - own.start for own in stages.ranges.values()
         ]  # elements that are not complete
@@ -52,12 +50,10 @@ class RangeSums:
             NodeSum(out[start:stop], leaves, partial(self._complete, place))
             for place, (start, stop) in enumerate(borders)
         ]
-        self._range_checksums: dict[int, list[GradientChecksum]] = {}
-        self.checksums: list[pb.Checksum] = []
 
     def add_leaf(self, range_index: int, index: int, compute: Compute) -> FinishedPass:
         """Compute and add a range's part of the next micro-batch, see `training.pipeline.stages.AddLeaf`."""
-        if index in self._with_checksum:
+        if self._checksums.wants(index):
             compute = partial(self._compute_with_checksum, range_index, index, compute)
         return self._sums[self._places[range_index]].add_leaf(compute)
 
@@ -84,10 +80,5 @@ class RangeSums:
             done(offset)
 
         finished = compute(out, ready)
-        # A micro-batch's backward passes come from the last range to the first one.
-        parts = self._range_checksums.setdefault(index, [])
-        parts.insert(0, checksum)
-        if self._places[range_index] == 0:
-            crc32c = combine_checksums(self._range_checksums.pop(index))
-            self.checksums.append(pb.Checksum(micro_batch=index, crc32c=crc32c))
+        self._checksums.note(Pass(True, range_index, index), checksum.crc32c)
         return finished

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from aggregator.core.events import Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
-from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_fault
+from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.results import LeaseResults
@@ -292,13 +292,7 @@ class RunningJob:
 
     def connected(self, member: Member, hello: pb.Hello, now: float) -> None:
         """Order a worker to build the job, unless its predecessors died of it."""
-        others = [each.name for each in self.members.values() if each.able and each is not member]
-        blame = self._deaths.add(member.name, hello.predecessor, others)
-        if blame is not None:
-            text = f"worker {member.name} died while computing the job: {describe_fault(hello.predecessor)}"
-            self.report.note(
-                "member", f"{text}; {MOST_DEATHS} such deaths without a step between end the job"
-            )
+        blame = self.job_members.count_death(member, hello.predecessor)
         if blame is not None and blame.job is not None:
             self.end(FAILED, blame.job)
             return
@@ -376,9 +370,8 @@ class RunningJob:
     def description(self, member: Member, description: pb.Description) -> None:
         """Pass the layout from the worker that makes the initial weights on to the optimizer."""
         holder = self.holders.find_described(member)
-        if holder is None:
-            return
-        current = self.lease_book.find_initialisation(holder.session, description.lease)
+        lease = description.lease
+        current = None if holder is None else self.lease_book.find_initialisation(holder.session, lease)
         if current is None:
             return
         current.described = True
@@ -390,17 +383,16 @@ class RunningJob:
         found = self.holders.computed(member, computed)
         if found is None or not self._lease_results.record_computed(*found, now):
             return
-        waiting = self.holders.take_waiting(*found)
+        holder, joined, _ = found
+        waiting = self.holders.take_waiting(holder, joined)
         if waiting is not None:
-            self._route(found[0], waiting, in_place=False)
+            self._route(holder, waiting, in_place=False)
         self.dispatch(now)
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
         """Record a worker's losses of a lease, and the validation loss if they are the last ones."""
-        found = self.holders.evaluated(member, evaluated)
-        if found is None:
-            return
-        evaluation = self._lease_results.record_losses(*found, self.progress.version)
+        found, version = self.holders.evaluated(member, evaluated), self.progress.version
+        evaluation = None if found is None else self._lease_results.record_losses(*found, version)
         if evaluation is None or self.progress.version is None:
             return
         if evaluation.complete:

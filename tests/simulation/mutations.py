@@ -18,7 +18,7 @@ from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.chunk_router import WeightStore
 from aggregator.core.sums.coverage import Coverage
 from aggregator.core.sums.step_sum import StepSum
-from aggregator.core.verification.opinions import Check
+from aggregator.core.verification.check import Check
 from aggregator.core.verification.step_checks import StepChecks
 from optimizer.core.events import SaveGeneration, Snapshot
 from optimizer.core.optimizer import OptimizerCore
@@ -273,7 +273,7 @@ def trusts_two_lies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Check,
         "add",
-        lambda self, opinion: self.opinions.append(self.opinions[0] if self.opinions else opinion),
+        lambda self, answer: not self.answers.append(self.answers[0] if self.answers else answer),
     )
 
 

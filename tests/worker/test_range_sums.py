@@ -10,12 +10,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pipeline.schedule import Schedule
+from services.pipeline.schedule import Pass, Schedule
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from training.range_step import FinishedPass
 from worker.gradient_checksum import GradientChecksum
 from worker.node_sum import NodeSum
+from worker.pass_checksums import PassChecksums
 from worker.range_sums import RangeSums
 
 FINISHED = FinishedPass(None, None, None, "")
@@ -34,20 +35,23 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Layout, list[slice]]:
 
 
 @given(cases(), st.integers(0, 5))
-def test_any_schedule_gives_the_sum_and_the_checksums_of_whole_gradients(
+def test_any_schedule_gives_the_sum_of_whole_gradients_and_the_checksum_of_each_range(
     case: tuple[Schedule, Layout, list[slice]], first: int
 ) -> None:
     schedule, layout, ranges = case
     gradients = (
         np.random.default_rng(1).standard_normal((schedule.micro_batches, layout.elements)).astype("f4")
     )
-    checksums = {}
+    checksums = PassChecksums(schedule.ranges, {first, first + 2})
+    expected_checksums = PassChecksums(schedule.ranges, {first, first + 2})
     expected = np.empty(layout.elements, np.float32)
     node_sum = NodeSum(expected, schedule.micro_batches, lambda offset: None)
     for at, gradient in enumerate(gradients):
-        checksum = GradientChecksum(layout.entries, gradient)
-        checksum.advance_to(0)
-        checksums[first + at] = checksum.crc32c
+        for index, own in enumerate(ranges):
+            entries = [each for each in layout.entries if own.start <= each.offset < own.stop]
+            checksum = GradientChecksum(entries, gradient[own])
+            checksum.advance_to(0)
+            expected_checksums.note(Pass(True, index, first + at), checksum.crc32c)
         node_sum.add_leaf(lambda out, done, gradient=gradient: (out.__setitem__(..., gradient), done(0)))
 
     out = np.full(layout.elements, np.nan, np.float32)
@@ -58,7 +62,7 @@ def test_any_schedule_gives_the_sum_and_the_checksums_of_whole_gradients(
         ready.append(offset)
 
     step: Any = SimpleNamespace(layout=layout, ranges=dict(enumerate(ranges)))
-    sums = RangeSums(step, out, schedule.micro_batches, report, frozenset(checksums))
+    sums = RangeSums(step, out, schedule.micro_batches, report, checksums)
     for one in schedule.merged_passes():
         if not one.is_backward:
             continue
@@ -80,4 +84,5 @@ def test_any_schedule_gives_the_sum_and_the_checksums_of_whole_gradients(
 
         assert sums.add_leaf(one.range_index, first + one.micro_batch, compute) is FINISHED
     assert ready == sorted(ready, reverse=True) and ready[-1] == 0
-    assert {each.micro_batch: each.crc32c for each in sums.checksums} == checksums
+    assert checksums.to_messages() == expected_checksums.to_messages()
+    assert {each.micro_batch for each in checksums.to_messages()} <= {first, first + 2}

@@ -57,6 +57,7 @@ class PipelineStages:
     Attributes:
         layout: layout of the whole model's parameters.
         ranges: the part of the layout that each range of these stages has, by the index of the range, in order.
+        all_ranges: number of ranges of the whole pipeline.
         evaluation_batches: number of held-out batches that the job evaluates; 0 if these stages read no data.
         tokens_per_micro_batch: tokens in one micro-batch.
         vocabulary: number of tokens.
@@ -106,6 +107,7 @@ class PipelineStages:
             index: slice(each.weights.offset, each.weights.offset + each.weights.elements)
             for index, each in self._ranges.items()
         }
+        self.all_ranges = len(pipeline.split.ranges)
         self.evaluation_batches = 0 if self._data is None else self._data.evaluation_batches
         self.tokens_per_micro_batch = data.rows_per_micro_batch
         self.vocabulary = data.vocabulary

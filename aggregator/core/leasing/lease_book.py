@@ -226,7 +226,7 @@ class LeaseBook:
         for assignment in step_sum.assignments:
             if assignment.session in sessions and not assignment.lease:
                 member = self._members[assignment.session]
-                self.checks.begin_trust(step_sum, member.name)
+                self.checks.begin_trust(step_sum, member)
                 self._orders.train(member.session, step_sum, assignment, now, in_place=member.in_place)
 
     def _plan_orphans(self, step_sum: StepSum, able: Iterable[Member], now: float) -> None:

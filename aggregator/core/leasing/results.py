@@ -7,6 +7,7 @@ from aggregator.core.leasing.failures import Blame, LeasedWork, LeaseFailures
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
+from aggregator.core.verification.answers import Answers
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from services.protocol.phases import JobPhase
@@ -35,22 +36,22 @@ class LeaseResults:
         if step_sum is not None and member.loaded_version == step_sum.version:
             step_sum.restart_clock(member.session, now)
 
-    def record_computed(self, member: Member, computed: pb.Computed, now: float) -> bool:
-        """Record that a worker has computed a lease or a check; return False if the report is stale."""
+    def record_computed(self, member: Member, computed: pb.Computed, answers: Answers, now: float) -> bool:
+        """Record that a worker or row has computed a lease or a check; return False if the report is stale."""
         step_sum = self._lease_book.step_sum
         if step_sum is None:
             return False
         checks = self._lease_book.checks
         assignment = self._lease_book.find_assignment(member.session, computed.lease)
         if assignment is None:
-            if not checks.record_answer(step_sum, member, computed.lease, computed.checksums):
+            if not checks.record_answer(step_sum, member, computed.lease, answers):
                 return False
             member.failures = 0
             return True
         assignment.computed, member.stalled, member.failures = True, False, 0
         self._failures.clear(self._work(step_sum.version, assignment.node.micro_batches))
         member.record_lease(assignment.node.count, computed.seconds)
-        checks.record_checksums(step_sum, member.name, assignment, computed.checksums, now)
+        checks.record_checksums(step_sum, assignment, answers, now)
         return True
 
     def record_losses(

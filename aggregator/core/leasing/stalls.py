@@ -41,7 +41,7 @@ class Stalls:
         if now - since_seconds <= max(self._timeouts.stall, STALLED_TIMES * expected_seconds):
             return False
         member.stalled = True
-        text = f"worker {member.name} stalled on step {self._report.job.step}; its work goes to others"
+        text = f"{member.title} stalled on step {self._report.job.step}; its work goes to others"
         self._report.note("member", text)
         return True
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from aggregator.core.job_report import JobReport
-from aggregator.core.leasing.deaths import WorkerDeaths
-from aggregator.core.leasing.failures import MOST_FAILURES
+from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_fault
+from aggregator.core.leasing.failures import MOST_FAILURES, Blame
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.code_pin import shorten_code
@@ -121,6 +121,17 @@ class JobMembers:
         job = self._report.job
         self._report.note("member", f"worker {member.name} failed in step {job.step}: {reason}")
         return None
+
+    def count_death(self, member: Member, predecessor: pb.Predecessor) -> Blame | None:
+        """Record how a worker's previous process ended; return who is at fault, None if it did not die of the job."""
+        others = [each.name for each in self._members.values() if each.able and each is not member]
+        blame = self._deaths.add(member.name, predecessor, others)
+        if blame is not None:
+            text = f"worker {member.name} died while computing the job: {describe_fault(predecessor)}"
+            self._report.note(
+                "member", f"{text}; {MOST_DEATHS} such deaths without a step between end the job"
+            )
+        return blame
 
     def mark_unfit(self, member: Member, reason: Refusal) -> None:
         """Record that a worker can't open its mesh, or lacks an input; it reports Ready when it has built the job."""

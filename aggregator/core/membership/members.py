@@ -101,6 +101,7 @@ class Member:
         in_place: whether its last chunk lay in memory that it shares, and so cost none here.
         speed: micro-batches per second; 0 until measured.
         peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.
+        row: names of its workers, for a row of workers, which holds leases as a worker does; empty for a worker.
     """
 
     session: int
@@ -126,6 +127,17 @@ class Member:
     in_place: bool = False
     speed: float = 0.0
     peak_flops: float | None = None
+    row: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of the workers that compute its leases: its own, or those of the row."""
+        return self.row or (self.name,)
+
+    @property
+    def title(self) -> str:
+        """What it is, and its name."""
+        return f"the row of {self.name}" if self.row else f"worker {self.name}"
 
     @property
     def able(self) -> bool:

@@ -17,9 +17,6 @@ from services.pipeline.split import StageRun
 from services.printable import printable
 from services.timeouts import Timeouts
 
-NAMES_CHARACTERS = 200
-"""Longest list of a row's workers."""
-
 REASONS_CHARACTERS = 200
 """Longest list of reasons why workers take no stages."""
 
@@ -101,7 +98,7 @@ class RowFormer:
         known = {row.seats for row in self._table}
         for seats in wanted:
             if seats not in known:
-                self._table.add(self._new_row(), seats, self._name(seats), now)
+                self._table.add(self._new_row(), seats, now)
         seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
         for member in self._workers.values():
             stages = seated.get(member.session)
@@ -137,9 +134,6 @@ class RowFormer:
             "it listens on loopback (--listen, --advertise), so no other worker can reach it, and the pipeline's "
             f"{self._count} stages don't fit its mesh together"
         )
-
-    def _name(self, seats: Seats) -> str:
-        return printable(", ".join(self._workers[seat.worker].name for seat in seats), NAMES_CHARACTERS)
 
     def _dissolve(self, row: Row, now: float) -> None:
         """End a row: its leases alone are void."""

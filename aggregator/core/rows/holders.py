@@ -11,6 +11,7 @@ from typing import Protocol
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
+from aggregator.core.verification.answers import Answers, collect_answers
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
@@ -56,8 +57,8 @@ class Holders(Protocol):
     def weights_loaded(self, member: Member, version: Version) -> tuple[Member, Version] | None:
         """Record the version that a worker has; return its holder and the holder's version, None if that stays."""
 
-    def computed(self, member: Member, computed: pb.Computed) -> tuple[Member, pb.Computed] | None:
-        """Return the holder of a lease and its report; None while workers of it still compute."""
+    def computed(self, member: Member, computed: pb.Computed) -> tuple[Member, pb.Computed, Answers] | None:
+        """Return the holder of a lease, its report and its checksums; None while workers of it still compute."""
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated) -> tuple[Member, pb.Evaluated] | None:
         """Return the holder of a lease and its losses; None while workers of it still compute."""
@@ -136,9 +137,10 @@ class WorkersAsHolders:
         """Return the worker and its version."""
         return member, version
 
-    def computed(self, member: Member, computed: pb.Computed) -> tuple[Member, pb.Computed] | None:
-        """Return the worker and its report."""
-        return member, computed
+    def computed(self, member: Member, computed: pb.Computed) -> tuple[Member, pb.Computed, Answers] | None:
+        """Return the worker, its report and its checksums."""
+        reports = [(member.name, computed.checksums)]
+        return member, computed, collect_answers(member.workers, computed.lease, reports)
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated) -> tuple[Member, pb.Evaluated] | None:
         """Return the worker and its losses."""

@@ -12,6 +12,7 @@ from aggregator.core.rows.built_stages import NOTHING, BuiltStages
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.rows.row_table import Row, RowLease, RowTable
 from aggregator.core.sums.chunk_router import ChunkRouter
+from aggregator.core.verification.answers import Answers, collect_answers
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refusal
@@ -141,8 +142,8 @@ class JobRows:
         after = row.member.loaded_version
         return None if after is None or after == before else (row.member, after)
 
-    def computed(self, member: Member, computed: pb.Computed) -> tuple[Member, pb.Computed] | None:
-        """Record a worker's part of a lease; return the row and its report once all workers have computed theirs."""
+    def computed(self, member: Member, computed: pb.Computed) -> tuple[Member, pb.Computed, Answers] | None:
+        """Record a worker's part of a lease; return the row, its report and checksums once all have computed theirs."""
         found = self._find_lease(member, computed.lease)
         if found is None or member.session in found[1].computed:
             return None
@@ -161,7 +162,8 @@ class JobRows:
             seconds=max(each.seconds for each in parts),
             tokens=max(each.tokens for each in parts),
         )
-        return row.member, joined
+        reports = [(self._workers[session].name, each.checksums) for session, each in lease.computed.items()]
+        return row.member, joined, collect_answers(row.member.workers, computed.lease, reports)
 
     def _note_findings(self, row: Row, lease: RowLease) -> None:
         """Record losses, gradients that are not finite, and the speed of each worker with its stages."""

@@ -9,8 +9,12 @@ from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.membership.members import Member
 from aggregator.core.rows.forming import Seats
 from protos import cluster_pb2 as pb
+from services.printable import printable
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
+
+NAMES_CHARACTERS = 200
+"""Longest list of a row's workers."""
 
 
 @dataclass
@@ -75,9 +79,11 @@ class RowTable:
     def __iter__(self) -> Iterator[Row]:
         return iter(list(self.rows.values()))
 
-    def add(self, row_id: int, seats: Seats, name: str, now: float) -> Row:
+    def add(self, row_id: int, seats: Seats, now: float) -> Row:
         """Add a row, which is given no leases before its member is ready."""
-        member = Member(-row_id, name, "", now, has_data_stream=True)
+        names = tuple(self._workers[seat.worker].name for seat in seats)
+        name = printable(", ".join(names), NAMES_CHARACTERS)
+        member = Member(-row_id, name, "", now, has_data_stream=True, row=names)
         row = Row(row_id, seats, member)
         self.rows[member.session], self.members[member.session] = row, member
         self._of_worker.update((seat.worker, row) for seat in seats)

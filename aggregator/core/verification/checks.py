@@ -6,7 +6,7 @@ A check is computed by a worker that is idle in the step. The step can't COMMIT 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.core.events import CheckClosed, Outbox
@@ -15,15 +15,15 @@ from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.stalls import STALLED_TIMES
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.step_sum import Assignment, StepSum
-from aggregator.core.verification.opinions import (
-    Check,
-    CheckOutcome,
-    Opinion,
-    agree,
+from aggregator.core.verification.answers import (
+    Answers,
     choose_next,
-    find_faulty,
+    describe_answers,
+    find_difference,
+    find_faulty_workers,
 )
-from protos.cluster_pb2 import Checksum
+from aggregator.core.verification.check import Check
+from aggregator.core.verification.opinions import CheckOutcome
 from services.timeouts import Timeouts
 
 
@@ -71,42 +71,39 @@ class JobChecks:
         self._report = report
         self._out = out
 
-    def begin_trust(self, step_sum: StepSum, worker: str) -> None:
-        """Trust a new worker only up to this step, until one of its gradients passes a check."""
-        if self._enabled and worker not in self._report.job.trusted_steps:
-            self._report.trust(worker, step_sum.version.step)
-            self._report.save()  # or the next aggregator would trust the worker up to a later step
+    def begin_trust(self, step_sum: StepSum, member: Member) -> None:
+        """Trust a new worker, or the new workers of a row, only up to this step, until a gradient passes a check."""
+        new = [each for each in member.workers if each not in self._report.job.trusted_steps]
+        if self._enabled and new:
+            for worker in new:
+                self._report.trust(worker, step_sum.version.step)
+            self._report.save()  # or the next aggregator would trust them up to a later step
 
     # ---- what workers report ----
 
     def record_checksums(
         self,
         step_sum: StepSum,
-        worker: str,
         assignment: Assignment,
-        checksums: Iterable[Checksum],
+        answers: Answers,
         now: float,
     ) -> None:
-        """Record the checksums of an assignment that a worker has computed for the step's sum."""
-        for each in checksums:
-            check = step_sum.checks.find_open(each.micro_batch)
-            if check is not None and each.micro_batch in assignment.node.micro_batches:
-                check.since_seconds = check.since_seconds if check.opinions else now
-                check.add(Opinion(worker, assignment.lease, each.crc32c))
+        """Record the checksums of an assignment that has been computed for the step's sum."""
+        for micro_batch, answer in answers.items():
+            check = step_sum.checks.find_open(micro_batch)
+            if check is not None and micro_batch in assignment.node.micro_batches:
+                check.since_seconds = check.since_seconds if check.answers else now
+                check.add(answer)
 
-    def record_answer(
-        self, step_sum: StepSum, member: Member, lease: int, checksums: Iterable[Checksum]
-    ) -> bool:
-        """Record a worker's answer to a check; return False if the lease was not a check."""
+    def record_answer(self, step_sum: StepSum, member: Member, lease: int, answers: Answers) -> bool:
+        """Record the answer of a worker or row to a check; return False if the lease was not a check."""
         check = step_sum.checks.find_leased(member.session, lease)
         if check is None:
             return False
         step_sum.checks.release(check)
-        crc32c = next((each.crc32c for each in checksums if each.micro_batch == check.micro_batch), None)
-        if crc32c is None:
-            check.declined.add(member.name)
-        else:
-            check.add(Opinion(member.name, lease, crc32c))
+        answer = answers.get(check.micro_batch)
+        if answer is None or not check.add(answer):
+            check.declined.add(member.workers)
         return True
 
     def record_failure(self, step_sum: StepSum, member: Member, lease: int, reason: str) -> bool:
@@ -117,8 +114,10 @@ class JobChecks:
         check = step_sum.checks.find_leased(member.session, lease)
         if check is None:
             return False
-        self._decline(step_sum, check, member.name)
-        text = f"worker {member.name} could not check micro-batch {check.micro_batch} of step {self._step}: {reason}"
+        self._decline(step_sum, check, member)
+        text = (
+            f"{member.title} could not check micro-batch {check.micro_batch} of step {self._step}: {reason}"
+        )
         self._report.note("member", text)
         return True
 
@@ -133,9 +132,9 @@ class JobChecks:
                 step_sum.checks.release(check)
 
     @staticmethod
-    def _decline(step_sum: StepSum, check: Check, worker: str) -> None:
+    def _decline(step_sum: StepSum, check: Check, member: Member) -> None:
         step_sum.checks.release(check)
-        check.declined.add(worker)
+        check.declined.add(member.workers)
 
     # ---- time ----
 
@@ -147,8 +146,8 @@ class JobChecks:
             if seconds <= self._patience_seconds(member):
                 continue
             self._orders.revoke(member.session, check.lease)
-            self._decline(step_sum, check, member.name)
-            text = f"worker {member.name} has not checked micro-batch {check.micro_batch} of step "
+            self._decline(step_sum, check, member)
+            text = f"{member.title} has not checked micro-batch {check.micro_batch} of step "
             self._report.note(
                 "member",
                 f"{text}{self._step} within {seconds:.0f} s; it gets no more checks of this micro-batch",
@@ -177,7 +176,7 @@ class JobChecks:
         busy = step_sum.busy_sessions() | {check.session for check in step_sum.checks.leased()}
         idle = [each for each in holders if each.session not in busy]
         for check in step_sum.checks.take_turns():
-            guilty = find_faulty(check.opinions) if check.opinions else set()
+            guilty = find_faulty_workers(check.answers)
             if guilty:
                 self._close(step_sum, check, CheckOutcome.FAULTY)
                 step = step_sum.version.step
@@ -185,24 +184,24 @@ class JobChecks:
                 return Finding(frozenset(guilty), self._describe(check), trusted)
             if check.lease:
                 continue
-            if not check.opinions:
+            if not check.answers:
                 if not step_sum.is_expected(check.micro_batch):
                     reason = "the worker that computed the micro-batch has sent no checksum"
                     self._close(step_sum, check, CheckOutcome.ABANDONED, reason)
                 continue
-            if len(check.opinions) > 1 and agree(check.opinions):
+            if len(check.answers) > 1 and find_difference(check.answers) is None:
                 self._close(step_sum, check, CheckOutcome.PASSED)
-                for opinion in check.opinions:
-                    self._report.trust(opinion.worker, step_sum.version.step)
+                for worker in (worker for answer in check.answers for worker in answer.workers):
+                    self._report.trust(worker, step_sum.version.step)
                 continue
             patient = now - check.since_seconds <= self._timeouts.deaf
             candidates = able if patient else holders  # a mesh that hangs never loads the weights
-            names = [each.name for each in candidates if each.name not in check.declined]
-            wanted = choose_next(check.opinions, names)
+            open_to = [each.workers for each in candidates if each.workers not in check.declined]
+            wanted = choose_next(check.answers, open_to)
             if not wanted and able:  # without able workers the job waits for some anyway
                 self._close_unanswered(step_sum, check)
             for member in idle:
-                if member.name in wanted:
+                if member.workers in wanted:
                     idle.remove(member)
                     self._ask(step_sum, check, member, now)
                     break
@@ -213,7 +212,7 @@ class JobChecks:
         step_sum.checks.lease(check, lease, member.session, now)
 
     def _close_unanswered(self, step_sum: StepSum, check: Check) -> None:
-        if agree(check.opinions):
+        if find_difference(check.answers) is None:
             self._close(step_sum, check, CheckOutcome.ABANDONED, "no other worker can repeat the micro-batch")
         else:
             reason = "the checksums differ, each worker repeats its own, and no third worker can say which is faulty"
@@ -233,5 +232,4 @@ class JobChecks:
         return self._report.job.step + 1
 
     def _describe(self, check: Check) -> str:
-        opinions = check.describe_opinions() or "none"
-        return f"step {self._step}, micro-batch {check.micro_batch}, checksums of its gradient: {opinions}"
+        return f"step {self._step}, micro-batch {check.micro_batch}, {describe_answers(check.answers)}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 _DRAW_BYTES = 8
@@ -43,12 +43,12 @@ class CheckOutcome(str, Enum):
 
 @dataclass(frozen=True)
 class Opinion:
-    """A worker's checksum of a micro-batch's gradient.
+    """A worker's checksum of a micro-batch's gradient, or of one pass of it.
 
     Attributes:
         worker: the worker's name.
         lease: the lease under which it was computed; a repeated message has the same one.
-        crc32c: the gradient's checksum.
+        crc32c: the checksum.
     """
 
     worker: str
@@ -78,42 +78,3 @@ def find_faulty(opinions: Sequence[Opinion]) -> set[str]:
     if not others or count == 1 or others[0][1] == count:
         return set()
     return {worker for worker, checksums in checksums_of.items() if most not in checksums}
-
-
-def choose_next(opinions: Iterable[Opinion], able: Collection[str]) -> list[str]:
-    """Return the able workers to ask next: those without an opinion, or else those with one."""
-    given = Counter(each.worker for each in opinions)
-    return [name for name in able if not given[name]] or [name for name in able if given[name] == 1]
-
-
-@dataclass
-class Check:
-    """The check of one micro-batch.
-
-    Attributes:
-        micro_batch: its index in the step.
-        opinions: the checksums so far; the first is from the worker that computed it for the step's sum.
-        lease: the lease under which it is being computed again; 0 if it isn't.
-        session: the session of the worker with that lease.
-        since_seconds: when that lease was granted or, before that, when the first opinion came. On the monotonic
-            clock.
-        declined: workers that were asked and did not answer.
-        outcome: how the check ended; None while it is open.
-    """
-
-    micro_batch: int
-    opinions: list[Opinion] = field(default_factory=list)
-    lease: int = 0
-    session: int = 0
-    since_seconds: float = 0.0
-    declined: set[str] = field(default_factory=set)
-    outcome: CheckOutcome | None = None
-
-    def add(self, opinion: Opinion) -> None:
-        """Record an opinion, unless its lease has one already: then it is a repeated message."""
-        if all(each.lease != opinion.lease for each in self.opinions):
-            self.opinions.append(opinion)
-
-    def describe_opinions(self) -> str:
-        """Return each worker's checksum as text."""
-        return ", ".join(f"{each.worker} {each.crc32c:#010x}" for each in self.opinions)

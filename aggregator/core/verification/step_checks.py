@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
 
-from aggregator.core.verification.opinions import Check, CheckOutcome
+from aggregator.core.verification.check import Check
+from aggregator.core.verification.opinions import CheckOutcome
 from services.tensors.reduction_tree import Node
 
 LOOKED_AT = 256

@@ -214,10 +214,10 @@ def test_a_worker_that_others_cannot_reach_has_all_stages_or_none() -> None:
     assert too_large(dialogue, 3, StageRun(0, 2)) == []
     (state,) = (each for each in dialogue.core.status(dialogue.now).workers if each.name == "w3")
     assert state.state == "spare" and has_facts(
-        state.detail, "no other worker can reach it ... 2 stages don't fit"
+        state.detail, "no other worker can reach it ... 2 stages don't fit its mesh"
     )
     lost(dialogue, 2)
-    assert has_facts(waits_for(dialogue), "stage 1 of 2 (w3: no other worker can reach it")
+    assert has_facts(waits_for(dialogue), "stage 1 of 2 (w3: ... no other worker can reach it")
 
 
 # ---- links ----

@@ -88,25 +88,19 @@ def test_repeated_reports_and_pieces_change_nothing() -> None:
     assert dialogue.tells(2, losses=[1, 2, 3, 4]) == []
 
 
-def test_pieces_that_a_worker_has_not_built_are_refused() -> None:
-    dialogue = training_rows(1, 2)
-    core, lease = dialogue.core, dialogue.leases[1]
-
-    def check(session: int, piece: Piece) -> str:
-        header = ChunkHeader(
-            job="a", epoch=3, generation=1, lease=lease, kind=GRADIENT,
-            index=piece.chunk, offset=piece.offset, elements=piece.elements,
-        )  # fmt: skip
-        refusal = core.check_chunk(session, header)
-        effects = dialogue.send_piece(session, GRADIENT, piece, lease, generation=1)
-        assert bool(effects) == (refusal is None)
-        return str(refusal or "")
-
-    assert has_facts(
-        check(1, Piece(0, HALF, HALF)), f"elements {HALF} to {CHUNK_ELEMENTS} of chunk 0 ... no piece"
-    )
-    assert check(2, Piece(0, 0, CHUNK_ELEMENTS)) and check(1, Piece(1, CHUNK_ELEMENTS, HALF))
-    assert not check(2, Piece(0, HALF, HALF))
+def test_a_worker_that_sends_a_piece_of_others_parts_is_sent_away() -> None:
+    for session, piece in (
+        (1, Piece(0, HALF, HALF)),
+        (1, Piece(1, CHUNK_ELEMENTS, HALF)),
+        (2, Piece(0, 0, CHUNK_ELEMENTS)),
+    ):
+        dialogue = training_rows(1, 2)
+        closed, *orders = dialogue.send_piece(session, GRADIENT, piece, generation=1)
+        stop = piece.offset + piece.elements
+        assert has_facts(
+            closed, f"{session} closed: ... elements {piece.offset} to {stop} of chunk {piece.chunk}"
+        )
+        assert orders == [f"{3 - session} <- revoke"]
 
 
 # ---- what is void ----
@@ -308,8 +302,9 @@ def test_each_worker_gets_the_weights_of_its_own_parts_and_of_the_shared_ones() 
     assert dialogue.sent_pieces(4) == [f"1.1 #1 {CHUNK_ELEMENTS}+{CHUNK_ELEMENTS - 5}"]
     for session in (1, 4):
         dialogue.weights_loaded(session, 1, 1)
-    assert dialogue.send_piece(4, GRADIENT, Piece(0, 0, 9), generation=1, step=1) == []
-    assert dialogue.sends(4, 1, 1, 0), "gradients are those of its own parts alone"
+    assert dialogue.sends(4, 1, 1, 0)
+    closed = dialogue.send_piece(4, GRADIENT, Piece(0, 0, 9), generation=1, step=1)[0]
+    assert closed.startswith("4 closed"), "gradients are those of its own parts alone"
 
 
 def test_a_row_has_the_weights_once_all_of_its_workers_have() -> None:

@@ -22,7 +22,7 @@ class Table:
 
     def add(self, row_id: int, *workers: int) -> Row:
         seats = tuple(Seat(worker, StageRun(stage, 1)) for stage, worker in enumerate(workers))
-        return self.table.add(row_id, seats, "a row", 0.0)
+        return self.table.add(row_id, seats, 0.0)
 
     def lease(self, lease: int, generation: int = 1, step: int = 0) -> list[Effect]:
         order = pb.Lease(job="a", lease=lease, generation=generation, step=step)

@@ -1,18 +1,11 @@
-"""Tests of the sample of checked micro-batches, of verdicts on checksums, and of which worker to ask next."""
+"""Tests of the sample of checked micro-batches, and of verdicts on checksums."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.core.verification.opinions import (
-    Check,
-    Opinion,
-    agree,
-    choose_next,
-    find_faulty,
-    sample_micro_batches,
-)
+from aggregator.core.verification.opinions import Opinion, agree, find_faulty, sample_micro_batches
 
 WORKERS = st.sampled_from("abcde")
 TRUTH = 7
@@ -86,28 +79,3 @@ def test_two_steady_workers_that_differ_are_not_judged() -> None:
     stubborn = [Opinion("a", 1, 7), Opinion("b", 2, 8), Opinion("a", 3, 7), Opinion("b", 4, 8)]
     assert find_faulty(stubborn) == set()
     assert find_faulty([*stubborn, Opinion("c", 5, 8)]) == {"a"}, "a third one decides"
-
-
-# ---- whom to ask ----
-
-
-@given(OPINIONS, st.sets(WORKERS))
-def test_other_workers_are_asked_before_the_same_one_and_asking_ends(
-    opinions: list[Opinion], able: set[str]
-) -> None:
-    known, asked = list(opinions), 0
-    while wanted := choose_next(known, sorted(able)):
-        given = {each.worker for each in known}
-        assert not given >= set(able) or set(wanted) <= given
-        assert given >= set(able) or not given & set(wanted)
-        known.append(Opinion(wanted[0], 100 + asked, TRUTH))
-        asked += 1
-    assert asked <= 2 * len(able)
-
-
-def test_a_repeated_message_is_no_second_opinion() -> None:
-    check = Check(3)
-    for lease in (1, 1, 2):
-        check.add(Opinion("a", lease, 7))
-    assert [each.lease for each in check.opinions] == [1, 2]
-    assert check.describe_opinions() == "a 0x00000007, a 0x00000007"
