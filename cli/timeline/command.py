@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from cli.output import Output
 from cli.timeline.picture import PICTURE_FILE, TRACE_FILE, write
+from cli.timeline.stages import PipelineTrace
 from cli.timeline.trace import Payload
 
 
@@ -24,14 +26,27 @@ def run(folder: Path, into: Path | None, output: Output) -> None:
     trace = write(folder, into)
     overlaps = {payload: trace.overlap(payload) for payload in Payload}
     steps = trace.steps
+    pipeline = PipelineTrace(trace)
+    middle = steps[len(steps) // 2]
+    stages, exposure = pipeline.stages(middle), pipeline.exposure(steps)
     for payload, overlap in overlaps.items():
         output.say(
             f"{payload.value}: {overlap.share:.0%} of {1e3 * overlap.transfer_seconds:.1f} ms on the wire hidden by "
             f"{payload.hidden_by} passes"
         )
+    if exposure is not None:
+        moving = f"{1e3 * exposure.transfer_seconds:.1f} ms between stages"
+        output.say(f"activations: {exposure.hidden_share:.0%} of {moving} hidden by other passes")
+    for each in stages:
+        ranges = ", ".join(map(str, each.ranges))
+        output.say(
+            f"step {middle}, {each.worker}, range {ranges}: {1e3 * each.forward_seconds:.1f} ms forward, "
+            f"{1e3 * each.backward_seconds:.1f} ms backward, {1e3 * each.waiting_seconds:.1f} ms waiting for stages; "
+            f"bubble {each.idle_share:.0%}"
+        )
     output.say(f"complete steps: {steps[0]} to {steps[-1]}")
     output.say(f"trace for a viewer: {into / TRACE_FILE}")
-    output.say(f"picture of step {steps[len(steps) // 2]}: {into / PICTURE_FILE}")
+    output.say(f"picture of step {middle}: {into / PICTURE_FILE}")
     output.result(
         {
             "steps": steps,
@@ -44,6 +59,14 @@ def run(folder: Path, into: Path | None, output: Output) -> None:
                     "transfer_seconds": overlap.transfer_seconds,
                 }
                 for payload, overlap in overlaps.items()
+            },
+            "stages": [asdict(each) for each in stages],
+            "activations": None
+            if exposure is None
+            else {
+                "hidden_share": round(exposure.hidden_share, 4),
+                "exposed_seconds": exposure.exposed_seconds,
+                "transfer_seconds": exposure.transfer_seconds,
             },
         }
     )

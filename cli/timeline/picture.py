@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+from cli.timeline.stages import STAGE_WAIT, PipelineTrace
 from cli.timeline.trace import WAITS, Payload, StepTrace, side_by_side
 from services.errors import Refused
 
@@ -17,6 +18,8 @@ COLOURS = {
     "forward": "#4c78a8",
     "backward": "#f58518",
     WAITS: "#e45756",
+    STAGE_WAIT: "#ff9da6",
+    "from other stages": "#9ecae9",
     "weights onto the mesh": "#72b7b2",
     "gradients up": "#eeca3b",
     "weights down": "#54a24b",
@@ -130,12 +133,18 @@ def _rows(trace: StepTrace, begin: float, end: float) -> Iterator[Row]:
             row.bars.append((name, start, stop, f"{word}, {1e3 * (stop - start):.2f} ms"))
 
     for worker in trace.workers:
-        for title in ("computing", "weights onto the mesh", "gradients up", "weights down"):
+        for title in (
+            "computing",
+            "from other stages",
+            "weights onto the mesh",
+            "gradients up",
+            "weights down",
+        ):
             rows[worker, title] = Row(f"{worker}: {title}")
     others = [name for name in trace.files if name not in trace.workers]
     for event in trace.events:
         word = ", ".join([event.name, *(f"{key} {value}" for key, value in event.args.items())])
-        if event.name in ("forward", "backward", WAITS):
+        if event.name in ("forward", "backward", WAITS, STAGE_WAIT):
             put(event.process, "computing", event.name, event.start, event.stop, word)
         elif event.name in COLOURS:
             put(event.process, event.name, event.name, event.start, event.stop, word)
@@ -145,6 +154,9 @@ def _rows(trace: StepTrace, begin: float, end: float) -> Iterator[Row]:
     for each in side_by_side(trace.transfers):
         title = "gradients up" if each.payload is Payload.GRADIENTS else "weights down"
         put(each.worker, title, title, each.start, each.stop, f"chunk {each.chunk} of step {each.step}")
+    for array in PipelineTrace(trace).transfers:
+        title = "from other stages"
+        put(array.receiver, title, title, array.start, array.stop, f"{array.text} of step {array.step}")
     for daemon in (*trace.workers, *others):
         first = True
         for (of, _), row in rows.items():
@@ -155,7 +167,7 @@ def _rows(trace: StepTrace, begin: float, end: float) -> Iterator[Row]:
 
 def _legend() -> Iterator[str]:
     x = LEFT
-    for name in ("forward", "backward", WAITS):
+    for name in ("forward", "backward", WAITS, STAGE_WAIT):
         yield f'<rect x="{x}" y="24" width="10" height="10" fill="{COLOURS[name]}"/>'
         yield f'<text x="{x + 14}" y="33">{name}</text>'
         x += 30 + 6 * len(name)

@@ -112,7 +112,8 @@ class StepTrace:
     Attributes:
         files: content of each file, by the title of its daemon.
         events: events of all files, in order of their starts.
-        workers: titles of the workers, sorted.
+        titles: titles of the workers by their names.
+        workers: titles of those that have computed, sorted: the others are spares.
         transfers: transfers of chunks between workers and the aggregator.
     """
 
@@ -132,12 +133,13 @@ class StepTrace:
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise _not_a_timeline(path) from None
         self.events = sorted(events, key=lambda event: event.start)
-        self._titles = {  # by the names that other daemons use
+        self.titles = {  # by the names that other daemons use
             each["otherData"]["name"]: title
             for title, each in self.files.items()
             if each["otherData"]["role"] == "worker"
         }
-        self.workers = sorted(self._titles.values())
+        computing = {event.process for event in self.events if event.name == "micro-batch"}
+        self.workers = sorted(each for each in self.titles.values() if each in computing)
         self.transfers = [*self._gradient_transfers(), *self._weight_transfers()]
 
     def _offset(self, content: dict[str, Any]) -> float:
@@ -173,7 +175,7 @@ class StepTrace:
         }
         for event in self.events:
             if event.name == "gradient" and event.step is not None:
-                worker = self._titles.get(event.row.removeprefix("from "), "")
+                worker = self.titles.get(event.row.removeprefix("from "), "")
                 chunk = event.args.get("chunk", 0)
                 start = sent.get((worker, event.args.get("lease"), chunk))
                 if start is not None:
@@ -181,7 +183,7 @@ class StepTrace:
 
     def _weight_transfers(self) -> Iterator[Transfer]:
         sent = {
-            (self._titles.get(event.args["worker"]), event.step, event.args.get("chunk")): event.start
+            (self.titles.get(event.args["worker"]), event.step, event.args.get("chunk")): event.start
             for event in self.events
             if event.name == "send" and "worker" in event.args
         }
