@@ -134,8 +134,7 @@ def _language_model(
         MemoryPoint("evaluation", 0, 0, validation_block.forward_bytes),
     ]
     if portion.has_first:
-        in_flight = (portion.kept_blocks - len(portion.ranges[0])) * each_kept
-        points.append(ends.embedding.plus(activations_bytes=in_flight))
+        points.append(ends.embedding.plus(activations_bytes=portion.kept_at_embedding * each_kept))
     if portion.has_last:
         points += (point.plus(activations_bytes=others + block.kept_bytes) for point in ends.points)
         points.append(MemoryPoint("evaluation", 0, 0, validation_ends.forward_bytes))

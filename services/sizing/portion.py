@@ -22,16 +22,18 @@ class Portion:
         ranges: ranges of blocks, in the order of the forward pass.
         kept_blocks: most blocks whose values are kept at once, each counted for each micro-batch in flight.
         kept_losses: most micro-batches whose loss is kept at once; 0 if the portion has no loss.
+        kept_at_embedding: most blocks whose values are kept when a backward pass arrives at the embedding.
     """
 
     ranges: tuple[BlockRange, ...]
     kept_blocks: int
     kept_losses: int
+    kept_at_embedding: int
 
     @classmethod
     def whole(cls, blocks: int) -> Portion:
         """Return the whole model, through which micro-batches go one after the other."""
-        return cls((BlockRange.whole(blocks),), blocks, 1)
+        return cls((BlockRange.whole(blocks),), blocks, 1, 0)
 
     @classmethod
     def of_stage(
@@ -49,14 +51,12 @@ class Portion:
         schedule = pipeline.make_schedule(micro_batches, worker_stages=worker_stages)
         in_flight = schedule.in_flight_limit(stage)
         if len(ranges) == 1:
-            return cls(ranges, in_flight * len(ranges[0]), in_flight * ranges[0].is_last)
-        if len({len(each) for each in ranges}) == 1 and not ranges[-1].is_last:
-            return cls(ranges, in_flight * len(ranges[0]), 0)
+            blocks = len(ranges[0])
+            return cls(ranges, in_flight * blocks, in_flight * ranges[0].is_last, (in_flight - 1) * blocks)
+        if len({len(each) for each in ranges}) == 1 and 0 < stage < pipeline.stages - 1:
+            return cls(ranges, in_flight * len(ranges[0]), 0, 0)
         most = _GROUPS_TO_THE_PEAK * pipeline.stages
-        kept_blocks, kept_losses = _count_kept(
-            replace(schedule, micro_batches=min(micro_batches, most)), stage, ranges
-        )
-        return cls(ranges, kept_blocks, kept_losses)
+        return _count_kept(replace(schedule, micro_batches=min(micro_batches, most)), stage, ranges)
 
     @property
     def blocks(self) -> int:
@@ -94,12 +94,14 @@ class Portion:
         return (*held, replace(embeddings, shapes=table))
 
 
-def _count_kept(schedule: Schedule, stage: int, ranges: Sequence[BlockRange]) -> tuple[int, int]:
-    """Return the most blocks, and the most losses, that are kept at once."""
-    blocks = most_blocks = losses = most_losses = 0
+def _count_kept(schedule: Schedule, stage: int, ranges: tuple[BlockRange, ...]) -> Portion:
+    """Return the portion of a stage, from the passes of its schedule."""
+    blocks = losses = most_blocks = most_losses = at_embedding = 0
     for one in schedule.passes(stage):
         passed, change = ranges[one.range_index // schedule.stages], -1 if one.is_backward else 1
         blocks += change * len(passed)
         losses += change * passed.is_last
         most_blocks, most_losses = max(blocks, most_blocks), max(losses, most_losses)
-    return most_blocks, most_losses
+        if one.is_backward and passed.is_first:
+            at_embedding = max(blocks, at_embedding)
+    return Portion(ranges, most_blocks, most_losses, at_embedding)

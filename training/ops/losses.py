@@ -42,6 +42,7 @@ def cross_entropy(tape: Tape, logits: Variable, targets: Variable, classes: Vari
     def backward(weight: float) -> tuple[Tensor | None, ...]:
         one_hot = tt.typecast(tt.eq(targets_value, classes_value), tt.float32)
         difference = tt.subtract(tt.exp(log_probabilities), one_hot)
+        del one_hot  # large, and freed before the next one is made
         return tt.typecast(tt.multiply(difference, weight), mesh.dtype), None, None
 
     return tape.record(value, (logits, targets, classes), backward)
