@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -38,16 +38,12 @@ class RangeSums:
     ) -> None:
         self._entries = stages.layout.entries
         self._ranges = stages.ranges
-        self._ready = ready
         self._checksums = checksums
-        self._missing = [
-            own.stop - own.start for own in stages.ranges.values()
-        ]  # elements that are not complete
-        borders = list(pairwise((0, *accumulate(self._missing))))
-        self._starts = [start for start, _ in borders]
         self._places = {index: place for place, index in enumerate(stages.ranges)}
+        borders = list(pairwise((0, *accumulate(own.stop - own.start for own in stages.ranges.values()))))
+        end = _CompleteEnd(borders, ready)
         self._sums = [
-            NodeSum(out[start:stop], leaves, partial(self._complete, place))
+            NodeSum(out[start:stop], leaves, partial(end.note, place))
             for place, (start, stop) in enumerate(borders)
         ]
 
@@ -56,17 +52,6 @@ class RangeSums:
         if self._checksums.wants(index):
             compute = partial(self._compute_with_checksum, range_index, index, compute)
         return self._sums[self._places[range_index]].add_leaf(compute)
-
-    def _complete(self, place: int, offset: int) -> None:
-        """Report the sum's end that is complete: ranges from the last one on, and a part of the one before them."""
-        self._missing[place] = offset
-        later = len(self._sums)
-        while later and not self._missing[later - 1]:
-            later -= 1
-        if later > place + 1:
-            return  # a later range is not complete
-        first = max(later - 1, 0)
-        self._ready(self._starts[first] + self._missing[first])
 
     def _compute_with_checksum(
         self, range_index: int, index: int, compute: Compute, out: Float32Array, done: Callable[[int], None]
@@ -82,3 +67,30 @@ class RangeSums:
         finished = compute(out, ready)
         self._checksums.note(Pass(True, range_index, index), checksum.crc32c)
         return finished
+
+
+class _CompleteEnd:
+    """The end of a sum that is complete: ranges from the last one on, and a part of the one before them.
+
+    It knows nothing of `RangeSums`. A cycle would leave the memory of sums to the garbage collector.
+
+    Args:
+        borders: index of the first element, and after the last, of each range in the sum.
+        ready: see `RangeSums`.
+    """
+
+    def __init__(self, borders: Sequence[tuple[int, int]], ready: Callable[[int], None]) -> None:
+        self._starts = [start for start, _ in borders]
+        self._missing = [stop - start for start, stop in borders]  # elements that are not complete
+        self._ready = ready
+
+    def note(self, place: int, offset: int) -> None:
+        """Note that a range is complete from an index of it to its end, and report the sum's end if it has grown."""
+        self._missing[place] = offset
+        later = len(self._missing)
+        while later and not self._missing[later - 1]:
+            later -= 1
+        if later > place + 1:
+            return  # a later range is not complete
+        first = max(later - 1, 0)
+        self._ready(self._starts[first] + self._missing[first])

@@ -41,6 +41,9 @@ class MeshOfRow:
 
     Args:
         workers: number of workers; one alone gets a mesh of the shape it asks for.
+
+    Attributes:
+        opened: the meshes that workers have opened.
     """
 
     def __init__(self, workers: int) -> None:
@@ -48,11 +51,13 @@ class MeshOfRow:
         self._lock = threading.Lock()
         self._mesh: Mesh | None = None
         self._free: list[Mesh] = []
+        self.opened: list[Mesh] = []
 
     def open(self, shape: tuple[int, int], **settings: Any) -> Mesh:
         """Return a worker's mesh."""
         if self._workers == 1:
-            return open_mesh(shape, **settings)
+            self.opened.append(open_mesh(shape, **settings))
+            return self.opened[-1]
         with self._lock:
             if self._mesh is None:
                 self._mesh = open_mesh((self._workers * shape[0], shape[1]), **settings)
@@ -60,6 +65,7 @@ class MeshOfRow:
             mesh = self._free.pop(0)
         assert mesh.shape == shape
         vars(mesh)["close"] = partial(self._free.append, mesh)
+        self.opened.append(mesh)
         return mesh
 
     def close(self) -> None:
@@ -169,6 +175,7 @@ class RowWorker:
     def join(self, stages: StageRun | None) -> None:
         """Order it to build stages."""
         ordered = stages or StageRun(0, 0)
+        self.is_first = ordered.first == 0
         spec = make_ref(self.config.to_json().encode())
         self.order(pb.Join(job=JOB, spec=spec, first_stage=ordered.first, stages=ordered.count))
 
@@ -240,33 +247,46 @@ class Row:
         workers: the workers, in the order of their stages.
         mesh: their meshes.
         elements: number of elements of the layout.
+        covered: number of elements of the workers' parts: all, unless others have been left out.
         row: id of the row; 0 for one worker with the whole model.
     """
 
     workers: Sequence[RowWorker]
     mesh: MeshOfRow
     elements: int
+    covered: int
     row: int
     _lease: int = field(default=0, init=False)
 
     @classmethod
-    def build(cls, config: JobConfig, stages: Sequence[StageRun | None]) -> Row:
+    def build(
+        cls, config: JobConfig, stages: Sequence[StageRun | None], board: ArrayBoard | None = None
+    ) -> Row:
         """Build workers, and introduce them to each other.
 
         Args:
             config: config of the job.
             stages: stages of each; one None for the whole model.
+            board: where they exchange arrays; None for a new one.
         """
-        board, mesh = ArrayBoard(), MeshOfRow(len(stages))
-        workers = [RowWorker(config, each, board, JobBuilder(open_mesh=mesh.open)) for each in stages]
+        board, mesh = board or ArrayBoard(), MeshOfRow(len(stages))
+        builder = JobBuilder(open_mesh=mesh.open)
+        row = cls.introduce([RowWorker(config, each, board, builder) for each in stages], mesh)
+        assert row.covered == row.elements
+        return row
+
+    @classmethod
+    def introduce(cls, workers: Sequence[RowWorker], mesh: MeshOfRow) -> Row:
+        """Wait until workers have built their stages, and introduce them to each other."""
         ready = [worker.wait_for(pb.Ready) for worker in workers]
         assert len({each.layout_hash for each in ready}) == 1
-        if stages == [None]:
-            return cls(workers, mesh, ready[0].elements, 0)
-        assert sum(part.elements for each in ready for part in each.parts) == ready[0].elements
+        elements = ready[0].elements
+        if not ready[0].stages:
+            return cls(workers, mesh, elements, elements, 0)
         for worker in workers:
             worker.order(pb.Row(job=JOB, row=1))
-        return cls(workers, mesh, ready[0].elements, 1)
+        covered = sum(part.elements for each in ready for part in each.parts)
+        return cls(workers, mesh, elements, covered, 1)
 
     def lease(self, phase: Any, *, step: int = 0, **fields: Any) -> int:
         """Grant a lease to all workers, and return its id."""
@@ -278,17 +298,21 @@ class Row:
             worker.order(lease)
         return self._lease
 
-    def initialise(self) -> Float32Array:
-        """Return the initial weights, of which each worker sends its part."""
+    def initialise(self, out: Float32Array | None = None) -> Float32Array:
+        """Return the initial weights, of which each worker sends its part; `out` takes them if it is given."""
         lease = self.lease(pb.INITIALISE)
-        self.workers[0].wait_for(pb.Description)
-        weights = np.full(self.elements, np.nan, np.float32)
+        if self.workers[0].is_first:
+            self.workers[0].wait_for(pb.Description)
+        weights = self._blank(out)
         everything = pb.Range(first=0, count=1 << 20)
+        sent = 0
         for worker in self.workers:
             worker.order(pb.Resend(job=JOB, lease=lease, chunks=[everything]))
-            while not worker.take_pieces(weights):
+            while not (elements := worker.take_pieces(weights)):
                 worker.turn()
-        assert not np.isnan(weights).any()
+            sent += elements
+            worker.order(pb.Revoke(job=JOB, lease=lease))
+        assert sent == self.covered
         return weights
 
     def load(self, weights: Float32Array, step: int = 0) -> None:
@@ -298,17 +322,18 @@ class Row:
         for worker in self.workers:
             worker.wait_for(pb.WeightsLoaded)
 
-    def train(self, *, step: int = 0, **fields: Any) -> tuple[Float32Array, list[pb.Computed]]:
-        """Return the sum of a lease's gradients, and what each worker reports."""
+    def train(
+        self, out: Float32Array | None = None, *, step: int = 0, **fields: Any
+    ) -> tuple[Float32Array, list[pb.Computed]]:
+        """Return the sum of a lease's gradients, and what each worker reports; `out` takes the sum if it is given."""
         lease = self.lease(pb.TRAIN, step=step, **fields)
         computed = [worker.wait_for(pb.Computed) for worker in self.workers]
-        total = np.full(self.elements, np.nan, np.float32)
+        total, sent = self._blank(out), 0
         for worker in self.workers:
             worker.order(pb.Window(job=JOB, generation=1, step=step, limit=1 << 20))
-            worker.take_pieces(total)
-        assert not np.isnan(total).any()
-        for worker in self.workers:
+            sent += worker.take_pieces(total)
             worker.order(pb.Revoke(job=JOB, lease=lease))
+        assert sent == self.covered
         return total, computed
 
     def evaluate(self, **fields: Any) -> list[pb.BatchLoss]:
@@ -321,6 +346,11 @@ class Row:
         """Return the checksums of micro-batches that each worker reports."""
         self.lease(pb.VERIFY, checksums=indices)
         return [list(worker.wait_for(pb.Computed).checksums) for worker in self.workers]
+
+    def _blank(self, out: Float32Array | None) -> Float32Array:
+        blank = np.empty(self.elements, np.float32) if out is None else out
+        blank.fill(np.nan)
+        return blank
 
     def close(self) -> None:
         """End the device threads."""
