@@ -88,11 +88,13 @@ class LinkState(_message.Message):
     def __init__(self, job: _Optional[str] = ..., row: _Optional[int] = ..., stage: _Optional[int] = ..., neighbour: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LanePosition, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class PassMessage(_message.Message):
-    __slots__ = ("header", "state", "payload")
+    __slots__ = ("header", "state", "shared", "payload")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     header: ArrayHeader
     state: LinkState
+    shared: _tensors_pb2.SharedPlaces
     payload: bytes
-    def __init__(self, header: _Optional[_Union[ArrayHeader, _Mapping]] = ..., state: _Optional[_Union[LinkState, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ArrayHeader, _Mapping]] = ..., state: _Optional[_Union[LinkState, _Mapping]] = ..., shared: _Optional[_Union[_tensors_pb2.SharedPlaces, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...

@@ -51,6 +51,7 @@ from worker.job_inputs import JobInputs
 from worker.job_on_mesh import JobBuilder
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.row_links import RowLinks
+from worker.pipeline.streams import Sharing
 from worker.process_record import ProcessRecord
 from worker.row_exchange import RowExchange
 from worker.shard_streams import ShardStreams
@@ -119,7 +120,13 @@ class WorkerService:
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._neighbour_check = NeighbourCheck(has_job=lambda: self._core.job is not None)
-        self._row_links = RowLinks(name, self._incarnation, security, count_sent=metrics.count_sent_to_stages)
+        self._row_links = RowLinks(
+            name,
+            self._incarnation,
+            security,
+            sharing=Sharing(shared_memory, metrics.change_shared_memory_links),
+            count_sent=metrics.count_sent_to_stages,
+        )
         self._pipeline_host, self._pipeline_port = pipeline_host, 0
         self._core = WorkerCore(name=name)
         self._state_dir = state_dir

@@ -47,6 +47,7 @@ from tests.fuzz.calls import LIMIT_SECONDS, Call, Metadata, Port, TensorPort
 from tests.fuzz.draws import Known
 from tests.support.cluster.bits import regression_config, write_config
 from training.pipeline.exchange import ArraySizes
+from worker.cluster_check import NEIGHBOURS_METHOD, NeighbourCheck
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.messages import encode_state
 from worker.pipeline.row_links import RowLinks
@@ -413,7 +414,8 @@ class ServedWorker(ServedRole):
     async def start(self) -> None:
         """Start without a row."""
         self._links = RowLinks("worker", INCARNATION, Security())
-        self.port = TensorPort(self._links.handlers())
+        check = NeighbourCheck(has_job=lambda: False)
+        self.port = TensorPort({**self._links.handlers(), NEIGHBOURS_METHOD: check.serve})
 
     async def attend(self) -> Attending:
         """Form the row, and let the peer open its stream."""

@@ -21,7 +21,7 @@ from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
 from protos import shards_pb2 as shards
 from protos.pipeline_pb2 import ACTIVATION_GRADIENT, ArrayHeader, LanePosition, LinkState, PassMessage
-from protos.tensors_pb2 import FLOAT32, KNOWN_VALUES, Chunk, ChunkHeader, LinkRound
+from protos.tensors_pb2 import FLOAT32, KNOWN_VALUES, Chunk, ChunkHeader, LinkRound, SharedPlaces
 from services.checkpoints.hugging_face import CONFIG_FILE
 from services.protocol.checksums import set_checksum
 from services.protocol.file_refs import make_ref
@@ -74,6 +74,8 @@ _STATES = {
     "Jobs": (_FRESH, _TRAINING),
 }
 """States in which the methods of a service are called at first."""
+_CHECKED = ("Cluster", "Optimizer", "Shard", "Pipeline")
+"""Services that have MeasureLink."""
 _LONG_METADATA = bytes(62) + b"\0"
 """Choices of an incarnation of 1,860 characters, and of an offer of shared memory."""
 _OFFERS = ("1 2 " + 64 * "0", "x", "9" * 300 + " 1 " + 64 * "0")
@@ -94,6 +96,8 @@ def repair(message: Any) -> None:
             if message.HasField("header"):
                 message.header.crc32c = google_crc32c.value(message.payload)
                 set_checksum(message.header, b"")
+            if message.HasField("shared"):
+                set_checksum(message.shared, message.header.SerializeToString())
             if message.HasField("state"):
                 set_checksum(message.state, b"")
 
@@ -267,6 +271,7 @@ def _arrays() -> list[Message]:
             offset_bytes=start,
         )
         messages.append(PassMessage(header=header, payload=bytes(8)))
+    messages.append(PassMessage(header=header, shared=SharedPlaces(identity=1, descriptor=1, indices=[0])))
     messages.append(PassMessage(state=state))
     for each in messages:
         repair(each)

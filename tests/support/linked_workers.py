@@ -13,6 +13,7 @@ from services.timeouts import Timeouts
 from services.transport.http2.server import Handler, StreamServer
 from services.transport.security import Security
 from worker.pipeline.row_links import RowLinks
+from worker.pipeline.streams import Sharing
 
 JOB = "20260101-000000-0123456789abcdef"
 EPOCH = 3
@@ -29,10 +30,12 @@ class LinkedWorker:
         timeouts: timeouts of its links.
         security: its certificates.
         wrap: returns the handler of its streams from the real one.
+        shares: whether its arrays may go through shared memory.
 
     Attributes:
         links: its links.
         port: its tensor port.
+        shared_links: number of links that have shared memory so far.
     """
 
     def __init__(
@@ -41,15 +44,22 @@ class LinkedWorker:
         timeouts: Timeouts,
         security: Security,
         wrap: Callable[[Handler], Handler] = lambda handler: handler,
+        *,
+        shares: bool = False,
     ) -> None:
         self.name = name
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name=f"loop of {name}")
         self._thread.start()
-        self.links = RowLinks(name, f"incarnation of {name}", security, timeouts)
+        self.shared_links = 0
+        sharing = Sharing(shares, self._count_shared)
+        self.links = RowLinks(name, f"incarnation of {name}", security, timeouts, sharing=sharing)
         handlers = {method: wrap(handler) for method, handler in self.links.handlers().items()}
         self._server = self.call(StreamServer.start("127.0.0.1:0", security, handlers))
         self.port = self._server.port
+
+    def _count_shared(self, change: int) -> None:
+        self.shared_links += max(change, 0)
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the event loop, and return its result."""
@@ -91,6 +101,7 @@ def linked_workers(
     heartbeat_seconds: float = 5.0,
     security: Sequence[Security] = (),
     wrap: Callable[[Handler], Handler] = lambda handler: handler,
+    shares: bool = False,
     address_of: Callable[[LinkedWorker], str] = lambda worker: "",
 ) -> Iterator[list[LinkedWorker]]:
     """Run the workers of a row.
@@ -100,6 +111,7 @@ def linked_workers(
         heartbeat_seconds: heartbeat of the links.
         security: certificates of each; none for plain text.
         wrap: returns the handler of streams from the real one.
+        shares: whether arrays may go through shared memory.
         address_of: returns the address at which the others reach a worker; empty for its own.
     """
     timeouts = Timeouts.from_heartbeat(heartbeat_seconds)
@@ -107,7 +119,7 @@ def linked_workers(
         workers = []
         for index in range(len(runs)):
             own = security[index] if security else Security()
-            worker = LinkedWorker(f"w{index}", timeouts, own, wrap)
+            worker = LinkedWorker(f"w{index}", timeouts, own, wrap, shares=shares)
             stack.callback(worker.stop)
             workers.append(worker)
         row = form_row(workers, runs, address_of=address_of)

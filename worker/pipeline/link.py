@@ -29,6 +29,7 @@ from protos.pipeline_pb2 import (
 from services.instrumentation import timeline
 from services.printable import printable
 from services.tensors.payload_last import Message
+from services.transport.data.shared_memory_link import TensorLink
 from services.transport.links import LinkClosed
 from worker.core.lanes import Overtaken, Position, ReceivingLane, SendingLane
 from worker.pipeline.array_plan import KINDS, ArrayPlan
@@ -36,13 +37,16 @@ from worker.pipeline.messages import (
     PIECE_BYTES,
     ArrayPiece,
     PassRefused,
+    PieceReference,
     Received,
     check_array,
     describe_array,
     encode_piece,
+    encode_reference,
     encode_state,
 )
 from worker.pipeline.seats import Place, RowPlaces
+from worker.pipeline.shared_arrays import SharedArrays, find_payload
 from worker.row_exchange import LeaseDropped, NeighbourLost
 
 log = logging.getLogger("tiermesh.worker")
@@ -107,6 +111,7 @@ class Link:
         self._changed = threading.Condition()
         self._plan: ArrayPlan | None = None
         self._lanes: dict[ArrayKind, _Lanes] = {}
+        self._shared: SharedArrays | None = None  # once there is a plan
         self._lease = pb.Lease()  # the one opened last
         self._dropped = 0  # the last one that was dropped
         self._lost = ""  # why the neighbour counts as lost now
@@ -125,6 +130,7 @@ class Link:
             self._lease = lease
             if self._plan is None:
                 self._plan, workers = plan, len(self._row.places)
+                self._shared = SharedArrays(plan, workers)
                 for kind in KINDS:
                     credits = plan.choose_credits(kind, workers)
                     self._lanes[kind] = _Lanes(
@@ -211,10 +217,14 @@ class Link:
 
     # ---- called on the event loop ----
 
-    def connect(self) -> Connection:
-        """Return a new connection; one before it ends."""
+    def connect(self, tensor_link: TensorLink) -> Connection:
+        """Return a new connection; one before it ends.
+
+        Args:
+            tensor_link: whether its ends share memory.
+        """
         self.disconnect()
-        self._connection = Connection(self)
+        self._connection = Connection(self, tensor_link)
         return self._connection
 
     def disconnect(self) -> None:
@@ -257,11 +267,12 @@ class Link:
             self._lost = reason
             self._changed.notify_all()
 
-    def next_piece(self, started: set[ArrayKind]) -> tuple[Message, ...] | None:
+    def next_piece(self, started: set[ArrayKind], *, shares: bool) -> tuple[Message, ...] | None:
         """Return the next message with a piece of an array, as parts; None if there is none.
 
         Args:
             started: kinds whose arrays may be sent on the connection.
+            shares: whether the neighbour can read this process's memory.
         """
         with self._changed:
             for kind in KINDS:
@@ -273,7 +284,9 @@ class Link:
         header = ArrayHeader()
         header.CopyFrom(piece.array.header)
         header.number, header.offset_bytes = piece.number, piece.start
-        return encode_piece(header, piece.array.content[piece.start : piece.stop])
+        content = piece.array.content[piece.start : piece.stop]
+        places = self._shared.put(kind, piece, content) if shares and self._shared is not None else None
+        return encode_piece(header, content) if places is None else (encode_reference(header, places),)
 
     def state_message(self) -> Message:
         """Return the message with this end's state."""
@@ -350,7 +363,9 @@ class Link:
         if plan is None:
             raise PassRefused(f"{describe_array(header)}: came before this worker has opened a lease")
         size_bytes = check_array(piece, plan, row.own.stages)
-        start, stop = header.offset_bytes, header.offset_bytes + piece.payload.nbytes
+        start = header.offset_bytes
+        payload = piece.payload[: max(0, size_bytes - start)] if piece.is_shared else piece.payload
+        stop = start + payload.nbytes
         with self._changed:
             lease = self._lease
             version, expected = (header.generation, header.step), (lease.generation, lease.step)
@@ -370,7 +385,7 @@ class Link:
                 lambda: Incoming(header, np.empty(size_bytes, np.uint8)),
             )
             if array is not None:
-                array.content[start:stop] = np.frombuffer(piece.payload, np.uint8)
+                array.content[start:stop] = np.frombuffer(payload, np.uint8)
             if stop == size_bytes:
                 self._refusals = 0
                 self._changed.notify_all()
@@ -396,6 +411,7 @@ class Connection:
 
     Args:
         link: the link.
+        tensor_link: whether its ends share memory.
 
     Attributes:
         wake: event that is set when there may be something to send.
@@ -404,12 +420,13 @@ class Connection:
         is_heard: whether the neighbour has sent something.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, tensor_link: TensorLink) -> None:
         self.wake = asyncio.Event()
         self.over = asyncio.Event()
         self.state_due = True
         self.is_heard = False
         self._link = link
+        self._tensor_link = tensor_link
         self._state = LinkState()  # the neighbour's newest
         self._started: set[ArrayKind] = set()
 
@@ -422,12 +439,12 @@ class Connection:
                 return (self._link.state_message(),)
             if len(self._started) < len(self._state.lanes):  # it came before this end had lanes
                 self._link.take_state(self._state, self._started)
-            parts = self._link.next_piece(self._started)
+            parts = self._link.next_piece(self._started, shares=self._tensor_link.shares)
             if parts is not None:
                 return parts
             await self.wake.wait()
 
-    def take(self, message: Received) -> None:
+    def take(self, message: Received | PieceReference) -> None:
         """Take a message.
 
         Raises:
@@ -439,10 +456,12 @@ class Connection:
             self._link.take_state(message, self._started)
             self._state = message
             self.wake.set()
-        elif self.is_heard:
-            self._link.take_piece(message)
-        else:
+        elif not self.is_heard:
             raise PassRefused(f"{describe_array(message.header)}: came before the state of {self._link}")
+        elif isinstance(message, PieceReference):
+            self._link.take_piece(find_payload(message, self._tensor_link))
+        else:
+            self._link.take_piece(message)
         self.is_heard = True
 
     async def wait_over(self) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 
 from protos.pipeline_pb2 import ArrayHeader, ArrayKind, LinkState, PassMessage
-from protos.tensors_pb2 import DType
+from protos.tensors_pb2 import DType, SharedPlaces
 from services.errors import Refused
 from services.pipeline.split import StageRun
 from services.printable import printable
@@ -32,7 +32,7 @@ PIECE_BYTES = 2 << 20
 
 _MAX_JOB_CHARACTERS = 60
 
-Checked = TypeVar("Checked", ArrayHeader, LinkState)
+Checked = TypeVar("Checked", ArrayHeader, LinkState, SharedPlaces)
 
 
 class PassRefused(Refused):
@@ -45,11 +45,26 @@ class ArrayPiece:
 
     Attributes:
         header: what the piece is.
-        payload: its bytes.
+        payload: its bytes; in shared memory, those of the array's place from the piece's first one on.
+        is_shared: whether the payload is in memory of the sender.
     """
 
     header: ArrayHeader
     payload: memoryview
+    is_shared: bool = False
+
+
+@dataclass(frozen=True)
+class PieceReference:
+    """A piece of an array whose payload is in memory of the sender.
+
+    Attributes:
+        header: what the piece is.
+        places: the memory, and the place of the array in it.
+    """
+
+    header: ArrayHeader
+    places: SharedPlaces
 
 
 Received: TypeAlias = ArrayPiece | LinkState
@@ -66,6 +81,19 @@ def encode_piece(header: ArrayHeader, payload: memoryview) -> tuple[bytes, memor
     return encode_before_payload(encode_with_checksum(header), payload.nbytes), payload
 
 
+def encode_reference(header: ArrayHeader, places: SharedPlaces) -> bytes:
+    """Return a piece as a message that refers to its payload.
+
+    Args:
+        header: what the piece is.
+        places: where its array is; neither has a checksum yet.
+    """
+    message = PassMessage(header=header, shared=places)
+    set_checksum(message.header, b"")
+    set_checksum(message.shared, message.header.SerializeToString())
+    return message.SerializeToString()
+
+
 def encode_state(state: LinkState) -> bytes:
     """Return a state, which has no checksum yet, as a message."""
     message = PassMessage(state=state)
@@ -73,7 +101,7 @@ def encode_state(state: LinkState) -> bytes:
     return message.SerializeToString()
 
 
-def decode(message: Message) -> Received:
+def decode(message: Message) -> Received | PieceReference:
     """Parse a message in any valid encoding. A piece's payload is a view if it is the last field.
 
     Raises:
@@ -87,13 +115,26 @@ def decode(message: Message) -> Received:
         whole = PassMessage.FromString(bytes(message))
     except DecodeError as error:
         raise PassRefused(f"a message of {len(message)} bytes is no PassMessage: {error}") from None
-    if whole.HasField("header") == whole.HasField("state") or (whole.HasField("state") and whole.payload):
-        raise PassRefused(
-            f"a message of {len(message)} bytes, expected a header with its payload or a state alone"
-        )
-    if whole.HasField("state"):
-        return _checked(whole.state, whole.state.SerializeToString(), "state of a link")
-    return _checked_piece(whole.header, whole.header.SerializeToString(), memoryview(whole.payload))
+    parts_of = (
+        whole.HasField("header"),
+        whole.HasField("state"),
+        whole.HasField("shared"),
+        bool(whole.payload),
+    )
+    header = whole.header
+    match parts_of:
+        case (False, True, False, False):
+            return _checked(whole.state, whole.state.SerializeToString(), "state of a link")
+        case (True, False, True, False):
+            before = header.SerializeToString()
+            _checked(header, before, "piece of an array")
+            places, content = whole.shared, before + whole.shared.SerializeToString()
+            return PieceReference(header, _checked(places, content, describe_array(header)))
+        case (True, False, False, True):
+            return _checked_piece(header, header.SerializeToString(), memoryview(whole.payload))
+    raise PassRefused(
+        f"a message of {len(message)} bytes, expected a header with its payload or its place, or a state alone"
+    )
 
 
 def _checked_piece(header: ArrayHeader, content: bytes, payload: memoryview) -> ArrayPiece:
@@ -147,7 +188,7 @@ def check_array(piece: ArrayPiece, plan: ArrayPlan, own: StageRun) -> int:
         raise PassRefused(
             f"{place}: shape {list(header.shape)} of {size_bytes} bytes, expected 1 to {limit_bytes} bytes in this job"
         )
-    if piece.payload.nbytes > PIECE_BYTES:
+    if piece.payload.nbytes > PIECE_BYTES and not piece.is_shared:
         raise PassRefused(f"{place}: payload of {piece.payload.nbytes} bytes, expected at most {PIECE_BYTES}")
     return size_bytes
 

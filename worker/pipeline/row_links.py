@@ -26,7 +26,7 @@ from worker.pipeline.lease_exchange import LeaseExchange
 from worker.pipeline.link import Link
 from worker.pipeline.messages import PassRefused
 from worker.pipeline.seats import RowPlaces
-from worker.pipeline.streams import PASS_METHOD, LinkStreams, read_first
+from worker.pipeline.streams import PASS_METHOD, SHARING, LinkStreams, Sharing, read_first
 from worker.row_exchange import LeaseDropped
 
 log = logging.getLogger("tiermesh.worker")
@@ -68,6 +68,7 @@ class RowLinks:
         incarnation: id of this process start.
         security: the worker's certificate, and the authorities whose certificates it trusts.
         timeouts: timeouts of rows to come; the service sets them to the cluster's.
+        sharing: whether and how arrays go through memory shared with a neighbour on this host.
         count_sent: callback, called with the job and the bytes of each array that is sent.
     """
 
@@ -78,8 +79,10 @@ class RowLinks:
         security: Security,
         timeouts: Timeouts = STANDARD_TIMEOUTS,
         *,
+        sharing: Sharing = SHARING,
         count_sent: Callable[[str, int], None] = lambda job, size_bytes: None,
     ) -> None:
+        self._sharing = sharing
         self._count_sent = count_sent
         self.timeouts = timeouts
         self._name = name
@@ -116,7 +119,7 @@ class RowLinks:
         loop = asyncio.get_running_loop()
         streams = {
             each.stages.first: LinkStreams(
-                Link(places, each, loop, self._count_sent), self._security, self.timeouts
+                Link(places, each, loop, self._count_sent), self._security, self._sharing, self.timeouts
             )
             for each in places.neighbours
         }
@@ -163,8 +166,7 @@ class RowLinks:
             assert isinstance(first, LinkState)
             check_daemon(Role.WORKER.value, first.name)
             confirm_caller(context)
-            await context.send_initial_metadata(())
-            await streams.run(context, first)
+            await streams.accept(context, first)
         except Refused as refused:
             left_out = self._log_limit.suffix(Refused)
             if left_out is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -16,16 +18,35 @@ from services.tensors.payload_last import Message
 from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
 from services.transport.data.data_streams import write_message
+from services.transport.data.shared_memory_link import ClientTensorLink, ServerTensorLink, TensorLink
 from services.transport.http2.client import open_stream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed, raise_call_status, run_until_first_ends
 from services.transport.security import Security
 from worker.pipeline.link import Connection, Link
-from worker.pipeline.messages import Received, decode
+from worker.pipeline.messages import PieceReference, Received, decode
+from worker.pipeline.shared_arrays import MemoryUnreadable
 
 log = logging.getLogger("tiermesh.worker")
 
 PASS_METHOD = "/tiermesh.Pipeline/Pass"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Whether and how arrays go through memory shared with a neighbour on this host.
+
+    Attributes:
+        enabled: whether they may.
+        count: called with 1 when a link begins to share memory, and with -1 when that ends.
+    """
+
+    enabled: bool = True
+    count: Callable[[int], None] = lambda change: None
+
+
+SHARING = Sharing()
+"""Sharing where nothing counts the links."""
 
 
 class LinkStreams:
@@ -34,6 +55,7 @@ class LinkStreams:
     Args:
         link: the link.
         security: the worker's certificate, and the authorities whose certificates it trusts.
+        sharing: whether and how arrays go through memory shared with a neighbour on this host.
         timeouts: `beat` is the interval between states, `silent` the longest silence of a stream, `deaf` that of a
             neighbour that is not lost.
         clock: monotonic time in seconds.
@@ -43,11 +65,13 @@ class LinkStreams:
         self,
         link: Link,
         security: Security,
+        sharing: Sharing,
         timeouts: Timeouts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.link = link
         self._security = security
+        self._sharing = sharing
         self._timeouts = timeouts
         self._clock = clock
         self._heard_seconds = self._connected_seconds = clock()
@@ -75,18 +99,7 @@ class LinkStreams:
         link = self.link
         while True:
             try:
-                stream = await open_stream(
-                    link.neighbour.address,
-                    self._security,
-                    PASS_METHOD,
-                    (),
-                    limit_seconds=self._timeouts.hello,
-                )
-                try:
-                    await self.run(stream)
-                    await raise_call_status(stream)
-                finally:
-                    stream.cancel()
+                await self._open()
                 self._ended("the neighbour ended the stream")
             except grpc.aio.AioRpcError as error:
                 self._ended(error.details() or error.code().name)
@@ -98,12 +111,63 @@ class LinkStreams:
                 self._ended(str(closed))
             await self._backoff.wait()
 
-    async def run(self, stream: Any, first: Received | None = None) -> None:
+    async def _open(self) -> None:
+        """Open a stream and exchange messages until it ends."""
+        name = str(self.link.neighbour)
+        offer = ClientTensorLink(name, enabled=self._sharing.enabled, count=self._sharing.count)
+        with closing(offer):
+            stream = await open_stream(
+                self.link.neighbour.address,
+                self._security,
+                PASS_METHOD,
+                offer.metadata,
+                limit_seconds=self._timeouts.hello,
+            )
+            try:
+                await self._run(stream, offer, None, self._confirm(stream, offer))
+                await raise_call_status(stream)
+            finally:
+                stream.cancel()
+
+    async def _confirm(self, stream: Any, offer: ClientTensorLink) -> None:
+        await offer.confirm(stream)
+        await asyncio.Event().wait()  # until the stream ends
+
+    async def accept(self, context: Any, first: Received) -> None:
+        """Accept a stream of the neighbour, and exchange messages until it ends.
+
+        Args:
+            context: the stream.
+            first: the neighbour's first message.
+
+        Raises:
+            Refused: a message contradicts the job, the link, or what came before.
+            LinkClosed: a newer stream has replaced this one, or the neighbour was silent.
+        """
+        answer = ServerTensorLink(
+            str(self.link.neighbour),
+            context.invocation_metadata(),
+            enabled=self._sharing.enabled,
+            count=self._sharing.count,
+        )
+        with closing(answer):
+            await context.send_initial_metadata(answer.metadata)
+            await self._run(context, answer, first)
+
+    async def _run(
+        self,
+        stream: Any,
+        tensor_link: TensorLink,
+        first: Received | None,
+        *others: Coroutine[Any, Any, None],
+    ) -> None:
         """Exchange messages on a stream until it ends.
 
         Args:
             stream: the stream, of either end.
+            tensor_link: whether the ends share memory.
             first: the neighbour's first message, if it was read.
+            others: coroutines that run meanwhile.
 
         Raises:
             Refused: a message contradicts the job, the link, or what came before.
@@ -111,13 +175,19 @@ class LinkStreams:
             grpc.aio.AioRpcError: the stream broke.
         """
         self._connected_seconds = self._clock()
-        connection = self.link.connect()
+        connection = self.link.connect(tensor_link)
         try:
             if first is not None:
                 self._take(connection, first)
             await run_until_first_ends(
-                self._receive(stream, connection), self._send(stream, connection), connection.wait_over()
+                self._receive(stream, connection),
+                self._send(stream, connection),
+                connection.wait_over(),
+                *others,
             )
+        except MemoryUnreadable:
+            self._sharing = replace(self._sharing, enabled=False)  # the next stream has messages
+            raise
         except Refused as refused:
             self.link.note_refusal(str(refused))
             raise
@@ -133,7 +203,7 @@ class LinkStreams:
         while True:
             await write_message(stream, *await connection.next_message())
 
-    def _take(self, connection: Connection, message: Received) -> None:
+    def _take(self, connection: Connection, message: Received | PieceReference) -> None:
         was_heard = connection.is_heard
         connection.take(message)
         self._heard_seconds = self._clock()
@@ -148,7 +218,7 @@ class LinkStreams:
         log.info("no stream with %s: %s", self.link, problem)
 
 
-async def read_first(stream: Any) -> Received:
+async def read_first(stream: Any) -> Received | PieceReference:
     """Return the first message of an accepted stream.
 
     Raises:

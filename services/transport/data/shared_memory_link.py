@@ -114,15 +114,11 @@ class TensorLink:
         return [chunk] if places is None else self._locate_chunks(chunk.header, places)
 
     def _locate_chunks(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
-        if not self._peer_process:
-            raise Refused(
-                f"chunk {first.index}: shared memory: not agreed on for this stream; send the payload"
-            )
         if not 1 <= len(places.indices) <= MAX_PLACES:
             raise Refused(
                 f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MAX_PLACES}"
             )
-        array = self._array(places)
+        array = self.find_array(places, f"chunk {first.index}")
         size = bytes_per_element(first.dtype)
         found = []
         for index in places.indices:
@@ -135,8 +131,18 @@ class TensorLink:
             found.append(TensorChunk(header, payload.data, array, places.sequence))
         return found
 
-    def _array(self, places: SharedPlaces) -> MappedArray | None:
-        """Return the mapped array, or None if it can't be mapped: that of a finished job may be gone already."""
+    def find_array(self, places: SharedPlaces, what: str) -> MappedArray | None:
+        """Return an array of the peer; None if it can't be mapped: that of a finished job may be gone already.
+
+        Args:
+            places: what the peer refers to.
+            what: name of that, for errors.
+
+        Raises:
+            Refused: the ends have not agreed on shared memory.
+        """
+        if not self._peer_process:
+            raise Refused(f"{what}: shared memory: not agreed on for this stream; send the payload")
         if places.identity in self._arrays:
             return self._arrays[places.identity]
         array = None

@@ -105,7 +105,11 @@ def send(worker: LinkedWorker, *messages: bytes) -> tuple[grpc.StatusCode, str]:
         (piece(), grpc.StatusCode.INVALID_ARGUMENT, "first message of a stream: an array"),
         (state()[:-1], grpc.StatusCode.INVALID_ARGUMENT, "no PassMessage"),
         (state()[:-1] + b"x", grpc.StatusCode.INVALID_ARGUMENT, "state of a link: damaged"),
-        (b"", grpc.StatusCode.INVALID_ARGUMENT, "expected a header with its payload or a state"),
+        (
+            b"",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "expected a header with its payload or its place, or a state",
+        ),
     ],
     ids=lambda value: "message" if isinstance(value, bytes) else None,
 )

@@ -17,6 +17,7 @@ from protos.tensors_pb2 import FLOAT32
 from services.pipeline.schedule import Pass
 from services.pipeline.split import Split
 from services.transport.access.permissions import CallerKind
+from services.transport.data.shared_memory_link import TensorLink
 from services.transport.http2.server import Handler
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
@@ -126,6 +127,56 @@ def test_arrays_survive_a_connection_that_stalls() -> None:
     ):
         found = workers
         exchange_leases(workers)
+
+
+def longest_message(sizes: list[int]) -> Callable[[Handler], Handler]:
+    """Return a wrapper of handlers that notes the longest message that a worker receives."""
+
+    def wrap(handler: Handler) -> Handler:
+        async def serve(stream: Any) -> None:
+            read = stream.read
+
+            async def note() -> Any:
+                message = await read()
+                sizes.append(0 if message is None else len(message))
+                return message
+
+            stream.read = note
+            await handler(stream)
+
+        return serve
+
+    return wrap
+
+
+def test_arrays_go_through_memory_of_one_host() -> None:
+    sizes: list[int] = []
+    with linked_workers((1, 1), shares=True, wrap=longest_message(sizes)) as workers:
+        exchange_leases(workers, leases=3)
+        assert [each.shared_links for each in workers] == [1, 1]
+    assert max(sizes) < 1000
+
+
+@pytest.mark.parametrize("kind", ["close", "flip"])
+def test_arrays_in_memory_survive_connections_that_break(kind: str) -> None:
+    cuts = [(kind, 1500), (kind, 1000), (kind, 2000)]
+    with (
+        cutting_relay(lambda: found[0].port, cuts, 1) as port,
+        linked_workers(
+            (1, 1), shares=True, heartbeat_seconds=0.4, address_of=lambda worker: f"127.0.0.1:{port}"
+        ) as workers,
+    ):
+        found = workers
+        exchange_leases(workers)
+        assert min(each.shared_links for each in workers) > 1
+
+
+def test_arrays_go_over_the_wire_where_memory_can_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorLink, "find_array", lambda *given: None)
+    sizes: list[int] = []
+    with linked_workers((1, 1), shares=True, wrap=longest_message(sizes)) as workers:
+        exchange_leases(workers)
+    assert max(sizes) > 1_000_000
 
 
 def test_a_neighbour_that_is_gone_is_named_within_the_timeouts() -> None:
