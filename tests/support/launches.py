@@ -20,6 +20,15 @@ linear_regression_config: {num_features: 4, num_targets: 2, training_samples: 20
 device_config: {backend: emulator}
 multihost_config: {enabled: true, num_workers: 3}
 """
+PIPELINE = """
+training_config:
+  {{model_type: gpt2, max_steps: 3, batch_size: 1, gradient_accumulation_steps: 4, data_path: "{text}",
+  tokenizer_type: char,
+  transformer_config: {{num_heads: 2, embedding_dim: 32, num_blocks: 5, max_sequence_length: 32}}}}
+device_config: {{backend: emulator}}
+multihost_config: {{enabled: true, num_workers: 5, pipeline_parallel_config: {{blocks_per_rank: auto}}}}
+"""
+"""Job of a pipeline whose stages are all five ranks."""
 ENDLESS = ("max_steps=1000000",)
 GONE_SECONDS = 30.0
 """Longest life of a daemon after its launcher's death, by the promise of docs/launch.md."""

@@ -15,6 +15,7 @@ import pytest
 from tests.support.launches import (
     ENDLESS,
     ONE_RANK_EACH,
+    PIPELINE,
     TWO_HOSTS,
     command,
     job_of,
@@ -46,6 +47,24 @@ def test_a_configuration_folder_trains_to_the_bits_of_a_local_cluster(
     code, expected, _ = run(
         [sys.executable, "-m", "cli.main", *local, "--state-dir", str(tmp_path / "local")]
     )
+    assert (code, result["model_sha256"]) == (0, expected["model_sha256"])
+
+
+@pytest.mark.long
+def test_the_ranks_of_a_pipeline_are_stages(tmp_path: Path) -> None:
+    """Check that each rank has a stage, and that the bits are those of a job without a pipeline."""
+    folder = loudboxes(tmp_path / "5loudboxes", "")
+    (folder / "hosts.txt").unlink()
+    (folder / "text.txt").write_text("to be or not to be " * 200)
+    (folder / "job.yaml").write_text(PIPELINE.format(text=folder / "text.txt"))
+    here = [sys.executable, "-m", "cli.main"]
+    code, result, lines = run([*here, "launch", *job_of(folder), "--state-dir", str(tmp_path / "runs")])
+    assert (code, result["state"]) == (0, "succeeded"), lines
+    assert "5 workers and an aggregator (2 tiers)" in lines[0]
+    assert any("a row of 5 stages is ready" in line and "stage 4 on" in line for line in lines), lines
+    whole = ("--set", "multihost_config.enabled=false", "--workers", "1", "--sample-tokens", "0")
+    state = ("--state-dir", str(tmp_path / "local"))
+    code, expected, _ = run([*here, "local", str(folder / "job.yaml"), *whole, *state])
     assert (code, result["model_sha256"]) == (0, expected["model_sha256"])
 
 
