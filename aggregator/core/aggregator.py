@@ -47,6 +47,7 @@ from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, W
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
+from services.pipeline.split import StageRun
 from services.protocol.bounds import MAX_WAITS, MAX_WORKERS
 from services.protocol.plan import JobPlan
 from services.tensors.layout_parts import LayoutParts
@@ -315,6 +316,8 @@ class AggregatorCore:
         member = Member(
             event.session, hello.name, hello.incarnation, now, pipeline_address=event.pipeline_address
         )
+        if hello.stages:
+            member.brought = hello.job, StageRun(hello.first_stage, hello.stages)
         self.members[event.session] = member
         self._out.put(
             ToWorker(event.session, pb.Welcome(name=self.name, heartbeat_seconds=self.heartbeat_seconds))

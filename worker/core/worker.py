@@ -82,6 +82,10 @@ class WorkerCore:
             predecessor: how the process before this one ended; None if no fault is known to have killed it.
         """
         built = self.job.built if self.job else None
+        stages = self.job.stages if self.job else None
+        has_stages = {}
+        if self.job is not None and stages is not None:
+            has_stages = {"job": self.job.job, "first_stage": stages.first, "stages": stages.count}
         return make_hello(
             Role.WORKER,
             self.name,
@@ -91,6 +95,7 @@ class WorkerCore:
             layout_hash=built.layout_hash if built else "",
             fingerprint=built.fingerprint if built else {},
             predecessor=predecessor,
+            **has_stages,
         )
 
     @property

@@ -44,7 +44,7 @@ class CodePin:
             for each in self._members.values()
             if each.code_wait is not None
         )
-        if not waiting or any(each.ready for each in self._members.values()):
+        if not waiting or any(each.ready or each.rebuilds for each in self._members.values()):
             self._since_seconds = None
             return None
         if self._since_seconds is None:

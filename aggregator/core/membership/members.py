@@ -8,6 +8,7 @@ from enum import Enum
 from protos.cluster_pb2 import Fetching, Ready
 from services.caps import MB
 from services.errors import Refusal
+from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 
 SPEED_MEMORY = 0.7
@@ -87,6 +88,7 @@ class Member:
         layout_hash: the hash of the layout it has built.
         refusal: why it takes no part in the running job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
+        brought: the job and the stages of it that it had built when it connected; None for none.
         pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
         spare: whether it has no stages of the running job, and waits until a row needs it.
         spare_reason: why a row can't need it; empty if one may.
@@ -114,6 +116,7 @@ class Member:
     refusal: Refusal | None = None
     unfit: Refusal | None = None
     pipeline_address: str = ""
+    brought: tuple[str, StageRun] | None = None
     spare: bool = False
     spare_reason: str = ""
     building_since_seconds: float | None = None
@@ -139,10 +142,20 @@ class Member:
         """What it is, and its name."""
         return f"the row of {self.name}" if self.row else f"worker {self.name}"
 
+    def find_brought(self, job: str) -> StageRun | None:
+        """Return the stages of a job that it had built when it connected; None for none."""
+        return self.brought[1] if self.brought is not None and self.brought[0] == job else None
+
     @property
     def able(self) -> bool:
         """Whether it can be given work of the running job once it has the weights."""
         return self.has_data_stream and self.ready and self.refusal is None
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether it builds the job again, or other stages of it, after it was admitted to the job."""
+        hindered = self.unfit is not None or self.code_wait is not None
+        return bool(self.layout_hash) and self.building_since_seconds is not None and not hindered
 
     @property
     def present(self) -> bool:

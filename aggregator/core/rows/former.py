@@ -63,8 +63,8 @@ class RowFormer:
         self._blames: dict[int, int] = {}  # by session: broken links that others name it for
         self._broken_link = ""
         self._mismatch: Refusal | None = None
-        self._candidates: list[int] = []
-        self._candidates_since_seconds = 0.0
+        self._present: list[int] = []
+        self._present_since_seconds = 0.0
 
     # ---- forming ----
 
@@ -82,14 +82,15 @@ class RowFormer:
         """
         self._forget_lost()
         able = [each for each in self._workers.values() if _may_take(each)]
-        candidates = [self._candidate(each, replaced) for each in able if each.pipeline_address]
-        candidates.sort(key=lambda each: self._blames.get(each.worker, 0))  # stable: else in order of arrival
-        present = sorted(each.worker for each in candidates)
-        if present != self._candidates:
-            self._candidates, self._candidates_since_seconds = present, now
+        reachable = [each for each in able if each.pipeline_address]
+        present = sorted(each.session for each in reachable)
+        if present != self._present:
+            self._present, self._present_since_seconds = present, now
         # When a job begins, the workers that run have come after `retry`. One that has died may be started again.
         patience_seconds = self._timeouts.deaf if self._was_complete else self._timeouts.retry
-        shares = now - self._candidates_since_seconds > patience_seconds
+        shares = now - self._present_since_seconds > patience_seconds
+        candidates = [self._candidate(each, replaced, patient=not shares) for each in reachable]
+        candidates.sort(key=lambda each: self._blames.get(each.worker, 0))  # stable: else in order of arrival
         wanted = [seats for seats in form_rows(self._count, candidates, former, shares=shares) if seats]
         wanted += [seats for each in able if not each.pipeline_address for seats in self._alone(each)]
         for row in self._table:
@@ -116,10 +117,13 @@ class RowFormer:
             for session in known.keys() - self._workers.keys():
                 del known[session]
 
-    def _candidate(self, member: Member, replaced: int | None) -> Candidate:
+    def _candidate(self, member: Member, replaced: int | None, *, patient: bool) -> Candidate:
+        """Return a worker as a candidate. One that has come with built stages is patient, not one with other orders."""
         session = member.session
-        built = None if session == replaced else self._built.ordered(session)
-        return Candidate(session, self._most_stages.get(session, self._count), built)
+        ordered, brought = self._built.ordered(session), member.find_brought(self._report.job.id)
+        built = None if session == replaced else ordered or brought
+        most = self._most_stages.get(session, self._count)
+        return Candidate(session, most, built, patient and ordered is None and brought is not None)
 
     def _alone(self, member: Member) -> list[Seats]:
         """Return the row of a worker that others can't reach: it has all stages, or none."""

@@ -38,11 +38,13 @@ class Candidate:
         worker: its session.
         most_stages: number of stages that fit its mesh, as far as it is known; at least 1.
         built: stages that it has built; None for none. It gets them again if they are free.
+        patient: whether it gets no others, since workers are still coming that it may make a row with.
     """
 
     worker: int
     most_stages: int
     built: StageRun | None = None
+    patient: bool = False
 
 
 def form_rows(
@@ -73,6 +75,7 @@ def form_rows(
     spares = [each for each in candidates if each.worker not in seated]
     for row in rows:
         row.seat_again(spares)
+    spares = [each for each in spares if not each.patient]
     for row in rows:
         row.fill(spares, shares=shares)
     return [tuple(row.seats) for row in rows]
@@ -116,9 +119,10 @@ class _Row:
     def seat_again(self, spares: list[Candidate]) -> None:
         """Give spares the stages that they have built, where those are free."""
         for spare in list(spares):
-            gaps = find_gaps(self._stages, self.seats)
             built = spare.built
-            if built is not None and built.count <= spare.most_stages and any(map(built.is_in, gaps)):
+            if built is None or built.count > spare.most_stages:
+                continue
+            if any(map(built.is_in, find_gaps(self._stages, self.seats))):
                 self._seat(spare, built)
                 spares.remove(spare)
 

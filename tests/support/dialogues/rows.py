@@ -43,9 +43,17 @@ class RowDialogue(Dialogue):
 
     # ---- workers ----
 
-    def arrives(self, session: int) -> list[str]:
-        """Connect a worker that others can reach; return what it is told once its data stream is up."""
-        self.hello(session, pipeline_address=f"host{session}:1")
+    def arrives(self, session: int, brings: StageRun | None = None) -> list[str]:
+        """Connect a worker that others can reach; return what it is told once its data stream is up.
+
+        Args:
+            session: its session.
+            brings: stages of the job that it has built before.
+        """
+        built: dict[str, Any] = {}
+        if brings is not None:
+            built = {"job": "a", "first_stage": brings.first, "stages": brings.count}
+        self.hello(session, pipeline_address=f"host{session}:1", **built)
         return self.give(ev.DataStreamOpened(session))
 
     def parts(self, session: int) -> LayoutParts:

@@ -164,6 +164,84 @@ def test_what_a_worker_has_built_before_it_was_told_otherwise_is_ignored() -> No
     )
 
 
+# ---- workers that come back ----
+
+
+def test_after_a_restart_of_the_aggregator_all_workers_get_the_stages_that_they_have_built() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.optimizer()
+    dialogue.stands(1, 0)
+    assert dialogue.arrives(1, StageRun(0, 1)) == ["1 <- join stage 0"]
+    assert dialogue.arrives(3, StageRun(0, 1)) == [], "one with stage 1 may be on its way"
+    assert dialogue.arrives(4, StageRun(1, 1)) == ["4 <- join stage 1"]
+    assert dialogue.arrives(2, StageRun(1, 1)) == ["3 <- join stage 0", "2 <- join stage 1"]
+
+
+def test_a_worker_takes_other_stages_than_it_has_built_once_no_more_workers_come() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.arrives(1, StageRun(0, 1))
+    assert dialogue.arrives(2, StageRun(0, 1)) == []
+    assert dialogue.goes_by(STANDARD_TIMEOUTS.retry + 2.5, 1, 2) == ["2 <- join stage 1"]
+
+
+def test_stages_of_another_job_do_not_count() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.arrives(1)
+    dialogue.hello(2, pipeline_address="host2:1", job="z", first_stage=0, stages=1)
+    assert dialogue.give(ev.DataStreamOpened(2)) == ["2 <- join stage 1"]
+
+
+# ---- other code ----
+
+
+def test_workers_of_new_code_wait_while_those_of_the_old_code_build_other_stages() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.optimizer()
+    dialogue.stands(1, 0)
+    dialogue.weights(1, 0, 0, 1)
+    dialogue.arrives(1)
+    dialogue.arrives(2)
+    for session in (1, 2):
+        dialogue.builds(session, holds=(1, 0), fingerprint={"code": "old"})
+    lost(dialogue, 2)
+    dialogue.arrives(3)
+    assert dialogue.builds(3, fingerprint={"code": "new"}) == []
+    assert state_of(dialogue) == {"w1": "ready stage 0", "w3": "waiting"}
+    assert has_facts(waits_for(dialogue), "waits for a worker for stage 1 of 2 (w3: its code is new")
+    dialogue.goes_by(SHARE_AFTER, 1, 3)
+    assert dialogue.told[1] == StageRun(0, 2)
+    dialogue.goes_by(2 * STANDARD_TIMEOUTS.comeback, 1, 3)
+    assert not dialogue.job().code_changes, "worker 1 builds for long, but it is there"
+    dialogue.builds(1, holds=(1, 0), fingerprint={"code": "old"})
+    assert dialogue.leases[1]
+
+
+def test_a_row_of_new_code_goes_on_once_no_worker_of_the_old_code_is_left() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.optimizer()
+    dialogue.stands(1, 0)
+    dialogue.arrives(1)
+    dialogue.arrives(2)
+    for session in (1, 2):
+        dialogue.builds(session, fingerprint={"code": "old"})
+    for session in (1, 2):
+        lost(dialogue, session)
+        dialogue.arrives(session + 2)
+        dialogue.builds(session + 2, fingerprint={"code": "new"})
+    dialogue.checkpoint(1, 0)
+    orders = dialogue.goes_by(2 * STANDARD_TIMEOUTS.comeback, 3, 4)
+    assert [(each.before, each.after) for each in dialogue.job().code_changes] == [("old", "new")]
+    assert "optimizer <- Open" in orders
+    assert orders[-1] == "4 <- join stage 1", "both had built the only stage that was free for new code"
+    orders = dialogue.builds(4, fingerprint={"code": "new"})
+    assert orders[0] == "3 <- row of stage 0 w3, stage 1 w4"
+
+
 # ---- stages that don't fit ----
 
 

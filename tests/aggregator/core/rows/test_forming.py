@@ -73,6 +73,15 @@ def test_stages_that_do_not_fit_go_to_others_or_lack_a_worker() -> None:
     assert find_gaps(4, rows_of(["1:0 2:1-2"])[0]) == [StageRun(3, 1)]
 
 
+def test_a_patient_worker_gets_the_stages_that_it_has_built_or_none() -> None:
+    first, second = (Candidate(each, 2, built=StageRun(0, 1), patient=True) for each in (1, 2))
+    assert texts_of(form_rows(2, [first, second], [], shares=False)) == ["1:0"]
+    third = Candidate(3, 2, built=StageRun(1, 1), patient=True)
+    assert texts_of(form_rows(2, [first, second, third], rows_of(["1:0"]), shares=False)) == ["1:0 3:1"]
+    impatient = Candidate(2, 2, built=StageRun(0, 1))
+    assert texts_of(form_rows(2, [first, impatient], rows_of(["1:0"]), shares=False)) == ["1:0 2:1"]
+
+
 def test_a_worker_gets_the_stages_that_it_has_built() -> None:
     candidates = [Candidate(1, 2), Candidate(2, 2, built=StageRun(0, 1)), Candidate(3, 2)]
     assert texts_of(form_rows(2, candidates, [], shares=True)) == ["2:0 1:1"]
