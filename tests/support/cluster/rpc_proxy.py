@@ -67,20 +67,31 @@ class Over(Exception):
     """End of a call by the peer."""
 
 
+def choose_host() -> str:
+    """Return the loopback address of the next proxy."""
+    return f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
+
+
 class RpcProxy:
-    """Proxy for `target`, with the interface of a `Relay`."""
+    """Proxy for `target`, with the interface of a `Relay`.
+
+    Args:
+        target: the daemon that calls are passed to.
+        host: address of the proxy; empty for one of its own.
+        port: its port; 0 for any free one.
+    """
 
     _loop: asyncio.AbstractEventLoop | None = None  # one for all proxies, as grpc.aio needs
     _channel: Any
 
-    def __init__(self, target: ProxyTarget) -> None:
-        self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
+    def __init__(self, target: ProxyTarget, host: str = "", port: int = 0) -> None:
+        self.host = host or choose_host()
         self.tensor_port = 0
         self.struck = threading.Event()
         self._fault: Fault | None = None
         self._refusing = ""  # method whose next call is refused
         self._calls: list[tuple[str, asyncio.Future[None]]] = []  # method, and future that breaks the call
-        self.port = self._do(self._start(target.address))
+        self.port = self._do(self._start(target.address, port))
 
     @classmethod
     def _do(cls, work: Any) -> Any:
@@ -120,11 +131,11 @@ class RpcProxy:
                 if method == fault.method and not broken.done():
                     broken.set_exception(Struck("midway"))  # so that the caller calls again
 
-    async def _start(self, address: str) -> int:
+    async def _start(self, address: str, wanted_port: int) -> int:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._server = grpc.aio.server(options=OPTIONS)
         self._server.add_generic_rpc_handlers((_AnyMethod(self._serve),))
-        port: int = self._server.add_insecure_port(f"{self.host}:0")
+        port: int = self._server.add_insecure_port(f"{self.host}:{wanted_port}")
         await self._server.start()
         return port
 
