@@ -13,6 +13,7 @@ from services.errors import Refused
 NAME_CHARACTERS = 64
 """Length of the longest name."""
 NAME_PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._@-]{{0,{NAME_CHARACTERS - 1}}}")
+_NUMBERS = re.compile(r"([0-9]+)")
 NAME_FORM = "1 to 64 letters, digits, '.', '_', '@' or '-', and a letter or digit first"
 
 
@@ -30,3 +31,9 @@ def check_name(what: str, name: str) -> str:
     if not is_name(name):
         raise Refused(f"{what} {name[:80]!r}: expected {NAME_FORM}")
     return name
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a sort key by which `box-2` comes before `box-10`."""
+    parts = _NUMBERS.split(name)
+    return [(int(each) if each.isdecimal() else 0, each) for each in parts]

@@ -105,8 +105,9 @@ class ClusterCheck:
         peer = LinkPeer(f"worker {order.peer}", order.address, port, ())
         report = await check_link(self._neighbours, peer, shared_memory=False, speed=False)
         if report.problem and not report.wrong_bits:
+            cause = report.problem.removeprefix(f"{order.address}: ")
             report.problem = printable(
-                f"{order.address}: {report.problem}; look at that worker's --listen, --advertise, --tensor-port and "
+                f"{order.address}: {cause}; look at that worker's --listen, --advertise, --tensor-port and "
                 "certificate, and at firewalls",
                 LINE_CHARACTERS,
             )

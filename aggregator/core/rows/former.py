@@ -13,6 +13,7 @@ from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps, form
 from aggregator.core.rows.row_table import Row, RowTable
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
+from services.names import natural_order
 from services.pipeline.split import StageRun
 from services.printable import printable
 from services.timeouts import Timeouts
@@ -90,7 +91,7 @@ class RowFormer:
         patience_seconds = self._timeouts.deaf if self._was_complete else self._timeouts.retry
         shares = now - self._present_since_seconds > patience_seconds
         candidates = [self._candidate(each, replaced, patient=not shares) for each in reachable]
-        candidates.sort(key=lambda each: self._blames.get(each.worker, 0))  # stable: else in order of arrival
+        candidates.sort(key=self._rank)
         wanted = [seats for seats in form_rows(self._count, candidates, former, shares=shares) if seats]
         wanted += [seats for each in able if not each.pipeline_address for seats in self._alone(each)]
         for row in self._table:
@@ -124,6 +125,14 @@ class RowFormer:
         built = None if session == replaced else ordered or brought
         most = self._most_stages.get(session, self._count)
         return Candidate(session, most, built, patient and ordered is None and brought is not None)
+
+    def _rank(self, candidate: Candidate) -> tuple[int, list[tuple[int, str]]]:
+        """Return a sort key: workers that are not blamed first, then by name.
+
+        A launch names workers by rank, and fills one host after another: so neighbouring stages share hosts.
+        """
+        name = self._workers[candidate.worker].name
+        return self._blames.get(candidate.worker, 0), natural_order(name)
 
     def _alone(self, member: Member) -> list[Seats]:
         """Return the row of a worker that others can't reach: it has all stages, or none."""

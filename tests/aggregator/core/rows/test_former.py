@@ -86,6 +86,14 @@ def test_workers_that_are_there_before_the_job_share_its_stages_at_once() -> Non
     ]
 
 
+def test_stages_follow_the_names_of_workers_that_are_there_before_the_job() -> None:
+    dialogue = RowDialogue(stages=3)
+    for session in (10, 2, 1):
+        dialogue.arrives(session)
+    dialogue.submit(stages=3)
+    assert dialogue.told == {1: StageRun(0, 1), 2: StageRun(1, 1), 10: StageRun(2, 1)}, "w1, w2, w10"
+
+
 def test_two_rows_divide_the_step_and_one_that_loses_a_stage_is_void_alone() -> None:
     dialogue = training_rows(1, 2, 3, 4)
     assert dialogue.leases[1] == dialogue.leases[2] != dialogue.leases[3] == dialogue.leases[4]
