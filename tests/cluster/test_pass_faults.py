@@ -78,6 +78,21 @@ def piped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipedCluster]:
                 proxy.close()
 
 
+@pytest.mark.long
+def test_a_worker_that_its_neighbour_can_not_reach_is_replaced_by_a_spare(
+    tmp_path: Path, spec: str, undamaged: tuple[Bits, float]
+) -> None:
+    with Cluster(tmp_path, tiers=2, heartbeat_seconds=0.5) as cluster:
+        host = choose_host()
+        first = cluster.start_worker("--advertise", host)  # where nothing listens
+        for _ in range(2):
+            cluster.start_worker()
+        cluster.wait_workers(3)
+        job = cluster.finish(cluster.submit(spec))
+        assert (bits(job), job.loss) == undamaged
+        assert f"at {host}:{first.tensor_port} is lost: not heard for" in cluster.workers[1].log_text()
+
+
 @pytest.fixture(scope="module")
 def spec(corpus: Path) -> str:
     hosts = {

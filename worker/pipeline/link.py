@@ -182,7 +182,7 @@ class Link:
         if lease <= self._dropped:
             raise LeaseDropped(f"lease {lease}: dropped while it exchanged arrays with {self}")
         if self._lost:
-            raise NeighbourLost(self.neighbour.name, f"lease {lease}: {self}: {self._lost}")
+            raise NeighbourLost(self.neighbour.name, f"{self}: {self._lost}")
         return True
 
     # ---- called on any thread ----

@@ -21,6 +21,9 @@ from worker.pipeline.messages import PIECE_BYTES, ArrayPiece, PassRefused, Piece
 
 log = logging.getLogger("tiermesh.worker")
 
+MOST_BYTES = 256 << 20
+"""Largest memory for a kind of arrays. It is allocated at once, so larger ones, as of tied parts, go over the wire."""
+
 
 class MemoryUnreadable(PassRefused):
     """Memory of a neighbour on this host that can't be read."""
@@ -59,6 +62,8 @@ class SharedArrays:
 
 
 def _make(places: int, place_bytes: int) -> SharedArray | None:
+    if places * place_bytes > MOST_BYTES:
+        return None
     try:
         return SharedArray(places * place_bytes, place_bytes)
     except OSError as error:

@@ -24,6 +24,7 @@ from tests.support.certificates import make_authority, make_certificate
 from tests.support.faulty_links import Direction, MessageFault, MessageFaults, cutting_relay
 from tests.support.linked_workers import LIMIT_SECONDS, LinkedWorker, form_row, linked_workers, make_lease
 from training.pipeline.exchange import ArraySizes
+from worker.pipeline import shared_arrays
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.lease_exchange import LeaseExchange
 from worker.pipeline.link import NeighbourLost
@@ -171,8 +172,14 @@ def test_arrays_in_memory_survive_connections_that_break(kind: str) -> None:
         assert min(each.shared_links for each in workers) > 1
 
 
-def test_arrays_go_over_the_wire_where_memory_can_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TensorLink, "find_array", lambda *given: None)
+@pytest.mark.parametrize("reason", ["unreadable", "too large"])
+def test_arrays_go_over_the_wire_where_memory_can_not_be_shared(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason == "unreadable":
+        monkeypatch.setattr(TensorLink, "find_array", lambda *given: None)
+    else:
+        monkeypatch.setattr(shared_arrays, "MOST_BYTES", 1000)
     sizes: list[int] = []
     with linked_workers((1, 1), shares=True, wrap=longest_message(sizes)) as workers:
         exchange_leases(workers)
