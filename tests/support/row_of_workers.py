@@ -28,7 +28,7 @@ from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder
-from worker.row_exchange import LeaseDropped
+from worker.row_exchange import LeaseDropped, NeighbourLost
 
 LIMIT_SECONDS = 60
 JOB = "a"
@@ -75,12 +75,19 @@ class MeshOfRow:
 
 
 class ArrayBoard:
-    """Where the workers of a row leave arrays for each other."""
+    """Where the workers of a row leave arrays for each other.
+
+    Attributes:
+        dropped: leases that were dropped.
+        lost: what is raised where a worker takes an array; None for nothing.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[Any, ...], ExactArray] = {}
         self._changed = threading.Condition()
+        self._waiting: set[int] = set()
         self.dropped: set[int] = set()
+        self.lost: NeighbourLost | None = None
 
     def open_exchange(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> BoardExchange:
         """Open the exchange of a lease."""
@@ -97,13 +104,22 @@ class ArrayBoard:
     def take(self, key: tuple[Any, ...]) -> ExactArray:
         """Wait for an array, unless its lease is dropped."""
         with self._changed:
+            if self.lost is not None:
+                raise self.lost
+            self._waiting.add(key[0])
+            self._changed.notify_all()
             came = self._changed.wait_for(
-                lambda: key in self._arrays or key[0] in self.dropped, LIMIT_SECONDS
+                lambda: key in self._arrays or key[0] in self.dropped, 2 * LIMIT_SECONDS
             )
             assert came, f"{key}: never sent"
             if key[0] in self.dropped:
                 raise LeaseDropped(f"lease {key[0]}: dropped")
             return self._arrays.pop(key)
+
+    def wait_for_waiting(self, lease: int) -> None:
+        """Return when a worker has begun to wait for an array of a lease."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: lease in self._waiting, LIMIT_SECONDS)
 
     def drop(self, lease: int) -> None:
         """Wake those that wait for arrays of a lease."""
@@ -246,6 +262,7 @@ class Row:
     Attributes:
         workers: the workers, in the order of their stages.
         mesh: their meshes.
+        board: where they exchange arrays.
         elements: number of elements of the layout.
         covered: number of elements of the workers' parts: all, unless others have been left out.
         row: id of the row; 0 for one worker with the whole model.
@@ -253,6 +270,7 @@ class Row:
 
     workers: Sequence[RowWorker]
     mesh: MeshOfRow
+    board: ArrayBoard
     elements: int
     covered: int
     row: int
@@ -271,27 +289,27 @@ class Row:
         """
         board, mesh = board or ArrayBoard(), MeshOfRow(len(stages))
         builder = JobBuilder(open_mesh=mesh.open)
-        row = cls.introduce([RowWorker(config, each, board, builder) for each in stages], mesh)
+        row = cls.introduce([RowWorker(config, each, board, builder) for each in stages], mesh, board)
         assert row.covered == row.elements
         return row
 
     @classmethod
-    def introduce(cls, workers: Sequence[RowWorker], mesh: MeshOfRow) -> Row:
+    def introduce(cls, workers: Sequence[RowWorker], mesh: MeshOfRow, board: ArrayBoard) -> Row:
         """Wait until workers have built their stages, and introduce them to each other."""
         ready = [worker.wait_for(pb.Ready) for worker in workers]
         assert len({each.layout_hash for each in ready}) == 1
         elements = ready[0].elements
         if not ready[0].stages:
-            return cls(workers, mesh, elements, elements, 0)
+            return cls(workers, mesh, board, elements, elements, 0)
         for worker in workers:
             worker.order(pb.Row(job=JOB, row=1))
         covered = sum(part.elements for each in ready for part in each.parts)
-        return cls(workers, mesh, elements, covered, 1)
+        return cls(workers, mesh, board, elements, covered, 1)
 
-    def lease(self, phase: Any, *, step: int = 0, **fields: Any) -> int:
-        """Grant a lease to all workers, and return its id."""
+    def lease(self, phase: Any, *, to: Sequence[int] | None = None, step: int = 0, **fields: Any) -> int:
+        """Grant a lease to all workers, or to some; return its id."""
         self._lease += 1
-        for worker in self.workers:
+        for worker in self.workers if to is None else [self.workers[each] for each in to]:
             lease = pb.Lease(
                 job=JOB, generation=1, step=step, lease=self._lease, phase=phase, row=self.row, **fields
             )

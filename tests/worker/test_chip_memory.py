@@ -12,8 +12,9 @@ from services.config.job import JobConfig
 from services.config.job_parts import DataConfig
 from services.config.models import GPT2Config
 from services.errors import Refused
+from services.pipeline.split import StageRun
 from services.printable import LINE_CHARACTERS
-from worker.chip_memory import check_chip_memory
+from worker.chip_memory import ChipMemoryShort, check_chip_memory
 from worker.job_on_mesh import JobBuilder
 
 DATA = {"path": "builtin:python-reference", "sha256": "0" * 64, "vocab_size": 100}
@@ -59,6 +60,16 @@ def test_a_submesh_for_each_stage_must_hold_the_largest_stage(chip: Mesh) -> Non
     check_chip_memory(even, chip)
     with pytest.raises(Refused, match="needed on each chip at stage 1's peak"):
         check_chip_memory(uneven, chip)
+
+
+def test_stages_that_share_a_mesh_must_fit_it_together(chip: Mesh) -> None:
+    config = make_pipeline((16,) * 4)
+    check_chip_memory(config, chip, StageRun(1, 1))
+    with pytest.raises(ChipMemoryShort) as short:
+        check_chip_memory(config, chip, StageRun(1, 3))
+    assert "for stages 1-3 at once" in str(short.value) and "more workers" in str(short.value)
+    chip.shape = (3, 1)
+    check_chip_memory(config, chip, StageRun(1, 3))
 
 
 def test_what_the_config_does_not_tell_is_tried(chip: Mesh) -> None:

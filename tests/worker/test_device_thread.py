@@ -23,12 +23,14 @@ from services.config.pipeline import PipelineConfig
 from services.corpora.reading_progress import report_reading
 from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed
+from services.pipeline.split import StageRun
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk, pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
 from tests.support.facts import has_facts
 from training.pipeline.build import build_step
 from training.step import TrainingStep
+from worker.chip_memory import ChipMemoryShort
 from worker.core import events as ev
 from worker.device_thread import ABANDON_SECONDS, DeviceThread
 from worker.file_exchange import ModelFiles
@@ -164,6 +166,19 @@ def test_a_build_that_reads_files_ends_when_it_is_not_wanted(
             continue
         assert isinstance(found, ev.Built) and found.job == "b", "the first build's end is not told"
     assert _is_closed(device.meshes[0])
+
+
+def test_stages_that_do_not_fit_are_told_apart_from_a_job_that_does_not(
+    make_device: Callable[..., Device],
+) -> None:
+    def refuse(*arguments: Any, **settings: Any) -> TrainingStep:
+        raise ChipMemoryShort("20 GB needed")
+
+    device = make_device(refuse)
+    for stages in (None, StageRun(0, 1)):
+        device.thread.build("a", JOB.encode(), {}, stages)
+        failed = ev.BuildFailed("a", "20 GB needed", stages=stages, too_large=stages is not None)
+        assert device.next_input() == failed
 
 
 class FullMesh(TrainingStep):

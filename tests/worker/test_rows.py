@@ -7,16 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from mesh.device import open_mesh
+from protos import cluster_pb2 as pb
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pipeline import PipelineConfig
+from services.errors import Refused
 from services.pipeline.split import StageRun
 from services.tensors import layout, layout_parts
-from tests.support.row_of_workers import MakeRow, Row
+from tests.support.row_of_workers import JOB, MakeRow, Row
+from training.pipeline.build import build_stages
+from worker.row_exchange import NeighbourLost
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
 SIZES: dict[str, Any] = {
@@ -120,3 +126,72 @@ def test_a_row_has_the_bits_of_one_worker(
             assert all(each.tokens == computed[0].tokens for each in computed)
     assert results[0] == results[1]
     assert len(results[0][2]) == 2
+
+
+@pytest.fixture
+def row(make_config: Callable[..., JobConfig], make_row: MakeRow) -> Row:
+    """Build a row of two workers with a stage each, which have their initial weights."""
+    row = make_row(make_config(TIED, EVEN, (0,)), each_alone(2))
+    row.load(row.initialise())
+    return row
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_dropped_lease_wakes_a_worker_that_waits_for_its_neighbour(row: Row, waiting: int) -> None:
+    expected, _ = row.train(first=0, count=2)
+    lease = row.lease(pb.TRAIN, to=[waiting], first=0, count=4)
+    row.board.wait_for_waiting(lease)
+    row.workers[waiting].order(pb.Revoke(job=JOB, lease=lease))
+    found, _ = row.train(first=0, count=2)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_a_worker_stops_while_it_waits_for_its_neighbour(row: Row) -> None:
+    lease = row.lease(pb.TRAIN, to=[1], first=0, count=1)
+    row.board.wait_for_waiting(lease)
+    row.workers[1].device.close()
+    assert lease in row.board.dropped
+
+
+def test_a_neighbour_that_is_lost_is_named(row: Row) -> None:
+    row.board.lost = NeighbourLost("w2", "not heard for 20 s")
+    lease = row.lease(pb.EVALUATE, to=[1], first=0, count=1)
+    failure = row.workers[1].wait_for(pb.Failure)
+    assert (failure.lease, failure.neighbour, failure.reason) == (lease, "w2", "not heard for 20 s")
+
+
+def test_a_worker_that_gets_other_stages_builds_them(row: Row) -> None:
+    expected, _ = row.train(first=0, count=2)
+    first, second = row.workers
+    for worker, stages in ((first, StageRun(1, 1)), (second, StageRun(0, 1))):
+        worker.join(stages)
+    swapped = Row.introduce([second, first], row.mesh, row.board)
+    swapped.load(swapped.initialise())
+    found, _ = swapped.train(first=0, count=2)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_each_stage_reports_its_gradients_that_are_not_finite(row: Row) -> None:
+    weights = row.initialise()
+    weights[:] = np.inf
+    row.load(weights, step=1)
+    row.lease(pb.TRAIN, step=1, first=2, count=2)
+    found = [worker.wait_for(pb.Computed).non_finite for worker in row.workers]
+    assert [[each.micro_batch for each in of_stage] for of_stage in found] == [[2, 3], [2, 3]]
+    first, last = (of_stage[0].parameter for of_stage in found)
+    assert "blocks.1" in first and "blocks" not in last, "the first in the order of the backward pass"
+
+
+def test_tokens_of_a_row_are_counted_once(row: Row) -> None:
+    _, computed = row.train(first=0, count=3)
+    counted = [
+        worker.metrics.registry.get_sample_value("tiermesh_tokens_total", {"job": JOB, "role": "worker"})
+        for worker in row.workers
+    ]
+    assert sum(each or 0 for each in counted) == computed[0].tokens == computed[1].tokens
+
+
+def test_stages_that_the_job_does_not_have_are_refused(make_config: Callable[..., JobConfig]) -> None:
+    config = make_config(TIED, EVEN)
+    with open_mesh((1, 1), backend="emulator") as mesh, pytest.raises(Refused, match="stages 1-2 ordered"):
+        build_stages(config, mesh, StageRun(1, 2))

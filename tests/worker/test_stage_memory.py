@@ -111,7 +111,7 @@ def measure(
     tracemalloc.start()
     worker = RowWorker(config, stages, board, JobBuilder(open_mesh=meshes.open))
     try:
-        row = Row.introduce([worker], meshes)
+        row = Row.introduce([worker], meshes, board)
         for _ in run_leases(row, weights, out):
             device_bytes = meshes.opened[0].handle.memory.live_bytes
         peak_bytes = tracemalloc.get_traced_memory()[1]
