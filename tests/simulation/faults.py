@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.process import Process
+from tests.simulation.row_links import RowConnection
 from tests.simulation.scenario import MOST_SECONDS
 from tests.simulation.simulated_aggregator import SimulatedAggregator
 from tests.simulation.simulated_worker import SimulatedWorker
@@ -23,11 +24,13 @@ class Faults:
     Attributes:
         active: whether more faults may happen.
         hung: workers whose devices have hung.
+        parted_until: times until which two workers can't reach each other, by their names.
     """
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.active = True
         self.hung: set[str] = set()
+        self.parted_until: dict[frozenset[str], float] = {}
         self._cluster = cluster
         self._disturbed_until = 0.0
         steps = cluster.scenario.jobs[0].plan.steps
@@ -65,6 +68,7 @@ class Faults:
         kinds += ["usurper"] if rng.random() < 0.2 else []
         kinds += ["everything"] if rng.random() < 0.3 else []
         kinds += ["hang"] if rng.random() < 0.1 else []
+        kinds += ["row link", "parted"] if any(job.pipeline is not None for job in scenario.jobs) else []
         return rng.choice(scenario.fault_kinds or kinds)
 
     def _fault(self) -> None:
@@ -109,6 +113,11 @@ class Faults:
             case "usurper" if cluster.aggregator is not None and cluster.aggregator.alive:
                 cluster.injected["second aggregator"] += 1
                 self.take_over(cluster.aggregator)
+            case "row link" if rows := [each for each in cluster.links if isinstance(each, RowConnection)]:
+                cluster.injected["link of a row cut"] += 1
+                rng.choice(rows).cut()
+            case "parted" if rows := [each for each in cluster.links if isinstance(each, RowConnection)]:
+                self._part(rng.choice(rows))
             case "sick" if alive:
                 self._sicken(rng.choice(alive), len(alive))
             case "hang" if healthy := [each for each in alive if each.name not in self.hung]:
@@ -134,6 +143,19 @@ class Faults:
     def disturb(self, seconds: float) -> None:
         """Note that a fault's effect lasts for this long."""
         self._disturbed_until = max(self._disturbed_until, self._cluster.loop.now + seconds)
+
+    def _part(self, connection: RowConnection) -> None:
+        """Break a link of a row, and let its ends not reach each other for some time."""
+        cluster = self._cluster
+        cluster.injected["workers parted"] += 1
+        seconds = cluster.rng.choice((5.0, 40.0, 120.0))
+        self.disturb(seconds)
+        self.parted_until[connection.names] = cluster.loop.now + seconds
+        connection.cut()
+
+    def are_parted(self, names: frozenset[str]) -> bool:
+        """Return whether two workers can't reach each other now."""
+        return self._cluster.loop.now < self.parted_until.get(names, 0.0)
 
     def _silence_seconds(self) -> float:
         """Draw how long a link is silent. The longest silence outlasts the run, so a peer has to detect it."""

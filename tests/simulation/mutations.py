@@ -14,9 +14,12 @@ from aggregator.core.job_report import CommittedStep, JobReport
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.progress import JobProgress
+from aggregator.core.rows.former import RowFormer
+from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.chunk_router import WeightStore
 from aggregator.core.sums.coverage import Coverage
+from aggregator.core.sums.piece_book import PieceBook
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.check import Check
 from aggregator.core.verification.step_checks import StepChecks
@@ -27,6 +30,8 @@ from services.errors import Refusal
 from services.protocol import hello
 from services.protocol.versions import Version
 from tests.simulation import disk
+from worker.core.job import JoinedJob
+from worker.core.lanes import ReceivingLane
 from worker.core.leases import SendWindows
 from worker.core.worker import WorkerCore
 
@@ -324,6 +329,52 @@ def forgets_jobs_submitted_during_a_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AggregatorCore, "handle", handled)
 
 
+def drops_a_piece(patch: pytest.MonkeyPatch) -> None:
+    add = PieceBook.add
+    patch.setattr(
+        PieceBook, "add", lambda self, lease, piece: add(self, lease, piece) and piece.elements % 7 > 0
+    )
+
+
+def puts_chunks_together_without_all_pieces(patch: pytest.MonkeyPatch) -> None:
+    def take(self: PieceBook, lease: int, chunk: int, elements: int) -> bool:
+        return self._kept.get(lease, {}).pop(chunk, None) is not None
+
+    patch.setattr(PieceBook, "take", take)
+
+
+def counts_chunk_0_before_all_reports(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobRows, "_is_computed", lambda self, member, lease: True)
+
+
+def joins_losses_before_all_reports(patch: pytest.MonkeyPatch) -> None:
+    def evaluated(self: JobRows, member: Any, evaluated: pb.Evaluated) -> Any:
+        found = self._find_lease(member, evaluated.lease)
+        return None if found is None else (found[0].member, evaluated)
+
+    patch.setattr(JobRows, "evaluated", evaluated)
+
+
+def keeps_leases_of_lost_rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RowFormer, "_dissolve", lambda self, row, now: self._table.remove(row))
+
+
+def accepts_activations_of_other_leases(patch: pytest.MonkeyPatch) -> None:
+    def take(self: ReceivingLane[Any], lease: int) -> Any:
+        if not self._waiting:
+            return None
+        self.taken += 1
+        return self._waiting.popleft()[1]
+
+    patch.setattr(ReceivingLane, "take", take)
+    patch.setattr(ReceivingLane, "drop", lambda self, lease: None)
+
+
+def performs_leases_again(patch: pytest.MonkeyPatch) -> None:
+    ignored = property(lambda self: 0, lambda self, lease: None)
+    patch.setattr(JoinedJob, "newest_lease", ignored, raising=False)
+
+
 MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
@@ -368,6 +419,16 @@ CHECK_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     never_resumes_after_a_check,
     starts_jobs_during_a_check,
     forgets_jobs_submitted_during_a_check,
+]
+
+SPLIT_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    drops_a_piece,
+    puts_chunks_together_without_all_pieces,
+    counts_chunk_0_before_all_reports,
+    joins_losses_before_all_reports,
+    keeps_leases_of_lost_rows,
+    accepts_activations_of_other_leases,
+    performs_leases_again,
 ]
 
 FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {

@@ -84,6 +84,11 @@ class RowConnection:
             for end in self._both
         }
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of both workers."""
+        return frozenset(each.name for each in self.ends)
+
     def other(self, end: LinkEnd) -> LinkEnd:
         """Return the other end."""
         return self._both[end is self._both[0]]
@@ -141,7 +146,8 @@ class LinkEnd:
             return
         peer = self.worker.cluster.workers.get(self.seat.name)
         other = None if peer is None or not peer.alive else peer.row_links.end_of(self.row, self.worker.name)
-        if other is None:
+        parted = self.worker.cluster.faults.are_parted(frozenset((self.seat.name, self.worker.name)))
+        if other is None or parted:
             self.worker.later(0.05 + self.worker.cluster.rng.random(), self.open)
             return
         connection = RowConnection(self.worker.cluster, other, self)

@@ -20,6 +20,9 @@ STEPS = 120
 ROW_SKEW = 10
 """Largest factor on the delays of links between the workers of a row, over which many messages go one after another."""
 
+SPLIT_JOBS = 0.3
+"""Share of the jobs of usual seeds that have a pipeline."""
+
 MOST_SECONDS = 40_000.0
 """Limit of a run's virtual time."""
 
@@ -112,6 +115,10 @@ class Scenario:
         checks = tuple(60 * checked.random() for _ in range(checked.choice((0, 0, 3))))
         if checks:  # they can begin only where no job runs
             jobs[0].submitted_seconds = 30 * checked.random()
+        split = random.Random(f"pipelines of {seed}")  # another one of its own
+        for job in jobs:
+            if split.random() < SPLIT_JOBS:
+                job.split(split, workers)
         slow = rng.choice((0.002, 0.005, 0.02))
         return cls(
             tiers=rng.choice((2, 3, 3)),

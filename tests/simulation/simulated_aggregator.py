@@ -234,6 +234,8 @@ class SimulatedAggregator(Process):
         if run is not None and run.lease_book.step_sum is not None:
             expected = run.lease_book.step_sum.coverage.stored_nodes()
         require(set(self.kept) == expected, f"kept {sorted(self.kept)}, the core expects {sorted(expected)}")
+        pieces = set() if run is None else run.router.pieces.kept()
+        require(set(self.pieces) == pieces, f"kept {sorted(self.pieces)}, the core expects {sorted(pieces)}")
 
     def _forward(self, header: ChunkHeader, payload: Any) -> None:
         if self._optimizer is not None:

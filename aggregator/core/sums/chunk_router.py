@@ -99,6 +99,7 @@ class ChunkRouter:
 
     Attributes:
         weights: the chunks of the newest weights.
+        pieces: the pieces of chunks that have arrived.
     """
 
     def __init__(self, job: str, epoch: int, wire: WireTypes, out: Outbox) -> None:
@@ -107,7 +108,7 @@ class ChunkRouter:
         self._epoch = epoch
         self._wire = wire
         self._out = out
-        self._pieces = PieceBook()
+        self.pieces = PieceBook()
 
     def make_header(self, version: Version, chunk: int, elements: int, kind: int) -> ChunkHeader:
         """Return the header of a chunk to send; the sender adds its incarnation and the checksum."""
@@ -157,7 +158,7 @@ class ChunkRouter:
 
     def keep_piece(self, header: ChunkHeader) -> None:
         """Keep a piece of a chunk of a row's lease, unless it is a repeated one."""
-        if self._pieces.add(header.lease, Piece(header.index, header.offset, header.elements)):
+        if self.pieces.add(header.lease, Piece(header.index, header.offset, header.elements)):
             self._out.put(KeepPiece(header.lease, header.index, header.offset))
 
     def assemble(self, header: ChunkHeader, elements: int) -> ChunkHeader | None:
@@ -167,7 +168,7 @@ class ChunkRouter:
             header: header of a piece of the chunk.
             elements: number of elements of the layout.
         """
-        if not self._pieces.take(header.lease, header.index, elements):
+        if not self.pieces.take(header.lease, header.index, elements):
             return None
         self._out.put(Assemble(header.lease, header.index))
         whole = ChunkHeader()
@@ -178,12 +179,12 @@ class ChunkRouter:
 
     def drop_pieces(self, lease: int) -> None:
         """Drop the pieces of a void lease's chunks."""
-        if self._pieces.forget(lease):
+        if self.pieces.forget(lease):
             self._out.put(DropPieces(lease))
 
     def drop_all(self) -> None:
         """Drop all sums, and all pieces."""
-        self._pieces.clear()
+        self.pieces.clear()
         self._out.put(DropAll())
 
     # ---- weights ----

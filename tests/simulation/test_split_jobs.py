@@ -1,0 +1,84 @@
+"""Simulated clusters whose jobs have pipelines: rows of workers that die, freeze, part and come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from services.pipeline.split import StageRun
+from services.tensors.layout_parts import check_cover
+from tests.simulation.mutations import SPLIT_MUTATIONS, drops_a_piece, puts_chunks_together_without_all_pieces
+from tests.simulation.scenario import Scenario
+from tests.simulation.simulated_cluster import SimulatedCluster
+
+QUICK_SEEDS, SEEDS = 4, 300
+"""Usual seeds have jobs with pipelines too, see `SPLIT_JOBS`."""
+MUTATION_SEEDS = 60
+SOON_FOUND = (drops_a_piece, puts_chunks_together_without_all_pieces)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(QUICK_SEEDS), id="usual"),
+        pytest.param(range(QUICK_SEEDS, SEEDS), id="others", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_split_jobs_end_in_the_bits_of_an_undisturbed_run(seeds: range) -> None:
+    injected: Counter[str] = Counter()
+    for seed in seeds:
+        cluster = SimulatedCluster(seed, scenario=Scenario.split(seed))
+        try:
+            cluster.run()
+        except AssertionError as error:
+            pytest.fail(f"seed {seed}: {error}")
+        injected += cluster.injected
+    if len(seeds) > QUICK_SEEDS:
+        assert injected["worker dies"] and injected["link of a row cut"] and injected["neighbour lost"]
+
+
+@pytest.mark.long
+def test_workers_that_are_parted_for_long_are_not_left_in_a_row() -> None:
+    """Part workers alone, with spares: the job must not wait until they reach each other."""
+    lost = 0
+    for seed in range(20):
+        scenario = Scenario.split(seed)
+        scenario = replace(scenario, workers=scenario.workers + 3, faults=8, fault_kinds=("parted",))
+        cluster = SimulatedCluster(seed, scenario=scenario)
+        cluster.run()
+        lost += cluster.injected["neighbour lost"]
+    assert lost
+
+
+def test_the_parts_of_a_split_cover_the_layout_once() -> None:
+    for seed in range(50):
+        for job in Scenario.split(seed).jobs:
+            pipeline = job.pipeline
+            assert pipeline is not None
+            parts = [pipeline.gradients_of(StageRun(stage, 1)) for stage in range(pipeline.stages)]
+            assert check_cover(parts, job.elements) is None
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(each, marks=() if each in SOON_FOUND else pytest.mark.long, id=each.__name__)
+        for each in SPLIT_MUTATIONS
+    ],
+)
+def test_a_mutation_fails_a_seed(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation(monkeypatch)
+    for seed in range(MUTATION_SEEDS):
+        try:
+            SimulatedCluster(seed, scenario=Scenario.split(seed)).run()
+        except Exception as error:
+            assert not isinstance(error, TypeError), "the mutation no longer fits the core"
+            print(f"seed {seed}: {type(error).__name__}: {error}")
+            return
+    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
