@@ -78,6 +78,31 @@ def llama_config(corpus: Path, **training: Any) -> dict[str, Any]:
     }
 
 
+def deep_config(corpus: Path, blocks: int, *, tied: bool = False, **training: Any) -> dict[str, Any]:
+    """Return `gpt_config` with this many narrow blocks, for jobs that a pipeline splits."""
+    config = gpt_config(corpus, **training)
+    config["transformer_config"] |= {"num_blocks": blocks, "weight_tying": "enabled" if tied else "disabled"}
+    return config
+
+
+def split_config(
+    config: dict[str, Any], blocks_per_stage: tuple[int, ...], *, pipelines: int = 1, **pipeline: Any
+) -> dict[str, Any]:
+    """Return a config with stages of so many blocks, or one without a pipeline that has the same micro-batches.
+
+    Args:
+        config: the config.
+        blocks_per_stage: number of blocks of each stage; empty for no pipeline.
+        pipelines: number of pipelines.
+        **pipeline: further settings of the pipeline.
+    """
+    hosts: dict[str, Any] = {"enabled": True, "num_workers": pipelines * (len(blocks_per_stage) or 1)}
+    if blocks_per_stage:
+        ranks = dict(enumerate(blocks_per_stage))
+        hosts["pipeline_parallel_config"] = {"blocks_per_rank": ranks, **pipeline}
+    return config | {"multihost_config": hosts}
+
+
 def regression_config(**training: Any) -> dict[str, Any]:
     """Return a linear regression, a job of very cheap steps."""
     return {
