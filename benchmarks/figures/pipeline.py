@@ -1,130 +1,169 @@
-"""pipeline: memory of a stage's activations, and the bubble of schedules, of pipelines in one process.
+"""pipeline: bubble, activation memory, and what a dead stage costs, of pipelines over real workers.
 
-Memory comes from `PipelineStep` on submeshes of the emulator. It is the peak of a stage's chip during a lease under
-1F1B, counted from the lease's start, with 32 micro-batches over 8.
+Each stage is a `tiermesh worker` with its blocks of a GPT (harness/paced_cluster.py). Its passes take the same time for
+each block, most of which is a pause, so that the machine's cores don't matter.
 
-The bubble comes from threads that follow the schedules in real time. A thread is a stage. Its passes are pauses, the
-same for each block, so that the machine's cores don't matter. Between stages are queues that hold one message. The
-figure is the largest distance of the measured bubble from (p-1)/(vm+p-1), as a share of that.
+* Bubble: largest distance of the idle share of all stages from (p-1)/(vm+p-1), as a share of that, from the first
+  forward to the last backward pass of a step. What a pass takes longer than it should counts as idle.
+* Memory: peak of what a stage's passes in flight keep, with 32 micro-batches over 8, as the workers report it.
+* Death: a stage's worker is killed (SIGKILL) at a random moment of a step, with a spare there. The cost is the time
+  until the step is committed, less a median step and what no schedule can help: detecting the death, building the
+  stages on the spare and sending it their weights. The figure is the maximum.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from queue import Queue
+import random
+from dataclasses import dataclass
 
-import numpy as np
+from benchmarks.harness.logged_cluster import committed
+from benchmarks.harness.paced_cluster import PacedCluster
+from benchmarks.harness.report import median, report
+from services.pipeline.schedule import ScheduleKind
 
-from benchmarks.harness.job_settings import load_setting
-from benchmarks.harness.report import report
-from mesh.axes import Axes
-from mesh.device import open_mesh
-from mesh.memory import capture_memory
-from services.config.pipeline import PipelineConfig
-from services.pipeline.schedule import LEAST_CREDITS, Pass, Schedule, ScheduleKind
-from training.pipeline.stages import Compute
-from training.pipeline.step import PipelineStep
-from training.range_step import FinishedPass
-
-MEMORY_BOUND = 1.05
 BUBBLE_BOUND = 0.10
 INTERLEAVED_BOUND = 0.15
+MEMORY_BOUND = 1.05
+DEATH_BOUND = 1.2
 STAGES = (2, 4)
-BLOCKS = 8
 MICRO_BATCHES = 8
 MANY_MICRO_BATCHES = 32
-FORWARD_SECONDS_PER_BLOCK = 0.005
+PAUSE_SECONDS = 0.1
+WARM_UP_STEPS, STEPS = 2, 3
+DEATHS = 6
+DEATH_PAUSE_SECONDS = 0.05
+SEED = 5
 
 
 def run() -> bool:
-    """Measure memory, then bubbles."""
-    memory = _report_memory()
-    bubble = _report_bubble("pipeline_bubble", BUBBLE_BOUND, ranges_per_stage=1)
-    return _report_bubble("pipeline_bubble_interleaved", INTERLEAVED_BOUND, ranges_per_stage=2) and (
-        bubble and memory
+    """Measure bubbles, memory, and deaths."""
+    return all(
+        (
+            _report_bubble("pipeline_bubble", BUBBLE_BOUND, "1f1b", 1),
+            _report_bubble("pipeline_bubble_interleaved", INTERLEAVED_BOUND, "interleaved_1f1b", 2),
+            _report_memory(),
+            _report_deaths(),
+        )
     )
 
 
-def _report_memory() -> bool:
-    ratios, details = [], []
-    for stages in STAGES:
-        few, many = _measure_activations(stages)
-        ratios += [after / before for before, after in zip(few, many, strict=True)]
-        for count, peaks in ((MICRO_BATCHES, few), (MANY_MICRO_BATCHES, many)):
-            shown = ", ".join(f"{peak / 2**20:.2f}" for peak in peaks)
-            details.append(f"{stages} stages, {count} micro-batches: {shown} MiB at the peak")
-    return report("pipeline_memory", max(ratios), MEMORY_BOUND, *details)
-
-
-def _measure_activations(stages: int) -> tuple[list[int], list[int]]:
-    """Return the peak bytes of each stage with few micro-batches, and with many."""
-    config = load_setting(f"transformer_config.num_blocks={BLOCKS}")
-    pipeline = PipelineConfig(blocks_per_stage=(BLOCKS // stages,) * stages)
-    with open_mesh((stages, 1), backend="emulator", dtype=config.device.dtype) as mesh:
-        meshes = mesh.split(stages, Axes())
-        step = PipelineStep(config, pipeline, meshes)
-        weights = step.initial_weights()
-        for index, entry in enumerate(step.layout.entries):
-            step.load(index, weights[entry.offset : entry.stop])
-        gradient = np.empty(step.layout.elements, np.float32)
-
-        def discard(range_index: int, index: int, compute: Compute) -> FinishedPass:
-            del index
-            return compute(gradient[step.ranges[range_index]], lambda offset: None)
-
-        def measure(micro_batches: int) -> list[int]:
-            captures = [capture_memory(each, every_buffer=False) for each in meshes]
-            step.micro_batches(0, 0, micro_batches, discard)
-            return [capture.segment().peak_bytes for capture in captures]
-
-        step.micro_batches(0, 0, 1, discard)  # makes masks and other constants
-        peaks = measure(MICRO_BATCHES), measure(MANY_MICRO_BATCHES)
-        step.close()
-    return peaks
-
-
-def _report_bubble(name: str, bound: float, *, ranges_per_stage: int) -> bool:
+def _report_bubble(name: str, bound: float, schedule: ScheduleKind, ranges_per_stage: int) -> bool:
     distances, details = [], []
     for stages in STAGES:
-        kind: ScheduleKind = "interleaved_1f1b" if ranges_per_stage > 1 else "1f1b"
-        measured = _measure_bubble(Schedule(kind, stages, MICRO_BATCHES, ranges_per_stage))
+        with PacedCluster(
+            name,
+            stages=stages,
+            micro_batches=MICRO_BATCHES,
+            pause_seconds=PAUSE_SECONDS,
+            schedule=schedule,
+            ranges_per_stage=ranges_per_stage,
+        ) as cluster:
+            cluster.until_committed(WARM_UP_STEPS + STEPS)
+            bubbles = [cluster.bubble(WARM_UP_STEPS + step) for step in range(STEPS)]
         expected = (stages - 1) / (ranges_per_stage * MICRO_BATCHES + stages - 1)
-        distances.append(abs(measured / expected - 1))
+        distances.append(abs(median(bubbles) / expected - 1))
+        shown = ", ".join(f"{100 * each:.2f}" for each in bubbles)
         details.append(
-            f"{kind}, {stages} stages, {MICRO_BATCHES} micro-batches: {100 * measured:.2f} % idle, "
+            f"{schedule}, {stages} stages, {MICRO_BATCHES} micro-batches: {shown} % idle in {STEPS} steps, "
             f"{100 * expected:.2f} % by the formula"
         )
     return report(name, max(distances), bound, *details)
 
 
-def _measure_bubble(schedule: Schedule) -> float:
-    """Return the share of all stages' time, from the first forward to the last backward pass, without a pass."""
-    blocks = BLOCKS / schedule.ranges
-    links: dict[tuple[int, bool], Queue[Pass]] = {
-        (stage, is_backward): Queue(LEAST_CREDITS)
-        for stage in range(schedule.stages)
-        for is_backward in (False, True)
-    }
-    spans: list[tuple[float, float]] = []
+def _report_memory() -> bool:
+    ratios, details = [], []
+    for stages in STAGES:
+        few, many = (_measure_activations(stages, count) for count in (MICRO_BATCHES, MANY_MICRO_BATCHES))
+        ratios += [after / before for before, after in zip(few, many, strict=True)]
+        for count, kept in ((MICRO_BATCHES, few), (MANY_MICRO_BATCHES, many)):
+            shown = ", ".join(f"{each / 2**20:.2f}" for each in kept)
+            details.append(f"1f1b, {stages} stages, {count} micro-batches: {shown} MiB on a stage's chip")
+    return report("pipeline_memory", max(ratios), MEMORY_BOUND, *details)
 
-    def follow(stage: int) -> None:
-        for one in schedule.passes(stage):
-            if schedule.is_fed(one):
-                received = links[stage, one.is_backward].get(timeout=60)
-                assert received == one
-            started = time.perf_counter()
-            time.sleep(blocks * FORWARD_SECONDS_PER_BLOCK * (2 if one.is_backward else 1))
-            spans.append((started, time.perf_counter()))
-            successor = schedule.successor(one)
-            if successor is not None:
-                links[successor.range_index % schedule.stages, one.is_backward].put(successor, timeout=60)
 
-    threads = [threading.Thread(target=follow, args=(stage,)) for stage in range(schedule.stages)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    makespan = max(stop for _, stop in spans) - min(start for start, _ in spans)
-    busy = sum(stop - start for start, stop in spans)
-    return 1 - busy / (schedule.stages * makespan)
+def _measure_activations(stages: int, micro_batches: int) -> list[float]:
+    with PacedCluster(
+        "pipeline_memory", stages=stages, micro_batches=micro_batches, pause_seconds=0.0
+    ) as cluster:
+        cluster.until_committed(WARM_UP_STEPS)
+        return cluster.activation_bytes()
+
+
+@dataclass(frozen=True)
+class Death:
+    """Seconds of one death.
+
+    Attributes:
+        lost: from the start of the step to the death.
+        detected: from the death to the line in the job's log.
+        rebuilt: from there to the first pass of the new row, which has all weights.
+        redone: from there to the COMMIT.
+        step: a median step without a death.
+    """
+
+    lost: float
+    detected: float
+    rebuilt: float
+    redone: float
+    step: float
+
+    @property
+    def cost(self) -> float:
+        """Time lost beyond detection and rebuilding, in steps."""
+        return (self.lost + self.redone) / self.step - 1
+
+
+def _report_deaths() -> bool:
+    draw = random.Random(SEED)
+    with PacedCluster(
+        "pipeline_death",
+        stages=2,
+        micro_batches=MICRO_BATCHES,
+        pause_seconds=DEATH_PAUSE_SECONDS,
+        spares=1,
+    ) as cluster:
+        cluster.until_committed(WARM_UP_STEPS + STEPS)
+        times = _commits(cluster)
+        step = median(
+            [after - before for before, after in zip(times[-STEPS - 1 :], times[-STEPS:], strict=False)]
+        )
+        deaths = [_kill_a_stage(cluster, draw, step) for _ in range(DEATHS)]
+    return report(
+        "pipeline_death_steps",
+        max(each.cost for each in deaths),
+        DEATH_BOUND,
+        f"a step takes {1e3 * step:.0f} ms; median cost {median([each.cost for each in deaths]):.2f} steps",
+        *(
+            f"killed {1e3 * each.lost:.0f} ms into a step: detected in {1e3 * each.detected:.0f} ms, built and loaded "
+            f"in {1e3 * each.rebuilt:.0f} ms, redone in {1e3 * each.redone:.0f} ms: {each.cost:.2f} steps"
+            for each in deaths
+        ),
+    )
+
+
+def _kill_a_stage(cluster: PacedCluster, draw: random.Random, step_seconds: float) -> Death:
+    """Kill the worker of a random stage at a random moment of the next step, and start it again as a spare."""
+    cluster.until_more_steps(2)
+    begun_seconds, step = _commits(cluster)[-1], committed(cluster.events())
+    cluster.until_moment(begun_seconds + draw.uniform(0.1, 0.9) * step_seconds, "a moment of a step")
+    victim = draw.choice(cluster.computing(step))
+    killed_seconds = cluster.kill(victim)
+    told_seconds = cluster.until_told(victim, killed_seconds).seconds
+    ready_seconds = cluster.until_told("stages is ready", told_seconds).seconds
+    cluster.until_committed(step + 1)
+    commit_seconds = _commits(cluster)[step]
+    again = min(each.start for each in cluster.passes(step) if each.start > ready_seconds)
+    cluster.restart(victim)
+    cluster.address(victim)
+    return Death(
+        lost=killed_seconds - begun_seconds,
+        detected=told_seconds - killed_seconds,
+        rebuilt=again - told_seconds,
+        redone=commit_seconds - again,
+        step=step_seconds,
+    )
+
+
+def _commits(cluster: PacedCluster) -> list[float]:
+    """Return when each step so far was committed, in Unix time."""
+    return [event.seconds for event in cluster.events() if event.committed]

@@ -21,15 +21,9 @@ import random
 import time
 from dataclasses import dataclass
 
+from benchmarks.harness.logged_cluster import committed, steps_around
 from benchmarks.harness.report import median, report
-from benchmarks.harness.slowed_cluster import (
-    HEARTBEAT_SECONDS,
-    MICRO_BATCHES,
-    WORKERS,
-    SlowedCluster,
-    committed,
-    steps_around,
-)
+from benchmarks.harness.slowed_cluster import HEARTBEAT_SECONDS, MICRO_BATCHES, WORKERS, SlowedCluster
 
 KILLS, FREEZES, RESTARTS = 10, 4, 4
 """Numbers of worker kills, worker freezes and aggregator kills. The optimizer is killed half as often."""

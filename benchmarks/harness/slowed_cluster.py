@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.daemons import Daemons, Job
+from benchmarks.harness.daemons import Job
 from benchmarks.harness.job_settings import BUILD, ROOT
+from benchmarks.harness.logged_cluster import LoggedCluster, committed
 from services.errors import Failed
 
 WORKERS = 3
@@ -25,21 +23,6 @@ SLOWED_WORKER = Path(__file__).parents[1] / "peers" / "slowed_worker.py"
 
 
 @dataclass(frozen=True)
-class Event:
-    """One line of the job's log. Seconds are Unix time."""
-
-    seconds: float
-    kind: str
-    text: str
-
-    @property
-    def committed(self) -> int:
-        """Number of steps committed with this event, or 0 for an event that reports no step."""
-        found = re.match(r"Step:? (\d+)", self.text) if self.kind == "step" else None
-        return int(found[1]) if found else 0
-
-
-@dataclass(frozen=True)
 class Begun:
     """Start of a micro-batch in a worker's process. Steps count from 0, and seconds are Unix time."""
 
@@ -48,7 +31,7 @@ class Begun:
     seconds: float
 
 
-class SlowedCluster(Daemons):
+class SlowedCluster(LoggedCluster):
     """A cluster with 3 tiers and a GPT of 0.8 M parameters. Its workers pause before each micro-batch.
 
     Args:
@@ -76,17 +59,6 @@ class SlowedCluster(Daemons):
 
     # ---- observations ----
 
-    def events(self) -> list[Event]:
-        """Return the job's log so far."""
-        lines = [
-            line
-            for path in (self.folder / "state" / "logs").glob("*.jsonl")
-            for line in path.read_text().splitlines()
-        ]
-        return [
-            Event(**json.loads(line)) for line in lines if line.endswith("}")
-        ]  # An incomplete line is still being written.
-
     def begun(self, records: str = "*") -> list[Begun]:
         """Return the micro-batches started so far, by processes whose records match the pattern."""
         lines = [
@@ -102,21 +74,6 @@ class SlowedCluster(Daemons):
     def of_worker(self, name: str) -> list[Begun]:
         """Return the micro-batches that the worker's current process has started."""
         return self.begun(f"{name}-{self.processes[name].pid}")
-
-    def until_told(self, text: str, since_seconds: float) -> Event:
-        """Wait for the first event since that moment that contains this text."""
-        return self.until(
-            lambda: next((e for e in self.events() if e.seconds >= since_seconds and text in e.text), None),
-            f"{text!r} in the job's log",
-        )
-
-    def until_committed(self, step: int) -> None:
-        """Wait until this many steps are committed."""
-        self.until(lambda: committed(self.events()) >= step or None, f"step {step}")
-
-    def until_more_steps(self, count: int) -> None:
-        """Wait until this many more steps are committed."""
-        self.until_committed(committed(self.events()) + count)
 
     def until_takes_part(self, name: str, step: int = 0) -> Begun:
         """Wait for the first micro-batch of this step, or of a later one, that the worker's current process starts."""
@@ -159,11 +116,6 @@ class SlowedCluster(Daemons):
         self.processes[name].thaw()
 
 
-def committed(events: Iterable[Event]) -> int:
-    """Return how many steps are committed."""
-    return next((event.committed for event in reversed([*events]) if event.committed), 0)
-
-
 def lease_seconds(begun: Sequence[Begun]) -> float:
     """Return how long a worker computes in a step, from the starts of its micro-batches.
 
@@ -176,19 +128,3 @@ def lease_seconds(begun: Sequence[Begun]) -> float:
         raise Failed(f"a worker computed {len(begun)} micro-batches of a step, expected at least 2")
     first, last = min(each.seconds for each in begun), max(each.seconds for each in begun)
     return (last - first) * len(begun) / (len(begun) - 1)
-
-
-def steps_around(
-    events: Iterable[Event], at_seconds: float, count: int
-) -> tuple[list[float], float, list[float]]:
-    """Return durations of steps, from COMMIT to COMMIT: `count` before a moment, the one around it, `count` after it.
-
-    Raises:
-        Failed: the log has too few steps.
-    """
-    times = [event.seconds for event in events if event.committed]
-    each = [after - before for before, after in itertools.pairwise(times)]
-    at = sum(seconds < at_seconds for seconds in times) - 1
-    if at < count or at + count >= len(each):
-        raise Failed(f"the job's log has fewer than {count} steps before or after the measured moment")
-    return each[at - count : at], each[at], each[at + 1 : at + 1 + count]

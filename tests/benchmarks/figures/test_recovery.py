@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.figures import recovery
-from benchmarks.harness.slowed_cluster import Begun, Event, committed, lease_seconds, steps_around
+from benchmarks.harness.logged_cluster import Event, committed, steps_around
+from benchmarks.harness.slowed_cluster import Begun, lease_seconds
 from services.errors import Failed
 
 
