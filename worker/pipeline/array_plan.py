@@ -94,8 +94,11 @@ class ArrayPlan:
         if own == self.wire:
             return content.view(self.sizes.dtype).reshape(shape)
         values = from_wire(content, _KERNEL_NAMES[self.wire])
-        unpacked = values if own == FLOAT32 else to_wire(values, _KERNEL_NAMES[own])
-        return unpacked.reshape(shape)
+        if own == FLOAT32:
+            return values.reshape(shape)
+        if self.wire == FLOAT32:  # nothing to round: NaNs keep their bits, too
+            return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(shape)
+        return to_wire(values, _KERNEL_NAMES[own]).reshape(shape)
 
 
 def _widen(array: ExactArray) -> Float32Array:

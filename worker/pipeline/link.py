@@ -30,15 +30,13 @@ from services.instrumentation import timeline
 from services.printable import printable
 from services.tensors.payload_last import Message
 from services.transport.data.shared_memory_link import TensorLink
-from services.transport.links import LinkClosed
 from worker.core.lanes import Overtaken, Position, ReceivingLane, SendingLane
 from worker.pipeline.array_plan import KINDS, ArrayPlan
+from worker.pipeline.connection import Connection
 from worker.pipeline.messages import (
     PIECE_BYTES,
     ArrayPiece,
     PassRefused,
-    PieceReference,
-    Received,
     check_array,
     describe_array,
     encode_piece,
@@ -46,15 +44,13 @@ from worker.pipeline.messages import (
     encode_state,
 )
 from worker.pipeline.seats import Place, RowPlaces
-from worker.pipeline.shared_arrays import SharedArrays, find_payload
+from worker.pipeline.shared_arrays import SharedArrays
 from worker.row_exchange import LeaseDropped, NeighbourLost
 
 log = logging.getLogger("tiermesh.worker")
 
 MOST_REFUSALS = 3
 """Refused messages without an array between them after which a link is given up. A damaged message is sent again."""
-
-
 _LAST_LEASE = (1 << 64) - 1
 _EVENT_KINDS = {ACTIVATION: "activation", ACTIVATION_GRADIENT: "gradient", TIED_PART: "tied part"}
 """Kinds of arrays, as the timeline names them."""
@@ -404,71 +400,3 @@ def _describe_event(header: ArrayHeader) -> dict[str, Any]:
         "range": header.range,
         "micro_batch": header.micro_batch,
     }
-
-
-class Connection:
-    """One of the connections that a link has in its life, as the event loop sees it.
-
-    Args:
-        link: the link.
-        tensor_link: whether its ends share memory.
-
-    Attributes:
-        wake: event that is set when there may be something to send.
-        over: event that is set when another connection has replaced this one, or the link is closed.
-        state_due: whether a state is to be sent.
-        is_heard: whether the neighbour has sent something.
-    """
-
-    def __init__(self, link: Link, tensor_link: TensorLink) -> None:
-        self.wake = asyncio.Event()
-        self.over = asyncio.Event()
-        self.state_due = True
-        self.is_heard = False
-        self._link = link
-        self._tensor_link = tensor_link
-        self._state = LinkState()  # the neighbour's newest
-        self._started: set[ArrayKind] = set()
-
-    async def next_message(self) -> tuple[Message, ...]:
-        """Wait for the next message to send, and return its parts."""
-        while True:
-            self.wake.clear()
-            if self.state_due:
-                self.state_due = False
-                return (self._link.state_message(),)
-            if len(self._started) < len(self._state.lanes):  # it came before this end had lanes
-                self._link.take_state(self._state, self._started)
-            parts = self._link.next_piece(self._started, shares=self._tensor_link.shares)
-            if parts is not None:
-                return parts
-            await self.wake.wait()
-
-    def take(self, message: Received | PieceReference) -> None:
-        """Take a message.
-
-        Raises:
-            Refused: the message contradicts the link or what came before.
-        """
-        if self.over.is_set():
-            return
-        if isinstance(message, LinkState):
-            self._link.take_state(message, self._started)
-            self._state = message
-            self.wake.set()
-        elif not self.is_heard:
-            raise PassRefused(f"{describe_array(message.header)}: came before the state of {self._link}")
-        elif isinstance(message, PieceReference):
-            self._link.take_piece(find_payload(message, self._tensor_link))
-        else:
-            self._link.take_piece(message)
-        self.is_heard = True
-
-    async def wait_over(self) -> None:
-        """Wait until another connection has replaced this one, or the link is closed.
-
-        Raises:
-            LinkClosed: always.
-        """
-        await self.over.wait()
-        raise LinkClosed(f"{self._link}: the stream is over, by silence, a newer one, or the end of the row")

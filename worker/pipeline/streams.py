@@ -23,7 +23,8 @@ from services.transport.http2.client import open_stream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed, raise_call_status, run_until_first_ends
 from services.transport.security import Security
-from worker.pipeline.link import Connection, Link
+from worker.pipeline.connection import Connection
+from worker.pipeline.link import Link
 from worker.pipeline.messages import PieceReference, Received, decode
 from worker.pipeline.shared_arrays import MemoryUnreadable
 
@@ -84,10 +85,8 @@ class LinkStreams:
             await asyncio.sleep(self._timeouts.beat)
             self.link.tell_state()
             now = self._clock()
-            pause = max(
-                0.0, now - before - self._timeouts.beat
-            )  # of this process: no silence of the neighbour
-            self._heard_seconds += pause
+            pause = max(0.0, now - before - self._timeouts.beat)
+            self._heard_seconds += pause  # of this process: it is no silence of the neighbour
             self._connected_seconds += pause
             before = now
             if now - max(self._heard_seconds, self._connected_seconds) > self._timeouts.silent:
