@@ -19,12 +19,12 @@ async def cluster_status(target: AggregatorTarget, output: Output) -> None:
     """Print the cluster: tiers, optimizer, workers, the running job and its waits."""
     async with JobsClient(target) as client:
         status = await client.status()
-    for line in _describe(status, client.address):
+    for line in describe_status(status, client.address):
         output.say(line)
     output.result(_values(status))
 
 
-def _describe(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[str]:
+def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[str]:
     """Yield the lines about a cluster, for people."""
     yield f"aggregator {status.leader} at {address}: {status.tiers}-tier, epoch {status.epoch}"
     for standby in status.standbys:
