@@ -14,8 +14,10 @@ Read the files in this order:
 6. leasing/: planning.py splits a step among the workers, lease_book.py keeps their leases, and results.py
    records what workers report of them. stalls.py and failures.py take leases back.
 7. membership/: who may take part in a job, how many workers it needs, and who is excluded.
-8. verification/: sampled micro-batches are computed twice to find faulty hardware.
-9. waits.py and job_report.py: what users and tools see.
+8. rows/: with a pipeline, leases go to rows of workers. holders.py says what a job needs of them, forming.py who gets
+   which stages, and job_rows.py makes one report of several.
+9. verification/: sampled micro-batches are computed twice to find faulty hardware.
+10. waits.py and job_report.py: what users and tools see.
 
 succession.py stands apart: it decides by time alone which aggregator leads.
 """
