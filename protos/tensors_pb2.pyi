@@ -76,18 +76,20 @@ class ChunkHeader(_message.Message):
     def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class SharedPlaces(_message.Message):
-    __slots__ = ("identity", "descriptor", "sequence", "indices", "own_crc32c")
+    __slots__ = ("identity", "descriptor", "sequence", "indices", "positions", "own_crc32c")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     identity: int
     descriptor: int
     sequence: int
     indices: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
     own_crc32c: int
-    def __init__(self, identity: _Optional[int] = ..., descriptor: _Optional[int] = ..., sequence: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, identity: _Optional[int] = ..., descriptor: _Optional[int] = ..., sequence: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class LinkRound(_message.Message):
     __slots__ = ("number", "up_elements", "down_elements", "add")

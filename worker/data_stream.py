@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +27,8 @@ from services.tensors.chunk_messages import (
     pack_chunk,
     serialize_in_parts,
 )
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
 from services.transport.data.data_streams import write_message
 from services.transport.data.shared_memory_link import MAX_PLACES, ClientTensorLink
@@ -173,20 +175,40 @@ class DataStream:
         array = lease_sum.shared if self._link.shares else None
         chunks = []
         for header in headers:
-            place = array.place(header.index) if array is not None else None
+            position, place = lease_sum.position(header.offset), None
+            if array is not None:
+                size = bytes_per_element(header.dtype)
+                place = array.payload[position * size : (position + header.elements) * size]
             values = lease_sum.piece(header.offset, header.elements)
             chunk = pack_chunk(header, header.index, values, place)
             chunk.header.offset = header.offset
             if array is not None:
-                array.mark(header.index, header.lease)
+                array.mark(position // CHUNK_ELEMENTS, header.lease)
             if header.job != self._overflow_logged and (text := describe_float16_overflow(chunk)):
                 self._overflow_logged = header.job  # once per job: each such step is reported as skipped
                 log.warning("%s", text)
             chunks.append(chunk)
         if array is None:
             return [serialize_in_parts(chunk) for chunk in chunks]
-        first = chunks[0].header
-        for chunk in chunks[1:]:
-            first.losses.extend(chunk.header.losses)
-            first.non_finite.extend(chunk.header.non_finite)
-        return [(self._link.refer(first, array, first.lease, [each.header.index for each in chunks]),)]
+        runs = _split_at_pieces(chunks) if lease_sum.in_row else [chunks]
+        return [(self._refer(run, array, lease_sum),) for run in runs]
+
+    def _refer(self, chunks: Sequence[TensorChunk], array: SharedArray, lease_sum: LeaseSum) -> Message:
+        """Return a message that refers to chunks in shared memory."""
+        headers = [chunk.header for chunk in chunks]
+        first = headers[0]
+        for header in headers[1:]:
+            first.losses.extend(header.losses)
+            first.non_finite.extend(header.non_finite)
+        positions = [lease_sum.position(each.offset) for each in headers] if lease_sum.in_row else []
+        return self._link.refer(first, array, first.lease, [each.index for each in headers], positions)
+
+
+def _split_at_pieces(chunks: Sequence[TensorChunk]) -> list[list[TensorChunk]]:
+    """Return runs of chunks of which only the first may be a piece, since a message describes one piece at most."""
+    runs: list[list[TensorChunk]] = []
+    for chunk in chunks:
+        if not runs or chunk.header.elements < CHUNK_ELEMENTS:
+            runs.append([])
+        runs[-1].append(chunk)
+    return runs

@@ -24,11 +24,13 @@ class LeaseSum:
         parts: the worker's parts of the layout.
         shared: memory in which an aggregator sees the chunks in the wire type, None if none does. With float32 on the
             wire it is the memory of `values`.
+        in_row: whether it is of a row's lease, which sends pieces of chunks.
     """
 
     values: Float32Array
     parts: LayoutParts
     shared: SharedArray | None = None
+    in_row: bool = False
 
     def piece(self, offset: int, elements: int) -> Float32Array:
         """Return a piece of the values, as a view.
@@ -37,10 +39,15 @@ class LeaseSum:
             offset: index of its first element in the layout.
             elements: number of elements.
         """
-        start = self.parts.find(offset)
-        if start is None:
-            raise ValueError(f"element {offset} is in none of this worker's parts of the layout")
+        start = self.position(offset)
         return self.values[start : start + elements]
+
+    def position(self, offset: int) -> int:
+        """Return the index in the values of an element of the layout."""
+        position = self.parts.find(offset)
+        if position is None:
+            raise ValueError(f"element {offset} is in none of this worker's parts of the layout")
+        return position
 
 
 class SumMemory:
@@ -66,17 +73,16 @@ class SumMemory:
         Args:
             parts: the worker's parts of the layout.
             wire_bytes: bytes of an element on the wire.
-            in_row: whether the lease is a row's, whose pieces of chunks have no places in shared memory.
+            in_row: whether the lease is a row's, which sends pieces of chunks.
         """
-        elements, shares = parts.elements, self.sharing and not in_row
         for each in self._free:
-            if each.parts is parts and (each.shared is not None) == shares:
+            if each.parts is parts and (each.shared is not None) == self.sharing:
                 self._free.remove(each)
                 return each
-        shared = _shared(elements, wire_bytes) if shares else None
+        shared = _shared(parts.elements, wire_bytes) if self.sharing else None
         if shared is not None and wire_bytes == 4:
-            return LeaseSum(shared.payload.view(np.float32), parts, shared)
-        return LeaseSum(np.empty(elements, np.float32), parts, shared)
+            return LeaseSum(shared.payload.view(np.float32), parts, shared, in_row)
+        return LeaseSum(np.empty(parts.elements, np.float32), parts, shared, in_row)
 
     def retire(self, used: LeaseSum) -> None:
         """Take back the memory of a dropped lease; it must not be overwritten yet."""

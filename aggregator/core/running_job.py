@@ -257,7 +257,8 @@ class RunningJob:
             return refusal
         whole = self.holders.take_piece(member, header)
         if whole is not None:
-            self._route(holder, whole, in_place=in_place)
+            # The workers of a row share one window, whoever of them is on this host.
+            self._route(holder, whole, in_place=in_place and holder is member)
         return None
 
     def _route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:

@@ -164,6 +164,7 @@ BOUNDS: Mapping[str, Bound] = {
     "Row.seats": Bound(count=MAX_STAGES),
     "SendUpTo.parts": Bound(count=2 * MAX_PARTS),
     "SharedPlaces.indices": Bound(count=64),
+    "SharedPlaces.positions": Bound(count=64),
     "ShardOrders.orders": Bound(total=MAX_PAGE_BYTES),
     "ShardReports.reports": Bound(total=MAX_PAGE_BYTES),
     "StagedChunk.block_sums": Bound(count=8),

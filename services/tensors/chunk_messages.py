@@ -62,6 +62,7 @@ class TensorChunk:
         memory: shared memory that the payload is a view of, or None. Such a payload has no checksum, since no wire
             or buffer could damage it. The mark of its place shows whether it has been overwritten.
         sequence: sequence number that its place in the memory is marked with.
+        place: index of the chunk whose place that is: of its own chunk, unless it is at a position of its own.
         checked: whether the header came with a checksum, which was right.
     """
 
@@ -69,12 +70,13 @@ class TensorChunk:
     payload: bytes | memoryview
     memory: MappedArray | None = None
     sequence: int = 0
+    place: int = 0
     checked: bool = False
 
     @property
     def intact(self) -> bool:
         """Whether the payload is still what was sent: the owner of shared memory may overwrite it."""
-        return self.memory is None or self.memory.is_marked(self.header.index, self.sequence)
+        return self.memory is None or self.memory.is_marked(self.place, self.sequence)
 
     def values(self) -> Float32Array:
         """Return the elements, [elements] float32, of a chunk that passed `check_chunk`.

@@ -69,8 +69,12 @@ class SharedArray:
 
     def place(self, chunk: int) -> NDArray[np.uint8]:
         """Return a chunk's place, a writeable view."""
-        start = chunk // self._stripe_count * self._place_bytes
+        start = self.start(chunk)
         return self.payload[start : start + self._place_bytes]
+
+    def start(self, chunk: int) -> int:
+        """Return the index of a chunk's first byte in the payload."""
+        return chunk // self._stripe_count * self._place_bytes
 
     def mark(self, chunk: int, sequence: int) -> None:
         """Mark a chunk's place with the sequence number of its content; 0 while it is being written."""
@@ -129,6 +133,10 @@ class MappedArray:
         """Return a chunk's place, a read-only view; empty if there is no such chunk."""
         start = chunk // self.stripe_count * self._place_bytes
         return self.payload[start : start + self._place_bytes]
+
+    def chunk_at(self, start: int) -> int:
+        """Return the index of a chunk in whose place a byte of the payload lies."""
+        return start // self._place_bytes * self.stripe_count
 
     def is_marked(self, chunk: int, sequence: int) -> bool:
         """Return whether a chunk's place is marked with this sequence number now."""

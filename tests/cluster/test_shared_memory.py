@@ -12,7 +12,7 @@ import pytest
 
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
-from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
+from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
 from tests.support.cluster.fork_server import ROOT
 from tests.support.cluster.harness import Cluster, Daemon, environment, eventually
 from tests.support.cluster.stock_peers import StockWorker
@@ -81,6 +81,20 @@ def test_switched_off_it_gives_the_same_bits(
         assert not memory(cluster.aggregator)
         assert "over gRPC: the peer offers no shared memory" in cluster.aggregator.log_text()
         assert "over gRPC: shared memory is switched off" in cluster.workers[0].log_text()
+
+
+@pytest.mark.long
+def test_stages_share_their_pieces_of_chunks(tmp_path: Path, corpus: Path, undisturbed: Bits) -> None:
+    split = {"blocks_per_rank": {0: 1, 1: 1}, "schedule": "1f1b"}
+    hosts = {"enabled": True, "num_workers": 2, "pipeline_parallel_config": split}
+    spec = spec_of(tmp_path, gpt_config(corpus, project_name="piped") | {"multihost_config": hosts})
+    with Cluster(tmp_path, workers=2) as cluster:
+        job = cluster.submit(spec)
+        cluster.wait_step(job, 2)
+        for worker in cluster.workers:
+            assert memory(cluster.aggregator) & owned(worker), "its sums"
+            assert memory(worker) & owned(cluster.aggregator), "the weights"
+        assert bits(cluster.finish(job)) == undisturbed
 
 
 @pytest.mark.long

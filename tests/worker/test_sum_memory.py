@@ -75,13 +75,16 @@ def test_sums_are_sent_when_no_shared_memory_can_be_made(
     assert "gRPC" in caplog.text and "No space left on device" in caplog.text
 
 
-def test_pieces_of_a_row_have_no_places_in_shared_memory() -> None:
+@pytest.mark.parametrize("sharing", [False, True])
+def test_pieces_of_a_row_lie_one_part_after_another(sharing: bool) -> None:
     memory = SumMemory()
-    memory.sharing = True
+    memory.sharing = sharing
     parts = LayoutParts([(100, 110), (300, 320)])
     taken = memory.take(parts, 4, in_row=True)
-    assert taken.shared is None and taken.values.size == 30
+    assert taken.in_row and taken.values.size == 30
+    assert (taken.shared is not None) == sharing
     taken.values[:] = range(30)
     assert taken.piece(305, 2).tolist() == [15, 16]
+    assert (taken.position(100), taken.position(305)) == (0, 15)
     with pytest.raises(ValueError, match="in none of"):
         taken.piece(200, 1)

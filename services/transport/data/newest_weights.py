@@ -172,10 +172,7 @@ class NewestWeights:
         while waiting:
             run = _find_referable(waiting) if link.shares else []
             if run:
-                first = run[0]
-                assert first.array is not None
-                where = [each.header.index for each in run]
-                await write(link.refer(first.header, first.array, version_mark(first.header), where))
+                await write(_refer(link, waiting[0][0], run))
             else:
                 await self._send_message(*waiting[0], write)
             waiting = waiting[len(run) or 1 :]
@@ -187,7 +184,7 @@ class NewestWeights:
         message = stored.message or await self._message_of(wanted.index)
         if message is None:
             return
-        if wanted.elements == stored.header.elements:
+        if not _is_piece(wanted, stored):
             await write(message)
             return
         chunk = deserialize_chunk(message)
@@ -221,12 +218,36 @@ def _message(stored: StoredChunk) -> bytes | None:
 
 
 def _find_referable(waiting: Sequence[tuple[ChunkHeader, StoredChunk]]) -> list[StoredChunk]:
-    """Return the chunks, from the first, that one message can refer to: whole ones, of one version and array."""
-    first = waiting[0][1]
-    if first.array is None:
-        return []
-    whole = takewhile(lambda each: each[0].elements == each[1].header.elements, waiting)
+    """Return the chunks that one message can refer to: the first, or whole ones of its version and array from there."""
+    wanted, first = waiting[0]
+    if first.array is None or _is_piece(wanted, first):
+        return [] if first.array is None else [first]
+    whole = takewhile(lambda each: not _is_piece(*each), waiting)
     return list(takewhile(partial(_same_version, first), (stored for _, stored in whole)))
+
+
+def _refer(link: TensorLink, wanted: ChunkHeader, run: Sequence[StoredChunk]) -> Message:
+    """Return a message that refers to chunks in shared memory, or to the wanted piece of the only one."""
+    header, array = run[0].header, run[0].array
+    assert array is not None
+    positions = []
+    if _is_piece(wanted, run[0]):
+        start = array.start(header.index) // bytes_per_element(header.dtype)
+        positions = [start + wanted.offset - header.offset]
+        header = _with_elements(header, wanted)
+    return link.refer(header, array, version_mark(header), [each.header.index for each in run], positions)
+
+
+def _is_piece(wanted: ChunkHeader, stored: StoredChunk) -> bool:
+    return wanted.elements != stored.header.elements
+
+
+def _with_elements(header: ChunkHeader, wanted: ChunkHeader) -> ChunkHeader:
+    """Return a copy of a header that describes the wanted elements."""
+    piece = ChunkHeader()
+    piece.CopyFrom(header)
+    piece.offset, piece.elements = wanted.offset, wanted.elements
+    return piece
 
 
 def _same_version(chunk: StoredChunk, other: StoredChunk) -> bool:

@@ -72,7 +72,14 @@ class TensorLink:
         """Whether the peer can read this process's memory, which `refer` requires."""
         return False
 
-    def refer(self, header: ChunkHeader, array: SharedArray, sequence: int, indices: Sequence[int]) -> bytes:
+    def refer(
+        self,
+        header: ChunkHeader,
+        array: SharedArray,
+        sequence: int,
+        indices: Sequence[int],
+        positions: Sequence[int] = (),
+    ) -> bytes:
         """Return the bytes of a `Chunk` message that refers to chunks in a shared array.
 
         Args:
@@ -81,9 +88,15 @@ class TensorLink:
             array: array of this process.
             sequence: mark of the chunks in the array.
             indices: indices of at most `MAX_PLACES` chunks.
+            positions: index in the array of each one's first element; none if all are at their chunks' places. With
+                positions the first may be a piece of a chunk, and the others are full chunks.
         """
         places = SharedPlaces(
-            identity=array.identity, descriptor=array.descriptor, sequence=sequence, indices=indices
+            identity=array.identity,
+            descriptor=array.descriptor,
+            sequence=sequence,
+            indices=indices,
+            positions=positions,
         )
         chunk = Chunk(header=header, shared=places)
         set_checksum(chunk.shared, chunk.header.SerializeToString())
@@ -118,17 +131,20 @@ class TensorLink:
             raise Refused(
                 f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MAX_PLACES}"
             )
+        if len(places.positions) not in (0, len(places.indices)):
+            raise Refused(
+                f"chunk {first.index}: shared memory: {len(places.positions)} positions, expected none or one for each "
+                f"of {len(places.indices)} places"
+            )
         array = self.find_array(places, f"chunk {first.index}")
+        if places.positions:
+            return _at_positions(first, places, array)
         size = bytes_per_element(first.dtype)
         found = []
         for index in places.indices:
-            header = ChunkHeader()
-            header.CopyFrom(first)
             payload = array.place(index) if array is not None else _NOTHING
-            header.index, header.offset, header.elements = index, index * CHUNK_ELEMENTS, payload.size // size
-            if index:
-                del header.losses[:], header.non_finite[:]
-            found.append(TensorChunk(header, payload.data, array, places.sequence))
+            header = _header_of(first, index, index * CHUNK_ELEMENTS, payload.size // size)
+            found.append(TensorChunk(header, payload.data, array, places.sequence, index))
         return found
 
     def find_array(self, places: SharedPlaces, what: str) -> MappedArray | None:
@@ -314,6 +330,33 @@ class ServerTensorLink(TensorLink):
         """Stop sharing at the end of the stream."""
         super().close()
         self._page = None
+
+
+def _header_of(first: ChunkHeader, index: int, offset: int, elements: int) -> ChunkHeader:
+    """Return the header of one of the chunks that a message refers to."""
+    header = ChunkHeader()
+    header.CopyFrom(first)
+    header.index, header.offset, header.elements = index, offset, elements
+    if index:
+        del header.losses[:], header.non_finite[:]
+    return header
+
+
+def _at_positions(first: ChunkHeader, places: SharedPlaces, array: MappedArray | None) -> list[TensorChunk]:
+    """Return chunks that are at positions of their own; a payload is short if the array ends within it."""
+    size = bytes_per_element(first.dtype)
+    found: list[TensorChunk] = []
+    for index, position in zip(places.indices, places.positions, strict=True):
+        offset, elements = index * CHUNK_ELEMENTS, CHUNK_ELEMENTS
+        if not found:
+            offset, elements = first.offset, first.elements
+        payload, place = _NOTHING, 0
+        if array is not None:
+            start = position * size
+            payload, place = array.payload[start : start + elements * size], array.chunk_at(start)
+        header = _header_of(first, index, offset, elements)
+        found.append(TensorChunk(header, payload.data, array, places.sequence, place))
+    return found
 
 
 def _pop_checksum(referring: Chunk) -> bool:

@@ -101,7 +101,7 @@ def test_each_peer_gets_its_form(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("on_host", [True, False])
-def test_pieces_go_as_messages_with_checksums_of_their_own(dtype: DType, on_host: bool) -> None:
+def test_pieces_go_alone_with_checksums_of_their_own_or_in_shared_memory(dtype: DType, on_host: bool) -> None:
     newest = NewestWeights()
     peer = Peer(newest, on_host=on_host)
     put(newest, 3, 0, 1, 2, dtype=dtype)
@@ -117,6 +117,7 @@ def test_pieces_go_as_messages_with_checksums_of_their_own(dtype: DType, on_host
     sizes = [len(message) for message in peer.messages]
     assert max(sizes[0], sizes[2]) < 200
     assert (sizes[1] < 200) == on_host, "a piece that is a whole chunk goes as one"
+    assert all((chunk.memory is not None) == on_host for chunk in chunks)
     if not on_host:
         assert peer.messages[1] is newest._stored[1].message, "and its checksum is not computed again"
 
@@ -190,6 +191,23 @@ def test_the_array_of_a_shard_has_places_of_its_stripe_only() -> None:
     assert newest._array.payload.size == 4 * CHUNK_ELEMENTS
     assert newest.is_last(1, ELEMENTS)
     assert not NewestWeights().is_last(1, ELEMENTS)
+
+
+def test_pieces_of_a_shards_array_are_at_its_own_positions() -> None:
+    stripe = Stripe(0, 2)
+    newest = NewestWeights(stripe)
+    local = Peer(newest, on_host=True)
+    for index in (0, 2):
+        newest.put(version(3), index, values_of(3, index), stripe.element_count(ELEMENTS))
+    for chunk, start, stop in zip(
+        local.receive(piece(0, 9, 12), piece(2, 2, 5)), (9, 2), (12, 5), strict=True
+    ):
+        check_chunk(chunk, ELEMENTS, FLOAT32, pieces=True)
+        np.testing.assert_array_equal(chunk.values(), values_of(3, chunk.header.index)[start:stop])
+    newest.put(version(4), 2, values_of(4, 2), stripe.element_count(ELEMENTS))
+    old = local.receive(piece(0, 9, 12), piece(2, 2, 5))
+    newest.put(version(5), 2, values_of(5, 2), stripe.element_count(ELEMENTS))
+    assert [chunk.intact for chunk in old] == [True, False], "the second was overwritten"
 
 
 def test_has_version_compares_all_fields() -> None:

@@ -166,6 +166,51 @@ def test_shared_chunks_are_checked_against_layout_and_mark(links: list[TensorLin
         copy_with_checksum(chunk)
 
 
+def test_pieces_are_read_at_their_positions(links: list[TensorLink]) -> None:
+    caller, server = connected_pair(links)
+    array = SharedArray(4 * (CHUNK_ELEMENTS + 30), 4 * CHUNK_ELEMENTS)
+    array.payload.view(np.float32)[:] = np.arange(CHUNK_ELEMENTS + 30)
+    array.mark(0, 9)
+    header = ChunkHeader(dtype=FLOAT32, index=5, offset=6 * CHUNK_ELEMENTS - 20, elements=20, losses=[1.5])
+    pieces = server.deserialize(caller.refer(header, array, 9, (5, 4), (10, 30)))
+    layout = 7 * CHUNK_ELEMENTS
+    for piece in pieces:
+        check_chunk(piece, layout, FLOAT32, pieces=True)
+    first, second = pieces
+    assert first.values().tolist() == list(range(10, 30))
+    assert first.header == ChunkHeader(dtype=FLOAT32, index=5, offset=6 * CHUNK_ELEMENTS - 20, elements=20)
+    assert (second.header.index, second.header.offset) == (4, 4 * CHUNK_ELEMENTS)
+    np.testing.assert_array_equal(second.values(), np.arange(30, CHUNK_ELEMENTS + 30))
+    array.mark(0, 10)
+    with pytest.raises(ChunkOverwritten, match=r"chunk 5: .*overwritten"):
+        check_chunk(first, layout, FLOAT32, pieces=True)
+
+
+@pytest.mark.parametrize(
+    ("position", "found"), [(1, 80), (CHUNK_ELEMENTS - 5, 20), (CHUNK_ELEMENTS, 0), (2**64 - 1, 0)]
+)
+def test_a_position_at_which_the_array_ends_is_refused(
+    links: list[TensorLink], position: int, found: int
+) -> None:
+    caller, server = connected_pair(links)
+    header = ChunkHeader(dtype=FLOAT32, index=0, offset=5, elements=20)
+    array = array_of(1)
+    (piece,) = server.deserialize(caller.refer(header, array, 9, (0,), (position,)))
+    assert len(piece.payload) == found
+    if found < 80:
+        with pytest.raises(ChunkRefused, match=f"chunk 0: payload of {found} bytes, expected 80"):
+            check_chunk(piece, CHUNK_ELEMENTS, FLOAT32, pieces=True)
+
+
+def test_a_message_without_a_position_for_each_chunk_is_refused(links: list[TensorLink]) -> None:
+    caller, server = connected_pair(links)
+    message = caller.refer(ChunkHeader(dtype=FLOAT32), array_of(2), 9, (0, 1), (0,))
+    with pytest.raises(
+        Refused, match="chunk 0: shared memory: 1 positions, expected none or one for each of 2 places"
+    ):
+        server.deserialize(message)
+
+
 def test_a_copy_for_the_network_has_a_checksum(links: list[TensorLink]) -> None:
     caller, server = connected_pair(links)
     array = SharedArray(20, 4 * CHUNK_ELEMENTS)
