@@ -6,11 +6,13 @@ import asyncio
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from protos import cluster_pb2 as pb
+from protos.pipeline_pb2 import LinkState
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import wrap
 from services.protocol.hello import Role, make_hello
@@ -24,6 +26,8 @@ from tests.support.cluster.bits import STEPS, Bits, gpt_config, write_config
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh, tls_flags
 from tests.support.ports import free_port
 from tests.support.services import OWN_METHODS
+from worker.pipeline.messages import encode_state
+from worker.pipeline.streams import PASS_METHOD
 
 ATTEND, EXCHANGE = "/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange"
 MEASURE_LINK = "/tiermesh.Cluster/MeasureLink"
@@ -202,3 +206,43 @@ def test_a_person_with_a_token_submits_by_the_port_for_people(
 
 def worker_security(files: Path) -> Security:
     return Security(files / "worker.pem", files / "worker.key", files / "authority.pem")
+
+
+@pytest.mark.long
+def test_stages_exchange_arrays_by_tls_and_with_workers_alone(tmp_path: Path, corpus: Path) -> None:
+    files = make_certificates(tmp_path)
+    stages = {
+        "enabled": True,
+        "num_workers": 2,
+        "pipeline_parallel_config": {"blocks_per_rank": {0: 1, 1: 1}},
+    }
+
+    async def open_pass(worker: Daemon, kind: str) -> grpc.StatusCode:
+        address = f"127.0.0.1:{worker.tensor_port}"
+        security = Security(files / f"{kind}.pem", files / f"{kind}.key", files / "authority.pem")
+        stream = await open_stream(address, security, PASS_METHOD)
+        try:
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it may be refused already
+                await stream.write(encode_state(LinkState(job="x", row=1, stage=1, name="intruder")))
+            return await asyncio.wait_for(stream.code(), 20)
+        finally:
+            stream.cancel()
+
+    def run(cluster: Cluster, name: str, **hosts: Any) -> tuple[str, float]:
+        config = gpt_config(corpus, project_name=name, max_steps=3, gradient_accumulation_steps=2) | hosts
+        address = ("--aggregator", cluster.aggregator.address, *tls_flags(files, "person"))
+        done = tiermesh("submit", write_config(tmp_path, config), "--follow", "--json", *address)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout.splitlines()[-1])
+        return result["model_sha256"], result["loss"]
+
+    over_the_network = ("--no-shared-memory",)
+    with Cluster(
+        tmp_path / "cluster", tiers=2, workers=2, certificates=files, options=over_the_network
+    ) as cluster:
+        assert run(cluster, "piped", multihost_config=stages) == run(cluster, "plain")
+        assert "connected to worker worker-1 (stage 0)" in cluster.workers[1].log_text()
+        for kind in ("aggregator", "optimizer", "shard", "person", "admin", "metrics"):
+            outcome = asyncio.run(open_pass(cluster.workers[0], kind))
+            assert outcome is grpc.StatusCode.PERMISSION_DENIED, (kind, outcome)
+        assert asyncio.run(open_pass(cluster.workers[0], "worker")) is grpc.StatusCode.UNAVAILABLE
