@@ -19,6 +19,8 @@ LIKELY_CAUSES = (
 )
 """Likely causes of a failed open, for errors of ttnn that are not known."""
 
+_MEMORY_FULL = r"Out of Memory: (Not enough space to allocate [^;:]*? across \d+ banks)"
+
 _KNOWN = (
     (
         r"[Pp]hysical chip id (\d+) not found",
@@ -95,7 +97,7 @@ _KNOWN = (
         r"TT_VISIBLE_DEVICES names chip \1, which this host does not have: correct it",
     ),
     (
-        r"Out of Memory: (Not enough space to allocate [^;:]*? across \d+ banks)",
+        _MEMORY_FULL,
         r"the devices' memory is full (\1): set a smaller batch_size with more gradient_accumulation_steps, or "
         r"runner_type: memory_efficient",
     ),
@@ -120,6 +122,11 @@ def explain_known_error(error: BaseException) -> str | None:
         if found:
             return f"{found.expand(meaning)} (ttnn: {extract_ttnn_message(error)})"
     return None
+
+
+def is_memory_full(error: BaseException) -> bool:
+    """Return whether ttnn could not allocate a tensor."""
+    return isinstance(error, RuntimeError) and re.search(_MEMORY_FULL, str(error)) is not None
 
 
 def explain_open_failure(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
+from mesh.ttnn_errors import is_memory_full
 from protos import cluster_pb2 as pb
 from protos.checks_pb2 import MeshReport
 from protos.tensors_pb2 import ChunkHeader
@@ -281,7 +282,8 @@ class DeviceThread:
                     f"the weights of step {header.step} can't be put on the mesh: {describe_failure(error)}"
                 )
                 log.error("job %s: %s", job.job, reason)
-                self._feed(ev.LoadFailed(job.job, reason))
+                too_large = job.stages is not None and is_memory_full(error)
+                self._feed(ev.LoadFailed(job.job, reason, too_large))
                 continue
             if complete:
                 self._report_loaded(job, header)

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from mesh.ttnn_errors import explain_known_error
+from mesh.ttnn_errors import explain_known_error, is_memory_full
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
 from services.corpora.token_file import TokenFileDamaged
@@ -159,7 +159,8 @@ class LeaseRunner:
         ) as error:  # SystemExit of a model too, which would end this thread without a word
             reason = describe_failure(error)
             log.error("lease %d: %s", lease.lease, reason)
-            self._feed(ev.LeaseFailed(lease.lease, reason))
+            too_large = job.stages is not None and is_memory_full(error)
+            self._feed(ev.LeaseFailed(lease.lease, reason, too_large=too_large))
         finally:
             self._run = None
 

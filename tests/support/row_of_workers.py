@@ -28,7 +28,7 @@ from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder
-from worker.row_exchange import LeaseDropped, NeighbourLost
+from worker.row_exchange import LeaseDropped
 
 LIMIT_SECONDS = 60
 JOB = "a"
@@ -87,7 +87,7 @@ class ArrayBoard:
         self._changed = threading.Condition()
         self._waiting: set[int] = set()
         self.dropped: set[int] = set()
-        self.lost: NeighbourLost | None = None
+        self.lost: Exception | None = None
 
     def open_exchange(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> BoardExchange:
         """Open the exchange of a lease."""

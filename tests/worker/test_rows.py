@@ -160,6 +160,19 @@ def test_a_neighbour_that_is_lost_is_named(row: Row) -> None:
     assert (failure.lease, failure.neighbour, failure.reason) == (lease, "w2", "not heard for 20 s")
 
 
+def test_a_lease_for_which_the_chips_lack_memory_fails_as_such(
+    make_config: Callable[..., JobConfig], make_row: MakeRow
+) -> None:
+    row = make_row(make_config(TIED, UNEVEN, (0,)), [StageRun(0, 2), StageRun(2, 1)])
+    row.load(row.initialise())
+    row.board.lost = RuntimeError(
+        "Out of Memory: Not enough space to allocate 64 B DRAM buffer across 12 banks"
+    )
+    row.lease(pb.TRAIN, to=[0], first=0, count=1)
+    failure = row.workers[0].wait_for(pb.Failure)
+    assert (failure.too_large, failure.first_stage, failure.stages) == (True, 0, 2)
+
+
 def test_a_worker_that_gets_other_stages_builds_them(row: Row) -> None:
     expected, _ = row.train(first=0, count=2)
     first, second = row.workers

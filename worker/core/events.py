@@ -160,10 +160,17 @@ class Loaded:
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """Weights can't be put on the mesh, which may lack the memory for them."""
+    """Weights can't be put on the mesh.
+
+    Attributes:
+        job: id of the job.
+        reason: one line for people.
+        too_large: whether the mesh lacks the memory for the stages that are built.
+    """
 
     job: str
     reason: str
+    too_large: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,11 +254,13 @@ class LeaseFailed:
         lease: id of the lease.
         reason: one line for people.
         neighbour: name of the worker of the row that it can't exchange arrays with; empty if the fault is its own.
+        too_large: whether the mesh lacks the memory for the stages that are built.
     """
 
     lease: int
     reason: str
     neighbour: str = ""
+    too_large: bool = False
 
 
 Input = (

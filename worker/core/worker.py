@@ -146,7 +146,7 @@ class WorkerCore:
                 self._note_build_failed(event)
             case LoadFailed():
                 if self.job is not None and self.job.job == event.job and self.job.built is not None:
-                    self._send(pb.Failure(job=event.job, reason=event.reason))
+                    self._give_up(self.job, event.reason, too_large=event.too_large)
                     self._drop_job()
             case InputDamaged():
                 self._note_damaged(event)
@@ -159,15 +159,7 @@ class WorkerCore:
                     self._build(self.job)
             case LeaseFailed():
                 if event.lease in self.leases and self.job is not None:
-                    self._drop_lease(event.lease)
-                    self._send(
-                        pb.Failure(
-                            job=self.job.job,
-                            lease=event.lease,
-                            reason=event.reason,
-                            neighbour=event.neighbour,
-                        )
-                    )
+                    self._fail_lease(self.job, event)
             case Connected():
                 self._is_welcome = False
                 self.windows.clear()  # each aggregator sets windows of its own
@@ -242,15 +234,19 @@ class WorkerCore:
             return
         if not event.unfit:
             self.job = None
-            failure = pb.Failure(job=event.job, reason=event.reason, too_large=event.too_large)
-            if event.too_large and event.stages is not None:
-                failure.first_stage, failure.stages = event.stages.first, event.stages.count
-            self._send(failure)
+            self._give_up(job, event.reason, too_large=event.too_large)
             return
         self._attempts += 1
         pause_seconds = job.note_unfit(event.reason, self._attempts)
         self._report_unfit(job)
         self._effects.append(BuildLater(job.attempt, pause_seconds))
+
+    def _give_up(self, job: JoinedJob, reason: str, *, too_large: bool) -> None:
+        failure = pb.Failure(job=job.job, reason=reason)
+        if too_large and job.stages is not None:
+            failure.too_large = True
+            failure.first_stage, failure.stages = job.stages.first, job.stages.count
+        self._send(failure)
 
     def _note_damaged(self, event: InputDamaged) -> None:
         """Build the job again with another copy of the damaged file, unless it has none or that happened often."""
@@ -351,6 +347,14 @@ class WorkerCore:
     def _begin(self, held: HeldLease) -> None:
         held.begun = True
         self._effects.append(Perform(held.lease))
+
+    def _fail_lease(self, job: JoinedJob, event: LeaseFailed) -> None:
+        if event.too_large and job.stages is not None and job.stages.count > 1:
+            self._give_up(job, event.reason, too_large=True)  # fewer stages may fit
+            self._drop_job()
+            return
+        self._drop_lease(event.lease)
+        self._send(pb.Failure(job=job.job, lease=event.lease, reason=event.reason, neighbour=event.neighbour))
 
     def _drop_lease(self, lease: int) -> None:
         held = self.leases.pop(lease, None)

@@ -85,6 +85,23 @@ def test_stages_that_do_not_fit_are_reported_as_such() -> None:
     assert talk.join() == ["build a, stage 0"]
 
 
+def test_stages_whose_memory_is_full_are_given_up_unless_fewer_are_none() -> None:
+    talk = Dialogue(3, StageRun(0, 2), PARTS)
+    talk.connect()
+    talk.join()
+    talk.built()
+    talk.order(pb.Row(job="a", row=1))
+    talk.lease(7, 0, phase=pb.INITIALISE, row=1)
+    dropped = ["drop lease 7", "close row", "drop job"]
+    full = ev.LeaseFailed(7, "memory is full", too_large=True)
+    assert talk.give(full) == ["send Failure, too large: memory is full (stages 0-1)", *dropped]
+    talk = join_row()
+    talk.lease(7, row=1)
+    assert talk.give(full) == ["drop lease 7", "send Failure: memory is full"]
+    found = talk.give(ev.LoadFailed("a", "memory is full", too_large=True))
+    assert found == ["send Failure, too large: memory is full (stage 1)", "close row", "drop job"]
+
+
 def test_stages_with_a_damaged_file_or_an_unfit_mesh_are_built_again() -> None:
     talk = join_row()
     damaged = ev.InputDamaged("a", ev.DamagedInput("ids.bin", 7), "ids.bin: differs")
