@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from cli.timeline.picture import write
+from cli.timeline.stages import PipelineTrace
 from cli.timeline.trace import Payload
 from services.instrumentation.timeline import TimelineOptions
-from tests.support.cluster.bits import Bits, bits
+from tests.support.cluster.bits import Bits, bits, deep_config, spec_of, split_config
 from tests.support.cluster.harness import Cluster, eventually
 
 CHUNKS = {0, 1}
@@ -79,3 +80,28 @@ def test_every_activity_of_a_step_is_recorded(
     assert 0 <= trace.overlap(Payload.WEIGHTS).share <= 1
     assert (tmp_path / "merged" / "step.svg").exists()
     assert all(arrived[chunk] <= commit <= down[chunk] <= there[chunk] for chunk in CHUNKS), "weights go down"
+
+
+@pytest.mark.long
+def test_a_pipelines_passes_waits_and_arrays_are_recorded(tmp_path: Path, corpus: Path) -> None:
+    folder = tmp_path / "timeline"
+    flags = TimelineOptions.parse(folder, "2-3").flags
+    config = split_config(deep_config(corpus, 2, max_steps=6, gradient_accumulation_steps=4), (1, 1))
+    with Cluster(tmp_path, workers=3, options=flags) as cluster:
+        cluster.wait_workers(3)
+        cluster.finish(cluster.submit(spec_of(tmp_path, config)))
+        files = ["worker-1.json", "worker-2.json", "aggregator.json"]
+        eventually(lambda: all((folder / name).exists() for name in files), "the timelines' files")
+    trace = write(folder, tmp_path / "merged")
+    assert trace.workers == ["worker-1", "worker-2"], "worker-3 is a spare"
+    assert trace.steps
+    for step in trace.steps:
+        stages = PipelineTrace(trace).stages(step)
+        assert [(each.worker, each.ranges) for each in stages] == [("worker-1", (0,)), ("worker-2", (1,))]
+        for each in stages:
+            assert min(each.forward_seconds, each.backward_seconds, each.waiting_seconds) > 0
+            assert 0 < each.idle_share < 1
+    sent = [each for each in PipelineTrace(trace).transfers if each.step == trace.steps[0]]
+    assert len(sent) == 2 * 4, "an activation and its gradient of each micro-batch"
+    exposure = PipelineTrace(trace).exposure(trace.steps)
+    assert exposure is not None and 0 <= exposure.hidden_share <= 1
