@@ -48,7 +48,7 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return f"waits for the optimizer to restart step {run.job.step}"
     if not run.members:
         return "waits for a worker to connect"
-    lacking = run.holders.describe_shortage()
+    lacking = run.holders.describe_shortage(now)
     if lacking is not None:
         return f"{lacking}{detail}"
     able = run.lease_book.able_members()

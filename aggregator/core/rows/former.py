@@ -65,7 +65,7 @@ class RowFormer:
         self._broken_link = ""
         self._mismatch: Refusal | None = None
         self._present: list[int] = []
-        self._present_since_seconds = 0.0
+        self._shares_from_seconds = 0.0  # when workers begin to share stages that nobody has
 
     # ---- forming ----
 
@@ -86,10 +86,10 @@ class RowFormer:
         reachable = [each for each in able if each.pipeline_address]
         present = sorted(each.session for each in reachable)
         if present != self._present:
-            self._present, self._present_since_seconds = present, now
-        # When a job begins, the workers that run have come after `retry`. One that has died may be started again.
-        patience_seconds = self._timeouts.deaf if self._was_complete else self._timeouts.retry
-        shares = now - self._present_since_seconds > patience_seconds
+            # When a job begins, the workers that run have come after `retry`. One that has died may be started again.
+            patience_seconds = self._timeouts.deaf if self._was_complete else self._timeouts.retry
+            self._present, self._shares_from_seconds = present, now + patience_seconds
+        shares = now > self._shares_from_seconds
         candidates = [self._candidate(each, replaced, patient=not shares) for each in reachable]
         candidates.sort(key=self._rank)
         wanted = [seats for seats in form_rows(self._count, candidates, former, shares=shares) if seats]
@@ -231,7 +231,7 @@ class RowFormer:
 
     # ---- for people ----
 
-    def describe_shortage(self) -> str | None:
+    def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can."""
         if any(row.member.ready for row in self._table):
             return f"forms its row again after: {self._broken_link}" if self._broken_link else None
@@ -240,7 +240,13 @@ class RowFormer:
         if gaps:
             reasons = self._describe_others()
             lacking = ", ".join(map(str, gaps))
-            return f"waits for a worker for {lacking} of {self._count}{f' ({reasons})' if reasons else ''}"
+            left_seconds = self._shares_from_seconds - now
+            shared = (
+                f"; the others share them in {left_seconds:.0f} s"
+                if self._present and left_seconds > 0
+                else ""
+            )
+            return f"waits for a worker for {lacking} of {self._count}{f' ({reasons})' if reasons else ''}{shared}"
         if all(self._workers[seat.worker].able for seat in rows[0].seats) and self._mismatch is not None:
             return f"waits for workers that fit together: {self._mismatch}"
         building = [

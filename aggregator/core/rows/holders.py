@@ -49,7 +49,7 @@ class Holders(Protocol):
     def note_too_large(self, member: Member, failure: pb.Failure, now: float) -> Refusal | None:
         """Give a worker less to build, since that does not fit it; return why it can't take part, None if it can."""
 
-    def describe_shortage(self) -> str | None:
+    def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a lease can be granted; None if one can."""
 
     # ---- leases ----
@@ -129,7 +129,7 @@ class WorkersAsHolders:
         """Return the worker's reason: there is nothing smaller to build."""
         return Refusal(failure.reason)
 
-    def describe_shortage(self) -> str | None:
+    def describe_shortage(self, now: float) -> str | None:
         """Return None: the workers' states say it all."""
         return None
 

@@ -117,9 +117,9 @@ class JobRows:
         """Give a worker fewer stages, since those that it was told don't fit; return why it can have none at all."""
         return self._former.note_too_large(member, failure, now)
 
-    def describe_shortage(self) -> str | None:
+    def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can."""
-        return self._former.describe_shortage()
+        return self._former.describe_shortage(now)
 
     # ---- leases ----
 

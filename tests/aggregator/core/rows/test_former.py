@@ -37,7 +37,7 @@ def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease
     dialogue.stands(1, 0)
     dialogue.weights(1, 0, 0, 1)
     assert dialogue.arrives(1) == ["1 <- join stage 0"]
-    assert waits_for(dialogue) == "waits for a worker for stage 1 of 2"
+    assert waits_for(dialogue) == "waits for a worker for stage 1 of 2; the others share them in 4 s"
     assert dialogue.arrives(2) == ["2 <- join stage 1"]
     assert dialogue.arrives(3) == []
     assert has_facts(
@@ -126,7 +126,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_the_others_keep_their_buil
 def test_without_a_spare_the_neighbour_takes_the_stage_once_nobody_else_has_come() -> None:
     dialogue = training_rows(1, 2, 3, stages=3)
     assert lost(dialogue, 2) == ["1 <- revoke", "3 <- revoke"]
-    assert waits_for(dialogue) == "waits for a worker for stage 1 of 3"
+    assert waits_for(dialogue) == "waits for a worker for stage 1 of 3; the others share them in 30 s"
     assert dialogue.goes_by(SHARE_AFTER - 5, 1, 3) == []
     assert dialogue.goes_by(5, 1, 3) == ["1 <- join stages 0-1"]
     assert dialogue.builds(1) == [
