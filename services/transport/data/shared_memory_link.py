@@ -127,6 +127,7 @@ class TensorLink:
         return [chunk] if places is None else self._locate_chunks(chunk.header, places)
 
     def _locate_chunks(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
+        array = self.find_array(places, f"chunk {first.index}")
         if not 1 <= len(places.indices) <= MAX_PLACES:
             raise Refused(
                 f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MAX_PLACES}"
@@ -136,7 +137,6 @@ class TensorLink:
                 f"chunk {first.index}: shared memory: {len(places.positions)} positions, expected none or one for each "
                 f"of {len(places.indices)} places"
             )
-        array = self.find_array(places, f"chunk {first.index}")
         if places.positions:
             return _at_positions(first, places, array)
         size = bytes_per_element(first.dtype)
