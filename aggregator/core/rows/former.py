@@ -223,11 +223,9 @@ class RowFormer:
         self._dissolve(row, now)
         self._form([*former, left], now, replaced=blamed.worker if blamed is not None else None)
 
-    def note_computed(self, row: Row) -> None:
-        """Forgive the workers of a row, since their links carry a whole lease."""
+    def note_links_work(self) -> None:
+        """Forget the broken link, since a whole lease has passed those of a row."""
         self._broken_link = ""
-        for seat in row.seats:
-            self._blames.pop(seat.worker, None)
 
     # ---- for people ----
 

@@ -132,8 +132,6 @@ class JobRows:
     def weights_loaded(self, member: Member, version: Version) -> tuple[Member, Version] | None:
         """Record the version that a worker has; return its row once all of its workers have a later one than before."""
         row = self._table.of_worker(member.session)
-        if not member.ready:
-            return None  # it has begun to build other stages since
         member.loaded_version = version
         if row is None:
             return None
@@ -151,7 +149,7 @@ class JobRows:
         lease.computed[member.session] = computed
         if len(lease.computed) < len(row.seats):
             return None
-        self._former.note_computed(row)
+        self._former.note_links_work()
         self._note_findings(row, lease)
         parts = lease.computed.values()
         joined = pb.Computed(

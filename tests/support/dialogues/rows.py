@@ -34,11 +34,18 @@ class RowDialogue(Dialogue):
         self.stages = stages
         self.told: dict[int, StageRun] = {}
         self._built: dict[int, StageRun] = {}
+        self._rows: dict[int, int] = {}
 
     def line(self, effect: ev.Effect) -> str:
         """Return an effect as one line; empty for notes. Remember what workers are told to build."""
-        if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Join):
-            self.told[effect.session] = StageRun(effect.body.first_stage, effect.body.stages)
+        if isinstance(effect, ev.ToWorker):
+            order = effect.body
+            if isinstance(order, pb.Join):
+                self.told[effect.session] = StageRun(order.first_stage, order.stages)
+            if isinstance(order, pb.Row):
+                self._rows[effect.session] = order.row
+            if isinstance(order, pb.Lease):
+                assert order.row == self._rows[effect.session], "a lease is of the row that a worker knows"
         return super().line(effect)
 
     # ---- workers ----

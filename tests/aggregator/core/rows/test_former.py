@@ -66,6 +66,19 @@ def test_a_job_that_begins_shares_its_stages_once_the_workers_that_run_must_have
     assert dialogue.goes_by(STANDARD_TIMEOUTS.tick, 1) == ["1 <- join stages 0-1"]
 
 
+def test_sizes_of_batches_come_from_the_first_stage_since_others_may_have_read_no_data() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.optimizer()
+    dialogue.arrives(1)
+    dialogue.arrives(2)
+    dialogue.builds(2, holds=(1, 4), evaluation_batches=0, tokens_per_micro_batch=0)
+    dialogue.stands(1, 4)
+    dialogue.weights(1, 4, 0, 1)
+    orders = dialogue.builds(1, holds=(1, 4))
+    assert orders[-1] == "2 <- evaluate 0 of 1.4"
+
+
 def test_a_worker_without_a_data_stream_takes_no_stages() -> None:
     dialogue = RowDialogue()
     dialogue.submit(stages=2)
@@ -164,6 +177,7 @@ def test_what_a_worker_has_built_before_it_was_told_otherwise_is_ignored() -> No
         first_stage=late.first, stages=late.count, parts=[pb.LayoutPart(elements=dialogue.layout.elements)],
     )  # fmt: skip
     assert dialogue.says(1, ready) == []
+    assert state_of(dialogue)["w1"] == "building stage 0"
     dialogue.weights_loaded(1, 1, 0)
     assert "row" not in " ".join(dialogue.builds(2)), "worker 1 is not ready"
     assert dialogue.builds(1)[:1] == ["1 <- row of stage 0 w1, stage 1 w2"]
@@ -215,6 +229,7 @@ def test_workers_of_new_code_wait_while_those_of_the_old_code_build_other_stages
     dialogue.arrives(2)
     for session in (1, 2):
         dialogue.builds(session, holds=(1, 0), fingerprint={"code": "old"})
+    dialogue.checkpoint(1, 0)
     lost(dialogue, 2)
     dialogue.arrives(3)
     assert dialogue.builds(3, fingerprint={"code": "new"}) == []

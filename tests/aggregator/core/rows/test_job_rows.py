@@ -275,6 +275,7 @@ def test_losses_of_held_out_batches_come_from_the_last_stage() -> None:
         dialogue.evaluated(1, 1, 4)
         dialogue.evaluated(2, 1, 4, (1 + index // 2, loss))
     assert dialogue.job().validation_loss == 3.0
+    assert dialogue.give(ev.WorkerLost(1, "gone")) == [], "no lease is left to revoke"
 
 
 def test_an_evaluation_goes_on_with_another_row() -> None:
