@@ -19,6 +19,11 @@ ExactArray: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 """Values of a tensor: float32, or the bits of bfloat16 as uint16."""
 
 
+def exact_dtype(mesh: Mesh) -> np.dtype[Any]:
+    """Return the dtype of exact copies: float32, or uint16 for the bits of bfloat16."""
+    return np.dtype(np.uint16 if mesh.dtype == mesh.tt.bfloat16 else np.float32)
+
+
 def download_exactly(mesh: Mesh, tensor: Any, placements: Placements) -> ExactArray:
     """Return a copy of a tensor [1, ...] of the mesh's dtype.
 
@@ -43,7 +48,7 @@ def upload_exactly(mesh: Mesh, copy: ExactArray, shape: tuple[int, ...], placeme
     Raises:
         ValueError: the copy has another shape, or is of a mesh with another dtype.
     """
-    dtype = np.dtype(np.uint16 if mesh.dtype == mesh.tt.bfloat16 else np.float32)
+    dtype = exact_dtype(mesh)
     if copy.shape != shape or copy.dtype != dtype:
         raise ValueError(f"{copy.dtype} {list(copy.shape)}, expected {dtype} {list(shape)}")
     values: npt.NDArray[Any] = copy

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
-from mesh.exact_transfer import ExactArray, download_exactly, upload_exactly
+from mesh.exact_transfer import ExactArray, download_exactly, exact_dtype, upload_exactly
 from mesh.placement import Placements
 from services.config.job import JobConfig
 from services.errors import Refused
@@ -130,7 +130,7 @@ class RangeStep:
         rows = rows_of_sample * max(config.batch_size, config.validation_batch_size)
         tied = model.tied_table or model.tied_copy
         return ArraySizes(
-            dtype=np.dtype(np.uint16 if mesh.dtype == mesh.tt.bfloat16 else np.float32),
+            dtype=exact_dtype(mesh),
             activation_elements=rows * model.width,
             tied_elements=mesh.data_size * math.prod(shape_on_mesh(tied, mesh)) if tied is not None else 0,
         )

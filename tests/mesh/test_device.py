@@ -129,6 +129,9 @@ class FakeModule:
     def arch(self) -> str:
         return "Arch.WORMHOLE_B0"
 
+    def get_device_ids(self) -> list[int]:
+        return [0]
+
     def synchronize_device(self, handle: object) -> None:
         self._record("wait")
 

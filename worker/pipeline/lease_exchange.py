@@ -105,7 +105,7 @@ class LeaseExchange:
             shape=array.shape,
             dtype=self._plan.wire,
         )
-        link.send(header, self._plan.pack(array))
+        link.send(header, self._plan.arrays.pack(array))
 
     def _receive(self, link: Link, kind: ArrayKind, range_index: int, micro_batch: int) -> ExactArray:
         array = link.take(self._lease.lease, kind)
@@ -117,7 +117,7 @@ class LeaseExchange:
                 f"{describe_array(header)}: came from {link} for the pass of micro-batch {micro_batch} through range "
                 f"{range_index} at step {lease.step}; both workers must run the same schedule"
             )
-        return self._plan.unpack(array.content, tuple(header.shape))
+        return self._plan.arrays.unpack(array.content, tuple(header.shape))
 
 
 def _kind(one: Pass) -> ArrayKind:

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 
 from protos.pipeline_pb2 import ArrayHeader, ArrayKind, LinkState, PassMessage
-from protos.tensors_pb2 import DType, SharedPlaces
+from protos.tensors_pb2 import SharedPlaces
 from services.errors import Refused
 from services.pipeline.split import StageRun
 from services.printable import printable
@@ -179,10 +179,10 @@ def check_array(piece: ArrayPiece, plan: ArrayPlan, own: StageRun) -> int:
     ranges = len(plan.split.ranges)
     if header.range >= ranges or not own.first <= plan.split.stage_of(header.range) < own.stop:
         raise PassRefused(f"{place}: expected a range of {own} of {ranges} ranges over {plan.split.stages}")
-    if header.dtype != plan.wire:
-        name = DType.Name(header.dtype) if header.dtype in DType.values() else str(header.dtype)
-        raise PassRefused(f"{place}: dtype {name}, expected {DType.Name(plan.wire)} in this job")
-    size_bytes = math.prod(header.shape) * plan.element_bytes
+    mismatch = plan.arrays.describe_mismatch(header.dtype)
+    if mismatch:
+        raise PassRefused(f"{place}: {mismatch}")
+    size_bytes = math.prod(header.shape) * plan.arrays.element_bytes
     limit_bytes = plan.limit_bytes(header.kind)
     if not 0 < size_bytes <= limit_bytes:
         raise PassRefused(

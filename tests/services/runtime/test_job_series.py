@@ -31,6 +31,9 @@ def touch_all(metrics: WorkerMetrics | AggregatorMetrics | OptimizerMetrics, job
     if isinstance(metrics, WorkerMetrics):
         metrics.count_computed(job, micro_batches=1, tokens=1, seconds=0.1)
         metrics.count_wait_for_weights(job, 0.1)
+        metrics.count_passes(job, forward_seconds=0.1, backward_seconds=0.2, waited_seconds=0.1)
+        metrics.count_sent_to_stages(job, 1)
+        metrics.set_activation_memory(job, 0, 1)
         metrics.set_rates(job, 1, 1)
         for phase in ("MODEL_CREATION", "FORWARD_PASS"):
             metrics.set_memory(job, phase, device_bytes=1, device_peak_bytes=1, host_bytes=1)
