@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -62,8 +63,24 @@ def merged(left: Sum, right: Sum, parent: Node) -> Sum:
         raise SimulationFailed(f"{left} + {right} is not a node of the tree: {parent}")
     if left.chunk != right.chunk:
         raise SimulationFailed(f"added unlike sums: {left} + {right}")
-    key = left.key if left.key == right.key else hash((left.key, right.key))
+    key = join_keys([left.key, right.key])
     return Sum(parent, left.micro_batches + right.micro_batches, left.chunk, key)
+
+
+def assembled(pieces: Sequence[Sum | int]) -> Sum | int:
+    """Return the chunk of which these are all pieces. Check that they are of one node, and that weights are alike."""
+    first, *others = pieces
+    if isinstance(first, Sum):
+        if any(not isinstance(each, Sum) or each[:3] != first[:3] for each in others):
+            raise SimulationFailed(f"unlike pieces: {pieces}")
+        return first._replace(key=join_keys([each.key for each in pieces if isinstance(each, Sum)]))
+    require(all(each == first for each in others), f"unlike pieces: {pieces}")
+    return first
+
+
+def join_keys(keys: Sequence[int]) -> int:
+    """Return the key of a sum of gradients with these keys: their own if they are alike, else an unknown one."""
+    return keys[0] if len(set(keys)) == 1 else hash(tuple(keys))
 
 
 def key_of(number: int, step: int, weights: tuple[int, ...]) -> int:
@@ -124,7 +141,7 @@ class SimulatedJob:
     def split(self, draw: random.Random, workers: int) -> None:
         """Give the job a pipeline that so many workers suffice for."""
         self.pipeline = SimulatedPipeline.draw(draw, self.elements, workers)
-        self.plan = replace(self.plan, stages=self.pipeline.stages, verify_fraction=0.0)
+        self.plan = replace(self.plan, stages=self.pipeline.stages)
         if (
             self.poisoned_at is not None
         ):  # The others must be able to go on without the first worker that sees it.

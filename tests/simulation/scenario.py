@@ -259,6 +259,16 @@ class Scenario:
         return usual
 
     @classmethod
+    def lying_in_rows(cls, seed: int) -> Scenario:
+        """Return a scenario with a lying worker that has stages of a job. One row alone checks itself."""
+        draw = random.Random(f"pipelines of {seed}")
+        usual = cls.lying(seed)
+        workers = draw.choice((2, 3, 5))
+        for job in usual.jobs:
+            job.split(draw, workers)
+        return replace(usual, workers=workers)
+
+    @classmethod
     def restored(cls, seed: int) -> Scenario:
         """Return a scenario in which the queue is put back from earlier backups, in 2 and 3 tiers."""
         rng = random.Random(seed)

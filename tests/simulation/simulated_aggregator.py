@@ -16,7 +16,7 @@ from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.layout import chunk_range
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
-from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, merged, require
+from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, assembled, merged, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
@@ -204,8 +204,7 @@ class SimulatedAggregator(Process):
             start += elements
             payloads.append(payload)
         require(start == stop, f"{effect}: the pieces end at {start}, expected {stop}")
-        require(all(each == payloads[0] for each in payloads), f"{effect}: unlike pieces {payloads}")
-        return payloads[0]
+        return assembled(payloads)
 
     def _count_able(self) -> int:
         return sum(member.present for member in self.core.members.values())

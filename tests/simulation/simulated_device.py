@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from protos import cluster_pb2 as pb
+from tests.simulation.job_model import join_keys
 from tests.simulation.process import Process
 
 Task = Iterator[float]
@@ -18,7 +19,7 @@ class LeaseState:
     """State of a lease.
 
     Attributes:
-        key: key of the gradient, or None before it is computed and for leases without one.
+        keys: keys of the gradient, by first element and the element after the last; empty for leases without one.
         ready_from: index in the layout from which on the gradient is complete.
         failed: whether the lease was reported as failed.
         is_under_way: whether its passes through stages run, which exchange arrays with other workers.
@@ -27,11 +28,15 @@ class LeaseState:
 
     def __init__(self, lease: pb.Lease) -> None:
         self.lease = lease
-        self.key: int | None = None
+        self.keys: dict[tuple[int, int], int] = {}
         self.ready_from = 1 << 50
         self.failed = False
         self.is_under_way = False
         self.dropped = False
+
+    def key_in(self, start: int, stop: int) -> int:
+        """Return the key of the gradient of these elements, which must be computed."""
+        return join_keys([key for (first, end), key in self.keys.items() if first < stop and start < end])
 
 
 class DeviceQueue:

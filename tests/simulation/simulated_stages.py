@@ -10,7 +10,7 @@ from protos.tensors_pb2 import NonFinite
 from services.pipeline.schedule import Pass
 from services.pipeline.split import StageRun
 from services.protocol.file_refs import make_ref
-from tests.simulation.job_model import PARAMETER, POISON, SimulatedJob, key_of, require
+from tests.simulation.job_model import PARAMETER, POISON, SimulatedJob, join_keys, key_of, require
 from tests.simulation.pipeline_model import ArrayKind, PassArray, SimulatedPipeline, join_weights
 from tests.simulation.row_links import LinkEnd, RowLinks, size_of
 from tests.simulation.simulated_device import WAIT, LeaseState, Task
@@ -18,6 +18,9 @@ from worker.core import events as ev
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_worker import SimulatedWorker
+
+TAINT = -1
+"""Key of what a lying worker adds to an activation's weights by chunk."""
 
 Received = Generator[float, None, PassArray | None]
 """Wait for an array; the result is None if the lease was dropped."""
@@ -33,7 +36,7 @@ class StagePasses:
         links: links to the other workers of the row.
 
     Attributes:
-        key: key of the gradient, once a backward pass has ended.
+        checksums: checksums of what each pass of a checked micro-batch has put out.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class StagePasses:
             state.dropped or links.row == state.lease.row,
             f"{worker.title} begins a lease of row {state.lease.row} in row {links.row}",
         )
-        self.key: int | None = None
+        self.checksums: list[pb.Checksum] = []
         self._worker = worker
         self._job = job
         self._state = state
@@ -54,6 +57,7 @@ class StagePasses:
         self._ranges = self.pipeline.ranges_of(links.run)
         self._local: dict[tuple[ArrayKind, Pass], PassArray] = {}
         self._kept: dict[Pass, dict[int, int]] = {}
+        self._keys: dict[int, list[int]] = {}  # of each range's gradients so far
 
     def train(self, seconds: float, complete: Callable[[int], None]) -> Task:
         """Run the forward and backward passes of a lease.
@@ -77,6 +81,7 @@ class StagePasses:
             if one.is_backward:
                 yield from self._backward(in_step, received)
                 if one.micro_batch == lease.count - 1:
+                    self._note_key(one.range_index)
                     complete(one.range_index)
             else:
                 yield from self._forward(in_step, received)
@@ -99,8 +104,11 @@ class StagePasses:
 
     def _forward(self, one: Pass, received: PassArray | None) -> Task:
         weights = self._pass_weights(one.range_index, received)
+        if self._lies():
+            weights[TAINT] = self._worker.cluster.rng.getrandbits(60)
         self._kept[one] = weights
         if one.range_index < self.pipeline.ranges - 1:
+            self._note_checksum(one, hash(tuple(sorted(weights.items()))))
             yield from self._send("activation", one._replace(range_index=one.range_index + 1), weights)
 
     def _pass_weights(self, range_index: int, received: PassArray | None) -> dict[int, int]:
@@ -115,20 +123,38 @@ class StagePasses:
         if one.range_index == last:
             every = tuple(weights[chunk] for chunk in range(self._job.chunks))
             key = key_of(self._job.number, self._state.lease.step, every)
+            key = hash((key, weights[TAINT])) if TAINT in weights else key
         else:
             assert received is not None
             key = cast(int, received.content)
         self._worker.weights_of(self._state.lease, self.pipeline.loads_of(one.range_index))
-        require(self.key in (None, key), f"{self._worker.title} adds gradients of {self.key} and {key}")
-        self.key = key
         tied = one._replace(range_index=0)
         if one.range_index == 0 and self.pipeline.has_tied_part:
             part = yield from self._receive("tied", tied)
-            require(part is None or part.content == key, f"{part} is added to a gradient of {key}")
+            key = key if part is None else join_keys([key, cast(int, part.content)])
+        if self._lies():
+            key = self._worker.cluster.rng.getrandbits(60)
+        self._keys.setdefault(one.range_index, []).append(key)
+        self._note_checksum(one, key)
         if one.range_index > 0:
             yield from self._send("gradient", one._replace(range_index=one.range_index - 1), key)
         if one.range_index == last and self.pipeline.has_tied_part:
             yield from self._send("tied", tied, key)
+
+    def _note_key(self, range_index: int) -> None:
+        """Note the key of a range's sum, now that it is complete."""
+        borders = self.pipeline.borders[range_index : range_index + 2]
+        self._state.keys[borders[0], borders[1]] = join_keys(self._keys[range_index])
+
+    def _lies(self) -> bool:
+        """Return whether this worker corrupts the pass that it runs."""
+        return self._worker.lies > 0 and self._worker.cluster.rng.random() < self._worker.lies / 2
+
+    def _note_checksum(self, one: Pass, content: int) -> None:
+        if one.micro_batch in self._state.lease.checksums:
+            place = 2 * self.pipeline.ranges - 1 - one.range_index if one.is_backward else one.range_index
+            crc32c = hash((one, content)) & 0xFFFFFFFF
+            self.checksums.append(pb.Checksum(micro_batch=one.micro_batch, place=place, crc32c=crc32c))
 
     def evaluate(self, seconds: float) -> Generator[float, None, list[pb.BatchLoss]]:
         """Pass held-out batches through the stages, and return the losses, which only the last range knows."""
@@ -242,19 +268,18 @@ def _run_passes(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState, p
     if state.dropped:
         return
     if lease.phase == pb.VERIFY:
-        worker.report(ev.LeaseComputed(lease.lease, 0.0, 0))
+        worker.report(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(passes.checksums)))
         return
     is_last = passes.run.stop == passes.pipeline.stages
     losses = tuple(job.loss(lease.step, index) for index in indices) if is_last else ()
     state.ready_from = 0
     worker.report(ev.NodeReady(lease.lease, 0, losses, passes.find_non_finite(indices)))
-    worker.report_trained(lease, worker.seconds * lease.count, ())
+    worker.report_trained(lease, worker.seconds * lease.count, tuple(passes.checksums))
 
 
 def _note_complete(worker: SimulatedWorker, passes: StagePasses, state: LeaseState, lowest: int) -> None:
     """Report that the gradients of a range and of all later ones are complete, which may be left out."""
-    state.key = passes.key
-    if worker.cluster.rng.random() < 0.5:
+    if state.lease.phase == pb.TRAIN and worker.cluster.rng.random() < 0.5:
         state.ready_from = passes.pipeline.borders[lowest]
         place = sum(each.offset < state.ready_from for each in passes.pipeline.gradients_of(passes.run))
         if place:

@@ -201,10 +201,10 @@ class SimulatedWorker(Process):
             if header.kind == INITIAL_WEIGHTS:
                 link.up_data.send(header, self._job.weights[0][header.index])
                 continue
-            assert state.key is not None
             require(header.offset >= state.ready_from, f"chunk {header.index} is sent before it is computed")
             node = Node(state.lease.first, state.lease.count)
-            link.up_data.send(header, node_sum(node, header.index, state.key))
+            key = state.key_in(header.offset, header.offset + header.elements)
+            link.up_data.send(header, node_sum(node, header.index, key))
 
     # ---- the core ----
 
@@ -391,7 +391,8 @@ class SimulatedWorker(Process):
             self.fail(lease, POISON)
             return
         yield seconds  # A lease that is dropped from here on is still computed and reported.
-        state.key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
+        key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
+        state.keys[0, job.elements] = key
         if lease.phase == pb.VERIFY:
             self.report(ev.LeaseComputed(lease.lease, 0.0, 0, checksums))
             return

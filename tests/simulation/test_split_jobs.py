@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from aggregator.core.verification import answers
+from aggregator.core.verification.answers import Answer
+from aggregator.core.verification.opinions import agree
 from services.pipeline.split import StageRun
 from services.tensors.layout_parts import check_cover
+from tests.simulation.job_model import SimulationFailed
 from tests.simulation.mutations import SPLIT_MUTATIONS, drops_a_piece, puts_chunks_together_without_all_pieces
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
@@ -82,3 +86,33 @@ def test_a_mutation_fails_a_seed(
             print(f"seed {seed}: {type(error).__name__}: {error}")
             return
     pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+
+
+# ---- a stage that lies ----
+
+
+def run_liars(seeds: range) -> int:
+    """Run seeds with a lying worker in a row; return in how many it was excluded. Nobody else may be."""
+    found = 0
+    for seed in seeds:
+        cluster = SimulatedCluster(seed, scenario=Scenario.lying_in_rows(seed))
+        cluster.run()
+        found += sum(bool(saved.job.excluded) for saved in cluster.disk.jobs.values())
+    return found
+
+
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(range(2), id="usual"), pytest.param(range(2, 60), marks=pytest.mark.long)]
+)
+def test_a_lying_stage_is_found(seeds: range) -> None:
+    assert run_liars(seeds) > len(seeds) // 2
+
+
+def test_the_last_pass_that_differs_convicts_sound_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_last(answers: Sequence[Answer]) -> int | None:
+        passes = list(enumerate(zip(*(each.opinions for each in answers), strict=False)))
+        return next((place for place, opinions in reversed(passes) if not agree(opinions)), None)
+
+    monkeypatch.setattr(answers, "find_difference", find_last)
+    with pytest.raises(SimulationFailed, match=r"excluded|no progress"):
+        run_liars(range(20))
