@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from services.config.settings import DEFAULT, TT_TRAIN_DEFAULT
+from services.printable import counted
 from services.sizing.sizes import format_bytes
 
 _SHOWN = (
@@ -105,11 +106,16 @@ def _pipeline_lines(pipeline: dict[str, Any] | None) -> Iterator[str]:
     if pipeline is None:
         return
     ranges = f", {pipeline['ranges_per_stage']} ranges each" if pipeline["ranges_per_stage"] > 1 else ""
-    counted = pipeline["bubble_with_projection"]
-    also = "" if counted is None else f", {counted:.1%} if the projection counts by its operations"
+    with_projection = pipeline["bubble_with_projection"]
+    also = (
+        ""
+        if with_projection is None
+        else f", {with_projection:.1%} if the projection counts by its operations"
+    )
     yield (
         f"pipelines: {pipeline['pipelines']} of {len(pipeline['stages'])} stages{ranges}, "
-        f"{pipeline['micro_batches_each']} micro-batches each in a step; schedule {pipeline['schedule']}"
+        f"{counted(pipeline['micro_batches_each'], 'micro-batch', 'micro-batches')} each in a step; schedule "
+        f"{pipeline['schedule']}"
     )
     yield f"bubble: {pipeline['bubble']:.1%} with equal time for each block{also}"
     titles = ["stage", "blocks", "parameters", "in flight", "memory of a chip", ""]
