@@ -110,6 +110,18 @@ class LeaseBook:
         )
         return initialising or training or (evaluation is not None and evaluation.is_busy(session))
 
+    def find_late(self, now: float) -> set[int]:
+        """Return the sessions of workers or rows that take too long over a lease, whether or not others are idle."""
+        late = self._stalls.find_late(self.step_sum, self.evaluation, now)
+        current = self.initialisation
+        if (
+            current is not None
+            and current.awaits_worker
+            and self._stalls.is_late(current.session, current.since_seconds, 0, now)
+        ):
+            late.add(current.session)
+        return late
+
     def waits(self, now: float) -> list[Wait]:
         """Return what workers owe the job.
 

@@ -34,12 +34,17 @@ class Stalls:
         self._orders = orders
         self._report = report
 
+    def is_late(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
+        """Return whether a worker takes too long over a lease."""
+        speed = self._members[session].speed
+        expected_seconds = micro_batches / speed if speed else 0.0
+        return now - since_seconds > max(self._timeouts.stall, STALLED_TIMES * expected_seconds)
+
     def mark_if_stalled(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
         """Return whether a worker takes too long over a lease; if so, mark the worker and publish that."""
-        member = self._members[session]
-        expected_seconds = micro_batches / member.speed if member.speed else 0.0
-        if now - since_seconds <= max(self._timeouts.stall, STALLED_TIMES * expected_seconds):
+        if not self.is_late(session, since_seconds, micro_batches, now):
             return False
+        member = self._members[session]
         member.stalled = True
         text = f"{member.title} stalled on step {self._report.job.step}; its work goes to others"
         self._report.note("member", text)
@@ -47,10 +52,7 @@ class Stalls:
 
     def release_gradients(self, step_sum: StepSum, now: float) -> None:
         """Make orphans of a step's stalled assignments."""
-        work: Counter[int] = Counter()
-        for each in step_sum.assignments:
-            if each.session is not None:
-                work[each.session] += each.node.count
+        work = _count_work(step_sum)
         for each in step_sum.assignments:
             if each.session is None or each.computed:
                 continue
@@ -65,3 +67,32 @@ class Stalls:
             if self.mark_if_stalled(lease.session, lease.since_seconds, lease.count, now):
                 self._orders.revoke(lease.session, lease.lease)
                 evaluation.release(lease)
+
+    def find_late(self, step_sum: StepSum | None, evaluation: Evaluation | None, now: float) -> set[int]:
+        """Return the sessions of all that have the weights and take too long over gradients or losses."""
+        late: set[int] = set()
+        if step_sum is not None:
+            work = _count_work(step_sum)
+            late.update(
+                each.session
+                for each in step_sum.assignments
+                if each.session is not None and not each.computed
+                if self._members[each.session].loaded_version == step_sum.version
+                if self.is_late(each.session, each.since_seconds, work[each.session], now)
+            )
+        if evaluation is not None:
+            late.update(
+                lease.session
+                for lease in evaluation.leases.values()
+                if self.is_late(lease.session, lease.since_seconds, lease.count, now)
+            )
+        return late
+
+
+def _count_work(step_sum: StepSum) -> Counter[int]:
+    """Return the number of micro-batches that each session has, computed or not."""
+    work: Counter[int] = Counter()
+    for each in step_sum.assignments:
+        if each.session is not None:
+            work[each.session] += each.node.count
+    return work

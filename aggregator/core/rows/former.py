@@ -61,7 +61,10 @@ class RowFormer:
         self._timeouts = timeouts
         self._was_complete = False
         self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
-        self._blames: dict[int, int] = {}  # by session: broken links that others name it for
+        self._blames: dict[
+            int, int
+        ] = {}  # by session: broken links that others name it for, and trials of spares
+        self._late_rows: dict[int, int] = {}  # by session: rows that took too long while it was silent
         self._broken_link = ""
         self._mismatch: Refusal | None = None
         self._present: list[int] = []
@@ -114,7 +117,7 @@ class RowFormer:
 
     def _forget_lost(self) -> None:
         self._built.keep_only(self._workers.keys())
-        for known in (self._most_stages, self._blames):
+        for known in (self._most_stages, self._blames, self._late_rows):
             for session in known.keys() - self._workers.keys():
                 del known[session]
 
@@ -212,20 +215,53 @@ class RowFormer:
         """Form a row again whose worker can't exchange activations with another: without it, if there is a spare."""
         self._broken_link = f"worker {member.name} can't reach worker {failure.neighbour}: {failure.reason}"
         self._report.note("member", self._broken_link)
-        former = [each.seats for each in self._table if each is not row]
-        blamed = next(
-            (seat for seat in row.seats if self._workers[seat.worker].name == failure.neighbour), None
-        )
-        if blamed is not None:
-            self._blames[blamed.worker] = self._blames.get(blamed.worker, 0) + 1
-        spare = any(each.spare and _may_take(each) for each in self._workers.values())
-        left = tuple(seat for seat in row.seats if seat is not blamed) if spare else row.seats
-        self._dissolve(row, now)
-        self._form([*former, left], now, replaced=blamed.worker if blamed is not None else None)
+        blamed = (seat for seat in row.seats if self._workers[seat.worker].name == failure.neighbour)
+        self._form_without(row, next(blamed, None), now)
 
     def note_links_work(self) -> None:
         """Forget the broken link, since a whole lease has passed those of a row."""
         self._broken_link = ""
+
+    def replace_late(self, now: float) -> None:
+        """Replace a worker of a row that takes too long, if there is a spare.
+
+        Nobody knows which worker hangs, since the others wait for it. So they are tried one after another, first those
+        that have been in most rows that took too long.
+        """
+        if not self._has_spare():
+            return
+        late = self._lease_book.find_late(now)
+        for row in self._table:
+            if row.member.session in late or row.member.stalled:
+                leases = row.leases.values()
+                silent = [
+                    seat
+                    for seat in row.seats
+                    if any(seat.worker not in each.computed.keys() | each.evaluated.keys() for each in leases)
+                ]
+                for seat in silent:
+                    self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
+                blamed = min(silent or row.seats, key=self._trial_order)
+                name = self._workers[blamed.worker].name
+                text = f"{row.member.title} takes too long over a lease; a spare replaces worker {name}"
+                self._report.note("member", text)
+                self._form_without(row, blamed, now)
+                return
+
+    def _trial_order(self, seat: Seat) -> tuple[int, int]:
+        return self._blames.get(seat.worker, 0), -self._late_rows.get(seat.worker, 0)
+
+    def _has_spare(self) -> bool:
+        return any(each.spare and not each.spare_reason for each in self._workers.values())
+
+    def _form_without(self, row: Row, blamed: Seat | None, now: float) -> None:
+        """Form a row again, which voids its leases: without the blamed worker, if there is a spare."""
+        former = [each.seats for each in self._table if each is not row]
+        if blamed is not None:
+            self._blames[blamed.worker] = self._blames.get(blamed.worker, 0) + 1
+        left = tuple(seat for seat in row.seats if seat is not blamed) if self._has_spare() else row.seats
+        self._dissolve(row, now)
+        self._form([*former, left], now, replaced=blamed.worker if blamed is not None else None)
 
     # ---- for people ----
 

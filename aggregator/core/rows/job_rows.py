@@ -78,8 +78,9 @@ class JobRows:
         self._former.settle(now)
 
     def settle(self, now: float) -> None:
-        """Form the rows that the workers allow, and have workers build the stages that they lack."""
+        """Form the rows that the workers allow, and try spares in rows that take too long."""
         self._former.settle(now)
+        self._former.replace_late(now)
 
     def release(self, member: Member, now: float) -> None:
         """Form a row again without a worker, which voids the row's leases."""

@@ -359,6 +359,49 @@ def test_a_broken_link_counts_against_no_worker(neighbour: str) -> None:
     assert set(state_of(dialogue).values()) == {"computing stage 0", "computing stage 1"}
 
 
+# ---- rows that take too long ----
+
+STALL = STANDARD_TIMEOUTS.stall + 2.5
+
+
+def test_a_spare_replaces_one_worker_after_another_of_a_row_that_hangs() -> None:
+    dialogue = training_rows(1, 2, 3)
+    assert dialogue.goes_by(STALL, 1, 2, 3) == ["1 <- revoke", "2 <- revoke", "3 <- join stage 0"]
+    assert has_facts(
+        dialogue.notes[-1], "the row of w1, w2 takes too long over a lease; a spare replaces worker w1"
+    )
+    dialogue.builds(3, holds=(1, 0))
+    assert dialogue.goes_by(STALL, 1, 2, 3) == ["3 <- revoke", "2 <- revoke", "1 <- join stage 1"]
+    dialogue.builds(1, holds=(1, 0))
+    assert dialogue.leases[1] == dialogue.leases[3]
+
+
+def test_a_worker_that_has_done_its_part_is_not_the_one_that_hangs() -> None:
+    dialogue = training_rows(1, 2, 3)
+    dialogue.tells(1)
+    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 1"
+
+
+def test_a_row_that_waits_for_weights_does_not_hang() -> None:
+    dialogue = training_rows(1, 2, 3)
+    dialogue.commits(1, 0)
+    dialogue.weights(1, 1, 0)
+    assert dialogue.goes_by(STALL, 1, 2, 3) == []
+    dialogue.weights(1, 1, 1)
+    for session in (1, 2):
+        dialogue.weights_loaded(session, 1, 1)
+    assert dialogue.later(2.5, 1, 2, 3) == [], "its time begins with the weights"
+    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 0"
+
+
+def test_a_row_that_hangs_goes_on_hanging_without_a_spare() -> None:
+    dialogue = training_rows(1, 2)
+    dialogue.hello(3)
+    dialogue.give(ev.DataStreamOpened(3))
+    too_large(dialogue, 3)
+    assert dialogue.goes_by(STALL, 1, 2, 3) == [], "worker 3 can have no stage beside others"
+
+
 # ---- workers that do not fit together, or take no part ----
 
 
