@@ -54,18 +54,24 @@ class ArrayHeader(_message.Message):
     def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., row: _Optional[int] = ..., range: _Optional[int] = ..., micro_batch: _Optional[int] = ..., kind: _Optional[_Union[ArrayKind, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Union[_tensors_pb2.DType, str]] = ..., number: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class LanePosition(_message.Message):
-    __slots__ = ("kind", "arrived", "taken", "lease", "filled_bytes")
+    __slots__ = ("kind", "arrived", "taken", "lease", "filled_bytes", "sent", "sending", "sent_bytes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     FILLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    SENDING_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     kind: ArrayKind
     arrived: int
     taken: int
     lease: int
     filled_bytes: int
-    def __init__(self, kind: _Optional[_Union[ArrayKind, str]] = ..., arrived: _Optional[int] = ..., taken: _Optional[int] = ..., lease: _Optional[int] = ..., filled_bytes: _Optional[int] = ...) -> None: ...
+    sent: int
+    sending: int
+    sent_bytes: int
+    def __init__(self, kind: _Optional[_Union[ArrayKind, str]] = ..., arrived: _Optional[int] = ..., taken: _Optional[int] = ..., lease: _Optional[int] = ..., filled_bytes: _Optional[int] = ..., sent: _Optional[int] = ..., sending: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("job", "row", "stage", "neighbour", "name", "incarnation", "lanes", "own_crc32c")

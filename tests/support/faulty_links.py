@@ -105,7 +105,7 @@ def cutting_relay(target: Callable[[], int], cuts: Sequence[tuple[str, int]], se
     """Relay connections to a port of this host, and disturb one after the other.
 
     Args:
-        target: returns the port.
+        target: returns the port; 0 if there is none yet.
         cuts: for each connection, what happens, and after how many bytes of a direction that is drawn: `close`, `stall`
             or `flip` a bit. Later connections are left alone.
         seed: seed of the draws.
@@ -141,7 +141,12 @@ def cutting_relay(target: Callable[[], int], cuts: Sequence[tuple[str, int]], se
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", target())
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", target())
+        except OSError:
+            tasks.discard(task)
+            writer.close()
+            return
         cut = left.pop(0) if left else None
         is_up = random.random() < 0.5
         pumps = [

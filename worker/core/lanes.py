@@ -44,6 +44,20 @@ class Position(NamedTuple):
     filled_bytes: int = 0
 
 
+class Progress(NamedTuple):
+    """What a sender has sent, by which a receiver notices that something was lost.
+
+    Attributes:
+        sent: number of the last array that was sent whole.
+        lease: lease of the array after `sent`, if a part of it was sent.
+        sent_bytes: size of that part.
+    """
+
+    sent: int
+    lease: int = 0
+    sent_bytes: int = 0
+
+
 class Piece(NamedTuple, Generic[Array]):
     """Part of an array that is to be sent.
 
@@ -106,6 +120,14 @@ class SendingLane(Generic[Array]):
     def kept(self) -> int:
         """Number of arrays that this end keeps in memory."""
         return sum(each.array is not None for each in self._kept)
+
+    @property
+    def progress(self) -> Progress:
+        """What was sent."""
+        last = next((each for each in reversed(self._kept) if each.number), None)
+        if last is None or last.is_sent:
+            return Progress(self._last_number)
+        return Progress(last.number - 1, last.lease, last.sent_bytes)
 
     def put(self, lease: int, array: Array, size_bytes: int) -> None:
         """Append an array. There must be room.
@@ -226,6 +248,22 @@ class ReceivingLane(Generic[Array]):
         if self._arriving is None:
             return Position(self._arrived, self.taken)
         return Position(self._arrived, self.taken, self._arriving.lease, self._arriving.filled_bytes)
+
+    def check(self, progress: Progress) -> None:
+        """Check that what was sent before a message has come.
+
+        Raises:
+            LaneRefused: a part was lost.
+        """
+        arriving = self._arriving
+        filled_bytes = (
+            arriving.filled_bytes if arriving is not None and arriving.lease == progress.lease else 0
+        )
+        if (self._arrived, filled_bytes) < (progress.sent, progress.sent_bytes):
+            raise LaneRefused(
+                f"array {progress.sent} and {progress.sent_bytes} bytes of the next were sent, but only array "
+                f"{self._arrived} and {filled_bytes} bytes have come; some were lost"
+            )
 
     def accept(
         self, lease: int, number: int, size_bytes: int, start: int, stop: int, make: Callable[[], Array]

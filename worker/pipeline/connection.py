@@ -46,7 +46,7 @@ class Connection:
             self.wake.clear()
             if self.state_due:
                 self.state_due = False
-                return (self._link.state_message(),)
+                return (self._link.state_message(self._started),)
             if len(self._started) < len(self._state.lanes):  # it came before this end had lanes
                 self._link.take_state(self._state, self._started)
             parts = self._link.next_piece(self._started, shares=self._tensor_link.shares)

@@ -23,14 +23,13 @@ from protos.pipeline_pb2 import (
     TIED_PART,
     ArrayHeader,
     ArrayKind,
-    LanePosition,
     LinkState,
 )
 from services.instrumentation import timeline
 from services.printable import printable
 from services.tensors.payload_last import Message
 from services.transport.data.shared_memory_link import TensorLink
-from worker.core.lanes import Overtaken, Position, ReceivingLane, SendingLane
+from worker.core.lanes import Overtaken, Position, Progress, ReceivingLane, SendingLane
 from worker.pipeline.array_plan import KINDS, ArrayPlan
 from worker.pipeline.connection import Connection
 from worker.pipeline.messages import (
@@ -284,8 +283,12 @@ class Link:
         places = self._shared.put(kind, piece, content) if shares and self._shared is not None else None
         return encode_piece(header, content) if places is None else (encode_reference(header, places),)
 
-    def state_message(self) -> Message:
-        """Return the message with this end's state."""
+    def state_message(self, started: set[ArrayKind]) -> Message:
+        """Return the message with this end's state.
+
+        Args:
+            started: kinds whose arrays may be sent on the connection.
+        """
         row = self._row
         state = LinkState(
             job=row.job,
@@ -298,11 +301,11 @@ class Link:
         with self._changed:
             for kind, lanes in self._lanes.items():
                 arrived, taken, lease, filled_bytes = lanes.receiving.position
-                state.lanes.append(
-                    LanePosition(
-                        kind=kind, arrived=arrived, taken=taken, lease=lease, filled_bytes=filled_bytes
-                    )
+                lane = state.lanes.add(
+                    kind=kind, arrived=arrived, taken=taken, lease=lease, filled_bytes=filled_bytes
                 )
+                if kind in started:
+                    lane.sent, lane.sending, lane.sent_bytes = lanes.sending.progress
         return encode_state(state)
 
     def take_state(self, state: LinkState, started: set[ArrayKind]) -> None:
@@ -324,7 +327,9 @@ class Link:
                         raise PassRefused(
                             f"state of {self.neighbour}: array {each.arrived} has arrived, but none was sent"
                         )
-                elif each.kind in started:
+                    continue
+                lanes.receiving.check(Progress(each.sent, each.sending, each.sent_bytes))
+                if each.kind in started:
                     lanes.sending.note_taken(each.taken)
                 else:
                     lanes.sending.reconnect(Position(each.arrived, each.taken, each.lease, each.filled_bytes))

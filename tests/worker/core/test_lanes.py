@@ -211,6 +211,38 @@ def test_contradictions_are_refused_with_their_place(
         receiver.accept(lease, number, size_bytes, start, stop, lambda: bytearray(size_bytes))
 
 
+@given(st.integers(), st.integers(1, 16))
+@settings(max_examples=100, deadline=None)
+def test_a_lost_piece_is_noticed_by_the_sender_s_progress_and_nothing_else_is(
+    seed: int, piece_bytes: int
+) -> None:
+    random = Random(seed)
+    sender, receiver = SendingLane[Item](4, piece_bytes), ReceivingLane[bytearray](4, LIMIT_BYTES)
+    lease, lost = LEASE, False
+    for _ in range(40):
+        if sender.has_room and random.random() < 0.5:
+            content = bytes(random.randrange(1, LIMIT_BYTES))
+            sender.put(lease, Item(lease, content), len(content))
+        if random.random() < 0.1:
+            sender.drop(lease)
+            receiver.drop(lease)
+            lease += 1
+        if (piece := sender.next_piece()) is not None:
+            lost = random.random() < 0.05
+            if not lost:
+                one = sent(piece)
+                stop = one.start + len(one.content)
+                receiver.accept(one.lease, one.number, one.size_bytes, one.start, stop, lambda: bytearray(99))
+        if lost:
+            if sender.progress != (0, 0, 0) and piece is not None:
+                with pytest.raises(LaneRefused, match="some were lost"):
+                    receiver.check(sender.progress)
+            return
+        receiver.check(sender.progress)
+        if receiver.take(lease) is not None:
+            sender.note_taken(receiver.taken)
+
+
 def test_an_array_goes_on_where_its_connection_broke() -> None:
     sender = SendingLane[bytes](2, 4)
     sender.put(LEASE, b"12345678", 8)

@@ -105,28 +105,45 @@ def test_arrays_survive_a_fault_of_a_message(kind: MessageFault, direction: Dire
     assert faults.happened.is_set()
 
 
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_lost_piece_that_no_other_follows_is_noticed_by_a_sign_of_life(direction: Direction) -> None:
+    faults = MessageFaults("lost", direction, 2)  # the last one of the first array
+    to_first = direction == "up"
+    with linked_workers((1, 1), heartbeat_seconds=0.4, wrap=faults.wrap) as workers, threads() as submit:
+        first, last = (each.links.open_lease(make_lease(), PLAN) for each in workers)
+        sender, receiver, one = (
+            (last, first, Pass(True, 0, 0)) if to_first else (first, last, Pass(False, 1, 0))
+        )
+        sender.send(one, draw(0, 0))
+        found = submit(receiver.receive, one).result(LIMIT_SECONDS)
+        np.testing.assert_array_equal(found, draw(0, 0))
+    assert faults.happened.is_set()
+
+
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
 )
 def test_arrays_survive_connections_that_break_and_damage_amid_them(seed: int) -> None:
     places = np.random.default_rng(seed).integers(1, 8_000_000, 4)
     cuts = [("flip" if index == 2 else "close", int(place)) for index, place in enumerate(places)]
+    ports: list[int] = []
     with (
-        cutting_relay(lambda: found[0].port, cuts, seed) as port,
+        cutting_relay(lambda: ports[0] if ports else 0, cuts, seed) as port,
         linked_workers((1, 1), address_of=lambda worker: f"127.0.0.1:{port}") as workers,
     ):
-        found = workers
+        ports.append(workers[0].port)
         exchange_leases(workers)
 
 
 def test_arrays_survive_a_connection_that_stalls() -> None:
+    ports: list[int] = []
     with (
-        cutting_relay(lambda: found[0].port, [("stall", 5_000_000)], 0) as port,
+        cutting_relay(lambda: ports[0] if ports else 0, [("stall", 5_000_000)], 0) as port,
         linked_workers(
             (1, 1), heartbeat_seconds=0.4, address_of=lambda worker: f"127.0.0.1:{port}"
         ) as workers,
     ):
-        found = workers
+        ports.append(workers[0].port)
         exchange_leases(workers)
 
 
@@ -160,14 +177,15 @@ def test_arrays_go_through_memory_of_one_host() -> None:
 
 @pytest.mark.parametrize("kind", ["close", "flip"])
 def test_arrays_in_memory_survive_connections_that_break(kind: str) -> None:
-    cuts = [(kind, 1500), (kind, 1000), (kind, 2000)]
+    cuts = [(kind, 1500), (kind, 1000)]  # fewer than the refusals after which a neighbour is lost
+    ports: list[int] = []
     with (
-        cutting_relay(lambda: found[0].port, cuts, 1) as port,
+        cutting_relay(lambda: ports[0] if ports else 0, cuts, 1) as port,
         linked_workers(
             (1, 1), shares=True, heartbeat_seconds=0.4, address_of=lambda worker: f"127.0.0.1:{port}"
         ) as workers,
     ):
-        found = workers
+        ports.append(workers[0].port)
         exchange_leases(workers)
         assert min(each.shared_links for each in workers) > 1
 
@@ -317,7 +335,7 @@ def test_a_caller_that_is_no_such_worker_is_refused(
         Security(*make_certificate(tmp_path, "w0", authority, CallerKind.WORKER), authority),
         Security(*make_certificate(tmp_path, "w1", authority, kind, bound_names=bound_names), authority),
     ]
-    with linked_workers((1, 1), security=security, heartbeat_seconds=0.1) as workers:
+    with linked_workers((1, 1), security=security, heartbeat_seconds=0.3) as workers:
         last = workers[1].links.open_lease(make_lease(), PLAN)
         with pytest.raises(NeighbourLost, match=reason):
             last.receive(Pass(False, 1, 0))
