@@ -26,7 +26,8 @@ ENVELOPES = (
 
 
 def _chunk(content: bytes) -> None:
-    check_chunk(deserialize_chunk(content), 3 * CHUNK_ELEMENTS, FLOAT32)
+    chunk = deserialize_chunk(content)
+    check_chunk(chunk, 3 * CHUNK_ELEMENTS, FLOAT32, pieces=chunk.header.lease % 2 == 1)
 
 
 def _envelope(content: bytes) -> None:
