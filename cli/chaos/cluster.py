@@ -26,14 +26,24 @@ class Cluster:
         state_dir: folder for queue, checkpoints and, in `logs/`, the daemons' logs.
         heartbeat_seconds: heartbeat of the aggregator.
         log_level: lowest level that the daemons log.
+        rows: whether workers also link to each other, because the job has a pipeline.
 
     Attributes:
-        links: proxy of each link, by names like `worker-1>aggregator` and `aggregator>optimizer`.
+        links: proxy of each link, by names like `worker-1>aggregator` and `aggregator>optimizer`; `row>worker-1` stands
+            for the links that other workers of a row open to a worker.
     """
 
     def __init__(
-        self, *, tiers: int, workers: int, state_dir: Path, heartbeat_seconds: float, log_level: str
+        self,
+        *,
+        tiers: int,
+        workers: int,
+        state_dir: Path,
+        heartbeat_seconds: float,
+        log_level: str,
+        rows: bool = False,
     ) -> None:
+        self._rows = rows
         self.links: dict[str, Proxy] = {}
         self._tiers = tiers
         self._workers = workers
@@ -105,17 +115,23 @@ class Cluster:
         await self._start("aggregator", "--state-dir", str(self._state_dir), *heartbeat, *others)
         self._proxies["aggregator"].append(await self._proxy("aggregator"))
         names = [f"worker-{number}" for number in range(1, self._workers + 1)]
-        addresses = [await self._link(name, "aggregator") for name in names]
-        await asyncio.gather(
-            *(
-                self._start(name, "--aggregator", address, "--state-dir", str(self._state_dir / "workers"))
-                for name, address in zip(names, addresses, strict=True)
-            )
-        )
+        folder = str(self._state_dir / "workers")
+        options = {
+            name: ["--aggregator", await self._link(name, "aggregator"), "--state-dir", folder]
+            for name in names
+        }
+        for name in names:
+            self._proxies[name] = []
+            if self._rows:
+                proxy = self.links[f"row>{name}"] = Proxy(self._next_host())
+                self._proxies[name].append(proxy)
+                options[name] += ["--advertise", proxy.host]
+        await asyncio.gather(*(self._start(name, *options[name]) for name in names))
 
     async def _start(self, name: str, *arguments: str) -> None:
         role, logs = name.partition("-")[0], self._state_dir / "logs"
-        self._proxies[name], self._running[name] = [], asyncio.Event()
+        self._proxies.setdefault(name, [])
+        self._running[name] = asyncio.Event()
         self._daemons[name] = DaemonProcess(role, name, logs, [*arguments, *self._common]).start()
         await self._wait_serving(name)
 
@@ -132,10 +148,12 @@ class Cluster:
         return proxy.address
 
     async def _proxy(self, name: str) -> Proxy:
-        number = sum(map(len, self._proxies.values()))
-        proxy = Proxy(f"127.0.0.{2 + number}")
+        proxy = Proxy(self._next_host())
         await _aim(proxy, self._daemons[name])
         return proxy
+
+    def _next_host(self) -> str:
+        return f"127.0.0.{2 + sum(map(len, self._proxies.values()))}"
 
     async def _stop(self) -> None:
         await stop_all(self._daemons.values())

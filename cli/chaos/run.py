@@ -19,6 +19,7 @@ from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from protos import jobs_pb2
+from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.printable import counted
 from services.transport.security import Security
@@ -73,7 +74,7 @@ def run(options: ChaosOptions, output: Output) -> None:
     config = read_job(options.job, options.overrides, output)
     started = time.monotonic()
     with lock_state_dir(options.state_dir):
-        outcome = asyncio.run(_run(options, (config.name, config.to_json()), output))
+        outcome = asyncio.run(_run(options, config, output))
     job, undisturbed = outcome.job, outcome.undisturbed
     same_bits = None if undisturbed is None else job.model_sha256 == undisturbed.model_sha256
     output.say(job_line(job))
@@ -100,7 +101,8 @@ def run(options: ChaosOptions, output: Output) -> None:
         )
 
 
-async def _run(options: ChaosOptions, submission: tuple[str, str], output: Output) -> _Outcome:
+async def _run(options: ChaosOptions, config: JobConfig, output: Output) -> _Outcome:
+    submission = config.name, config.to_json()
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
@@ -112,6 +114,7 @@ async def _run(options: ChaosOptions, submission: tuple[str, str], output: Outpu
         state_dir=options.state_dir,
         heartbeat_seconds=options.heartbeat_seconds,
         log_level=options.log_level,
+        rows=config.stages > 1,
     )
     try:
         async with (

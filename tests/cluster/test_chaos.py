@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.bits import regression_config, write_config
+from tests.support.cluster.bits import deep_config, regression_config, split_config, write_config
 from tests.support.cluster.fork_server import ROOT
 from tests.support.cluster.harness import LIMIT_SECONDS, environment, tiermesh
 
@@ -38,6 +38,22 @@ def test_a_seeded_run_ends_in_the_undisturbed_bits(tmp_path: Path) -> None:
     assert killed == "aggregator"
     assert "aggregator aggregator, epoch 2" in (tmp_path / "state" / "logs" / "aggregator.log").read_text()
     assert not list((tmp_path / "state" / "logs").glob("*.ready.json")), "all daemons were stopped"
+
+
+@pytest.mark.long
+def test_a_job_with_stages_ends_in_the_undisturbed_bits(tmp_path: Path, corpus: Path) -> None:
+    config = deep_config(corpus, 3, tied=True, max_steps=30, model_save_interval=10)
+    job = write_config(tmp_path, split_config(config, (1, 1, 1)))
+    done = tiermesh(
+        "chaos", job, "--seed", SEED, "--faults", 8, "--tiers", 3, "--workers", 4, "--heartbeat-seconds", 1,
+        "--verify", "--json", "--state-dir", tmp_path / "state", limit_seconds=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["state"], result["same_bits"]) == ("succeeded", True)
+    targets = [fault["target"] for fault in result["faults"]]
+    assert any(each.startswith("row>") for each in targets), "a link between workers"
+    assert any(each.startswith("worker-") and ">" not in each for each in targets), "a worker itself"
 
 
 @pytest.mark.long
