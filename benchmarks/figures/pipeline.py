@@ -1,4 +1,4 @@
-"""pipeline: bubble, activation memory, and what a dead stage costs, of pipelines over real workers.
+"""pipeline: bubble, memory, and what a dead stage costs, of pipelines over real workers.
 
 Each stage is a `tiermesh worker` with its blocks of a GPT (harness/paced_cluster.py). Its passes take the same time for
 each block, most of which is a pause, so that the machine's cores don't matter.
@@ -6,6 +6,8 @@ each block, most of which is a pause, so that the machine's cores don't matter.
 * Bubble: largest distance of the idle share of all stages from (p-1)/(vm+p-1), as a share of that, from the first
   forward to the last backward pass of a step. What a pass takes longer than it should counts as idle.
 * Memory: peak of what a stage's passes in flight keep, with 32 micro-batches over 8, as the workers report it.
+* Share: peak memory of a stage's process, over an equal share of that of a worker that holds the whole model, through
+  initialisation, steps and evaluations. What the same processes take with a model of next to no width is not counted.
 * Death: a stage's worker is killed (SIGKILL) at a random moment of a step, with a spare there. The cost is the time
   until the step is committed, less a median step and what no schedule can help: detecting the death, building the
   stages on the spare and sending it their weights. The figure is the maximum.
@@ -24,24 +26,28 @@ from services.pipeline.schedule import ScheduleKind
 BUBBLE_BOUND = 0.10
 INTERLEAVED_BOUND = 0.15
 MEMORY_BOUND = 1.05
+SHARE_BOUND = 1.10
 DEATH_BOUND = 1.2
 STAGES = (2, 4)
 MICRO_BATCHES = 8
 MANY_MICRO_BATCHES = 32
 PAUSE_SECONDS = 0.1
 WARM_UP_STEPS, STEPS = 2, 3
+NARROW, WIDE = 32, 1024
+SHARE_LIMIT_SECONDS = 300.0
 DEATHS = 6
 DEATH_PAUSE_SECONDS = 0.05
 SEED = 5
 
 
 def run() -> bool:
-    """Measure bubbles, memory, and deaths."""
+    """Measure bubbles, memory, shares, and deaths."""
     return all(
         (
             _report_bubble("pipeline_bubble", BUBBLE_BOUND, "1f1b", 1),
             _report_bubble("pipeline_bubble_interleaved", INTERLEAVED_BOUND, "interleaved_1f1b", 2),
             _report_memory(),
+            _report_shares(),
             _report_deaths(),
         )
     )
@@ -87,6 +93,38 @@ def _measure_activations(stages: int, micro_batches: int) -> list[float]:
     ) as cluster:
         cluster.until_committed(WARM_UP_STEPS)
         return cluster.activation_bytes()
+
+
+def _report_shares() -> bool:
+    alone = _measure_hosts(1)[0]
+    ratios, details = [], [f"the whole model: {alone / 2**20:.0f} MiB"]
+    for stages in STAGES:
+        shares = _measure_hosts(stages)
+        ratios += [stages * each / alone for each in shares]
+        shown = ", ".join(f"{each / 2**20:.0f}" for each in shares)
+        details.append(f"{stages} stages: {shown} MiB")
+    return report("pipeline_host_memory_share", max(ratios), SHARE_BOUND, *details)
+
+
+def _measure_hosts(stages: int) -> list[int]:
+    """Return the peak memory of each stage's process that a wide model takes beyond a narrow one."""
+    narrow, wide = (_measure_width(stages, width) for width in (NARROW, WIDE))
+    return [after - before for before, after in zip(narrow, wide, strict=True)]
+
+
+def _measure_width(stages: int, width: int) -> list[int]:
+    # Few tokens, so that weights and gradients take most of the memory.
+    settings = (f"transformer_config.embedding_dim={width}", "batch_size=1", "validation_batch_size=1")
+    evaluations = ("eval_every=1", "training_config.validation_batches=2")
+    with PacedCluster(
+        "pipeline_share",
+        stages=stages,
+        micro_batches=max(STAGES),
+        pause_seconds=0.0,
+        settings=(*settings, *evaluations),
+    ) as cluster:
+        cluster.until_committed(WARM_UP_STEPS, SHARE_LIMIT_SECONDS)
+        return cluster.host_bytes()
 
 
 @dataclass(frozen=True)

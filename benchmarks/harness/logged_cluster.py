@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.harness.daemons import Daemons
+from benchmarks.harness.daemons import LIMIT_SECONDS, Daemons
 from services.errors import Failed
 
 
@@ -48,9 +48,9 @@ class LoggedCluster(Daemons):
             f"{text!r} in the job's log",
         )
 
-    def until_committed(self, step: int) -> None:
+    def until_committed(self, step: int, limit_seconds: float = LIMIT_SECONDS) -> None:
         """Wait until this many steps are committed."""
-        self.until(lambda: committed(self.events()) >= step or None, f"step {step}")
+        self.until(lambda: committed(self.events()) >= step or None, f"step {step}", limit_seconds)
 
     def until_more_steps(self, count: int) -> None:
         """Wait until this many more steps are committed."""

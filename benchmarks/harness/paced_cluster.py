@@ -38,6 +38,7 @@ class PacedCluster(LoggedCluster):
         spares: number of workers beyond the stages.
         schedule: name of the schedule.
         ranges_per_stage: number of ranges of each stage.
+        settings: further overrides of the job, in the form of `--set`.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PacedCluster(LoggedCluster):
         spares: int = 0,
         schedule: ScheduleKind = "1f1b",
         ranges_per_stage: int = 1,
+        settings: tuple[str, ...] = (),
     ) -> None:
         self._stages = stages
         self._records = BUILD / name / "records"
@@ -61,7 +63,7 @@ class PacedCluster(LoggedCluster):
         }
         pipeline = "multihost_config.pipeline_parallel_config"
         blocks = ", ".join(f"{stage}: {BLOCKS // stages}" for stage in range(stages))
-        settings = (
+        given = (
             f"multihost_config.num_workers={stages}",
             f"{pipeline}.blocks_per_rank={{{blocks}}}",
             f"{pipeline}.schedule={schedule}",
@@ -69,11 +71,12 @@ class PacedCluster(LoggedCluster):
             f"transformer_config.num_blocks={BLOCKS}",
             f"training_config.gradient_accumulation_steps={micro_batches}",
             "batch_size=2",
+            *settings,
         )
         heartbeat = ("--heartbeat-seconds", str(HEARTBEAT_SECONDS))
         super().__init__(
             name,
-            Job(CONFIG, PACED_WORKER, settings, environment),
+            Job(CONFIG, PACED_WORKER, given, environment),
             workers=stages + spares,
             aggregator_options=heartbeat,
         )
@@ -114,6 +117,15 @@ class PacedCluster(LoggedCluster):
         """Return the peak memory of each worker's chip that passes in flight kept in the newest lease, sorted."""
         metric = "tiermesh_activation_memory_bytes"
         return sorted(self.metric(name, metric) for name in self.processes if name.startswith("worker"))
+
+    def host_bytes(self) -> list[int]:
+        """Return the peak memory of each worker's process so far, in the order of their names."""
+        peaks = []
+        for name in sorted(name for name in self.processes if name.startswith("worker")):
+            status = Path(f"/proc/{self.processes[name].pid}/status").read_text()
+            line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+            peaks.append(1024 * int(line.split()[1]))
+        return peaks
 
     def computing(self, step: int) -> list[str]:
         """Return the workers whose current processes have run passes of a step."""
