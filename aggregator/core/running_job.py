@@ -244,11 +244,7 @@ class RunningJob:
     def chunk_arrived(
         self, member: Member, header: ChunkHeader, now: float, *, in_place: bool
     ) -> Refusal | None:
-        """Route a chunk from a worker, as soon as it is whole; drop a stale one.
-
-        Returns:
-            Why the worker can't send it, if it is no piece of the worker's parts of the layout.
-        """
+        """Route a chunk once it is whole, drop a stale one; return why its worker can't send it, None if it can."""
         holder = self.holders.find(member)
         if holder is None or self.check_chunk(member, header) is not None:
             return None
