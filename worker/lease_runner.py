@@ -248,12 +248,15 @@ class LeaseRunner:
         hit_failpoint("worker.gradient-ready")
         self._feed(ev.NodeReady(lease.lease, 0, tuple(result.losses), tuple(run.non_finite)))
         tokens = lease.count * job.step.tokens_per_micro_batch
-        counted = tokens if result.losses else 0  # by one worker of a row
-        self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=counted, seconds=seconds)
+        has_losses = bool(result.losses)  # as one worker of a row, which counts for all of them
+        self._metrics.count_computed(
+            job.job, micro_batches=lease.count, tokens=tokens if has_losses else 0, seconds=seconds
+        )
         self._metrics.count_wait_for_weights(job.job, run.fetch_seconds)
         self._report_stages(run)
         job.meter.step(lease.count)
-        self._metrics.set_rates(job.job, *job.meter.get_metrics())
+        if has_losses:
+            self._metrics.set_rates(job.job, *job.meter.get_metrics())
         self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(result.checksums)))
 
     def _report_stages(self, run: _LeaseRun) -> None:

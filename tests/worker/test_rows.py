@@ -202,6 +202,11 @@ def test_tokens_of_a_row_are_counted_once(row: Row) -> None:
         for worker in row.workers
     ]
     assert sum(each or 0 for each in counted) == computed[0].tokens == computed[1].tokens
+    rates = [
+        worker.metrics.registry.get_sample_value("tiermesh_tokens_per_second", {"job": JOB, "role": "worker"})
+        for worker in row.workers
+    ]
+    assert rates == [None, 0], "known after another lease, and of the last stage alone"
 
 
 def test_stages_that_the_job_does_not_have_are_refused(make_config: Callable[..., JobConfig]) -> None:
