@@ -253,7 +253,7 @@ class RunningJob:
             return refusal
         whole = self.holders.take_piece(member, header)
         if whole is not None:
-            # The workers of a row share one window, whoever of them is on this host.
+            # The workers of a row share one window, even if some of them are on this host.
             self._route(holder, whole, in_place=in_place and holder is member)
         return None
 

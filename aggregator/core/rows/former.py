@@ -68,7 +68,7 @@ class RowFormer:
         self._broken_link = ""
         self._mismatch: Refusal | None = None
         self._present: list[int] = []
-        self._shares_from_seconds = 0.0  # when workers begin to share stages that nobody has
+        self._shares_from_seconds = 0.0  # when workers begin to share stages that no worker has
 
     # ---- forming ----
 

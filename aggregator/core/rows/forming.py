@@ -167,7 +167,7 @@ class _Row:
             self.seats[self.seats.index(seat)] = seat._replace(stages=extended)
 
     def _divide_again(self) -> None:
-        """Divide all stages among the row's workers anew, if they fit at all."""
+        """Divide all stages among the row's workers again, if they fit at all."""
         workers = [self._known[seat.worker] for seat in self.seats]
         if sum(each.most_stages for each in workers) < self._stages:
             return

@@ -168,7 +168,7 @@ def test_a_chunk_that_waited_is_kept_without_another_arrival() -> None:
     np.testing.assert_array_equal(values, received(FLOAT32, 1).values())
 
 
-def test_an_assembled_chunk_that_nobody_keeps_is_not_kept_for_the_next_input() -> None:
+def test_an_assembled_chunk_that_is_not_kept_is_not_kept_for_the_next_input() -> None:
     sums = Sums()
     sums.give(KeepPiece(7, 0, 0), Assemble(7, 0), chunk=received(FLOAT32, 0))
     sums.give(Keep(0, ROOT), FORWARD, chunk=received(FLOAT32, 1))

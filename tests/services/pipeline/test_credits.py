@@ -125,7 +125,7 @@ def kind(one: Pass) -> str:
     st.integers(),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_schedule_ends_whatever_the_delays_and_whoever_has_the_stages(
+def test_every_schedule_ends_whatever_the_delays_and_the_workers(
     chosen: tuple[ScheduleKind, bool], borders: list[bool], micro_batches: int, turns: int, seed: int
 ) -> None:
     name, hides_transfers = chosen

@@ -24,6 +24,7 @@ from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, WIRE_TYPES, StockW
 ELEMENTS = 2 * CHUNK_ELEMENTS + 1000
 LAYOUT = Layout.build([("table", (ELEMENTS // 8, 8), True, "table.weight", False)])
 MICRO_BATCHES = 4
+WEIGHTS_SECONDS = 30.0
 Runs = Sequence[tuple[int, int]]
 PARTS: Sequence[Runs] = (
     ((0, 300), (CHUNK_ELEMENTS + 500, 2 * CHUNK_ELEMENTS + 10)),
@@ -76,7 +77,8 @@ class StageWorker(StockWorker):
         self._stages: list[int] = []
         self._job = ""
         self._missing = 0  # elements of the version that is being received
-        self._lock = threading.Lock()
+        self._loaded = (0, 0)  # generation and step of the weights that are complete
+        self._changed = threading.Condition()
         self._shards: list[grpc.Channel] = []
         self.tensor_streams: list[Stream] = []
 
@@ -184,6 +186,11 @@ class StageWorker(StockWorker):
             kind=GRADIENT,
             dtype=BFLOAT16,
         )
+        with self._changed:  # newer weights replace what was not sent of older ones
+            loaded = self._changed.wait_for(
+                lambda: self._loaded == (order.generation, order.step), WEIGHTS_SECONDS
+            )
+        assert loaded, f"no weights of step {order.step}"
         self._send(header, gradient_of(order.first, order.count), range(3))
         leaves = range(order.first, order.first + order.count)
         self.say(
@@ -213,13 +220,14 @@ class StageWorker(StockWorker):
                 continue
             values = np.frombuffer(received.payload, WIRE_TYPES[header.dtype]).astype(np.float32)
             assert (header.kind, values.size) == (WEIGHTS, header.elements)
-            with self._lock:
+            with self._changed:
                 self.weights[header.offset : header.offset + values.size] = values
                 self.received += values.size
                 self._missing -= values.size
                 complete = not self._missing
                 if complete:
-                    self._missing = self._loads
+                    self._missing, self._loaded = self._loads, (header.generation, header.step)
+                    self._changed.notify_all()
             if complete:
                 loaded = pb.WeightsLoaded(job=header.job, generation=header.generation, step=header.step)
                 self.say(weights_loaded=loaded)

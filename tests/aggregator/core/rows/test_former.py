@@ -136,7 +136,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_the_others_keep_their_buil
     assert dialogue.tells(1, lease=former, losses=[1, 2, 3, 4]) == []
 
 
-def test_without_a_spare_the_neighbour_takes_the_stage_once_nobody_else_has_come() -> None:
+def test_without_a_spare_the_neighbour_takes_the_stage_once_no_other_has_come() -> None:
     dialogue = training_rows(1, 2, 3, stages=3)
     assert lost(dialogue, 2) == ["1 <- revoke", "3 <- revoke"]
     assert waits_for(dialogue) == "waits for a worker for stage 1 of 3; the others share them in 30 s"
