@@ -9,5 +9,6 @@ Reading order:
 4. client.py, jobs.py, download.py: commands that call an aggregator.
 5. local.py, supervise.py: a whole cluster on this machine; services/runtime/launcher.py starts its daemons.
 6. tokenize/: files of token ids from texts.
-7. chaos/: the same with faults. timeline/: what the daemons recorded of a step.
+7. measure/: times of a model's blocks. validate/: what a job would take.
+8. chaos/: the same with faults. timeline/: what the daemons recorded of a step.
 """

@@ -26,7 +26,7 @@ from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, continue_, download, jobs, local, logs, prune, status, submit
 from cli.launch.agent.command import launch_agent
 from cli.launch.command import launch
-from cli.model_commands import check, generate, timeline, validate
+from cli.model_commands import check, generate, measure, timeline, validate
 from cli.output import Output
 from cli.queue_commands import queue
 from cli.tokenize.command import tokenize
@@ -72,6 +72,7 @@ for command in (
     tokenize,
     generate,
     validate,
+    measure,
     check,
     chaos,
     timeline,

@@ -1,4 +1,4 @@
-"""`tiermesh generate`, `validate`, `check` and `timeline`: the commands about models, meshes and links."""
+"""`tiermesh generate`, `validate`, `measure`, `check` and `timeline`: the commands about models, meshes and links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 import click
 
 from cli.job_commands import job_config
-from cli.options import AggregatorTarget, FiniteRange, client_options, option, output_options, path_option
+from cli.options import (
+    AggregatorTarget,
+    FiniteRange,
+    allow_models_option,
+    client_options,
+    option,
+    output_options,
+    path_option,
+)
 from cli.output import Output
 from services.errors import Refused
 from services.sizing.chips import CHIPS
@@ -112,6 +120,42 @@ def validate(
     from cli.validate.command import Cluster, run
 
     run(path, overrides, Cluster(workers, int(tiers), shards, chip), output)
+
+
+@click.command()
+@job_config
+@option(
+    "--passes", type=click.IntRange(min=1, max=1000), default=5, help="Number of timed passes of each range."
+)
+@option(
+    "--limit-seconds",
+    type=FiniteRange(min=1, max=86400),
+    default=600,
+    help="Limit on the time of all passes.",
+)
+@path_option(
+    "--data-dir", help="Folder that is searched for corpora and tokenizers missing at the job's path."
+)
+@allow_models_option
+@output_options
+def measure(
+    *,
+    path: Path,
+    overrides: tuple[str, ...],
+    passes: int,
+    limit_seconds: float,
+    data_dir: Path | None,
+    allowed_models: tuple[str, ...],
+    output: Output,
+) -> None:
+    """Time the blocks of a job's model on this host's mesh, and balance its pipeline.
+
+    The result is the line blocks_per_rank to write into the job's YAML file. Only one or two blocks are on the mesh
+    at a time.
+    """
+    from cli.measure.command import MeasureOptions, run
+
+    run(path, overrides, MeasureOptions(passes, limit_seconds, data_dir, allowed_models), output)
 
 
 @click.command()

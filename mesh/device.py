@@ -101,6 +101,10 @@ class Mesh:
         self._submeshes = tuple(Mesh(self.tt, handle, shape, axes, self.dtype) for handle in handles)
         return self._submeshes
 
+    def synchronise(self) -> None:
+        """Wait until the devices have done all that was asked of them."""
+        self.tt.synchronize_device(self.handle)
+
     def close(self) -> None:
         """Wait for the device and close it. Closing twice is allowed; tensors can't be used afterwards."""
         global _open_mesh

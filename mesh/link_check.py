@@ -61,7 +61,7 @@ def check_axis(mesh: Mesh, axis: int) -> AxisCheck:
     tensor = upload(mesh, values, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT, placements=pieces)
     started = time.perf_counter()
     summed = all_reduce(mesh, tensor, axis)
-    mesh.tt.synchronize_device(mesh.handle)
+    mesh.synchronise()
     seconds = time.perf_counter() - started
     got = download(mesh, summed, pieces).reshape(rows, _TILE, columns, _TILE)
     expected = np.broadcast_to(numbers.sum(axis, keepdims=True), mesh.shape)

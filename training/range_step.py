@@ -125,15 +125,27 @@ class RangeStep:
     @property
     def array_sizes(self) -> ArraySizes:
         """Largest arrays that enter or leave the range."""
-        config, model, mesh = self._config, self._model, self._mesh
+        config = self._config
         rows_of_sample = self._data.rows_per_micro_batch // config.batch_size
         rows = rows_of_sample * max(config.batch_size, config.validation_batch_size)
-        tied = model.tied_table or model.tied_copy
+        tied = self.tied_shape
         return ArraySizes(
-            dtype=exact_dtype(mesh),
-            activation_elements=rows * model.width,
-            tied_elements=mesh.data_size * math.prod(shape_on_mesh(tied, mesh)) if tied is not None else 0,
+            dtype=exact_dtype(self._mesh),
+            activation_elements=rows * self._model.width,
+            tied_elements=0 if tied is None else math.prod(tied),
         )
+
+    @property
+    def activation_shape(self) -> tuple[int, ...]:
+        """Shape of the activation of a micro-batch that enters or leaves the range, and of its gradient."""
+        return (1, 1, self._data.rows_per_micro_batch, self._model.width)
+
+    @property
+    def tied_shape(self) -> tuple[int, ...] | None:
+        """Shape of the last range's part of the token embedding's gradient; None where the range has no part in it."""
+        tied = self._model.tied_table or self._model.tied_copy
+        # Each data-parallel device has a part.
+        return None if tied is None else (self._mesh.data_size, 1, *shape_on_mesh(tied, self._mesh)[2:])
 
     def initial_weights(self, out: Float32Array | None = None) -> Float32Array:
         """Return the range's part of the weights that training starts from, see `Weights.initial`."""
@@ -265,10 +277,10 @@ class RangeStep:
 
     def _add_tied_part(self, one: PassInFlight, tied: ExactArray | None) -> None:
         table = self._model.tied_table
-        if table is None:
+        shape = self.tied_shape
+        if table is None or shape is None:
             return
         # Each data-parallel device has a part, which is added to its own before the sum over devices.
-        shape = (self._mesh.data_size, 1, *shape_on_mesh(table, self._mesh)[2:])
         placements = place_summand(table, self._mesh)
         what = f"last range's part of the gradient of {table.name} in {one.name}"
         one.tape.add_summand(table, self._receive(tied, shape, placements, what), placements)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cli.tables import format_table
 from services.config.settings import DEFAULT, TT_TRAIN_DEFAULT
 from services.printable import counted
 from services.sizing.sizes import format_bytes
@@ -37,19 +38,19 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that show a report of `report.make_report`."""
     yield from _setting_lines(report["settings"])
     yield "job"
-    yield from _table([[key, _show(report[key])] for key in _SHOWN if report[key] not in (None, 0)])
+    yield from format_table([[key, _show(report[key])] for key in _SHOWN if report[key] not in (None, 0)])
     yield from _pipeline_lines(report["pipeline"])
     if report["parameters"] is None:
         yield f"parameters, memory, bytes between roles, checkpoints: {_UNKNOWN}"
         return
     total, *parts = report["parameters"].items()
     yield f"parameters: {total[1]:,}"
-    yield from _table([[name, f"{count:,}"] for name, count in parts])
+    yield from format_table([[name, f"{count:,}"] for name, count in parts])
     if report["flops_per_token"]:
         yield f"FLOPs per token: {report['flops_per_token']:,}"
     yield from _device_lines(report["device_memory"])
     yield f"memory of each process (workers: {report['workers']}, tiers: {report['tiers']}, shards: {report['shards']})"
-    yield from _table(
+    yield from format_table(
         [
             [
                 each["role"],
@@ -79,7 +80,7 @@ def _setting_lines(settings: Sequence[dict[str, Any]]) -> Iterator[str]:
         found = [each for each in settings if each["origin"] == origin]
         if found:
             yield f"settings: {origin}"
-            yield from _table(
+            yield from format_table(
                 [
                     [each["key"], json.dumps(each["value"]), each["written"] and f"({each['written']})"]
                     for each in found
@@ -99,7 +100,9 @@ def _device_lines(memory: dict[str, Any] | None) -> Iterator[str]:
     )
     names = ("weights", "padding", "caches", "inputs", "activations", "gradients", "temporaries")
     notes = {"padding": "part of the weights", "caches": "masks, positions, classes"}
-    yield from _table([[name, format_bytes(memory[f"{name}_bytes"]), notes.get(name, "")] for name in names])
+    yield from format_table(
+        [[name, format_bytes(memory[f"{name}_bytes"]), notes.get(name, "")] for name in names]
+    )
 
 
 def _pipeline_lines(pipeline: dict[str, Any] | None) -> Iterator[str]:
@@ -119,7 +122,7 @@ def _pipeline_lines(pipeline: dict[str, Any] | None) -> Iterator[str]:
     )
     yield f"bubble: {pipeline['bubble']:.1%} with equal time for each block{also}"
     titles = ["stage", "blocks", "parameters", "in flight", "memory of a chip", ""]
-    yield from _table([titles, *(_stage_row(each, pipeline) for each in pipeline["stages"])])
+    yield from format_table([titles, *(_stage_row(each, pipeline) for each in pipeline["stages"])])
     if pipeline["links"]:
         yield "bytes between stages in a step"
         yield from _link_lines(pipeline["links"])
@@ -138,7 +141,7 @@ def _stage_row(stage: dict[str, Any], pipeline: dict[str, Any]) -> list[str]:
 
 
 def _link_lines(links: Sequence[dict[str, Any]]) -> Iterator[str]:
-    return _table(
+    return format_table(
         [
             [
                 f"{each['sender']} to {each['receiver']}",
@@ -150,13 +153,6 @@ def _link_lines(links: Sequence[dict[str, Any]]) -> Iterator[str]:
             for each in links
         ]
     )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows with aligned columns, indented."""
-    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
 
 
 def _show(value: Any) -> str:

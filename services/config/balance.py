@@ -1,12 +1,16 @@
-"""Splits of a model's blocks over the stages of a pipeline, balanced by estimate: by arithmetic, then by parameters.
+"""Splits of a model's blocks over the stages of a pipeline: balanced by estimate, or by any cost of a stage.
 
 The slowest stage sets the pace of a pipeline. So the largest number of operations of a stage is made as small as
 possible; the projection to the vocabulary counts for the last stage, an embedding is only looked up. Among the splits
-that reach it, the one is taken whose largest stage has the fewest parameters, with the tables of both ends. No time is
-measured.
+that reach it, the one is taken whose largest stage has the fewest parameters, with the tables of both ends.
+
+`services/sizing/measured_split.py` balances by measured times.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
 
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.parameters import model_parts
@@ -50,6 +54,45 @@ def balance_blocks(
     limit = max(end + count * block_work for end, count in zip(work, fastest, strict=True))
     most = [max(least, (limit - end) // block_work) for end in work]
     return _deal_out(model.num_blocks, least, size, block_size, most)
+
+
+def divide_by_cost(
+    blocks: int, stages: int, least: int, cost: Callable[[int, int, int], float]
+) -> tuple[int, ...] | None:
+    """Return the blocks of each stage, in order, so that the largest cost of a stage is as small as possible.
+
+    Dynamic programming over the borders of stages. About `blocks` squared costs are asked for.
+
+    Args:
+        blocks: number of blocks.
+        stages: number of stages.
+        least: least number of blocks of a stage.
+        cost: cost of a stage, given its index and its blocks from the first one to the one after its last.
+            It must not fall when the stage gets another block before its first. Infinite for what is not possible.
+
+    Returns:
+        The split; None if none is possible.
+    """
+    lowest: dict[int, float] = {0: 0.0}  # largest cost of the stages so far, by the block after them
+    starts: list[dict[int, int]] = []
+    for stage in range(stages):
+        before, lowest = lowest, {}
+        starts.append({})
+        for stop in range(least * (stage + 1), blocks - least * (stages - 1 - stage) + 1):
+            for start in range(stop - least, least * stage - 1, -1):
+                own = cost(stage, start, stop)
+                if own >= lowest.get(stop, inf):
+                    break
+                largest = max(own, before.get(start, inf))
+                if largest < lowest.get(stop, inf):
+                    lowest[stop], starts[stage][stop] = largest, start
+    if blocks not in lowest:
+        return None
+    counts, stop = [], blocks
+    for each in reversed(starts):
+        counts.append(stop - each[stop])
+        stop = each[stop]
+    return tuple(reversed(counts))
 
 
 def _at_ends(stages: int, first: int, last: int) -> list[int]:

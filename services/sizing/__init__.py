@@ -12,6 +12,7 @@
     host_memory.py      memory of worker, aggregator, optimizer and shards
     links.py            bytes between roles in a step
     pipeline.py         stages of a pipeline, its bubble, and bytes between stages
+    measured_split.py   stages that are balanced by measured times
     disk.py             checkpoints on disk
     sizes.py            sizes as people read them
     flops.py            floating-point operations of a token, and the peak of chips

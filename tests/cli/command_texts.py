@@ -121,6 +121,8 @@ WRONG_INPUTS = (
     "validate job.yaml training_config.grpo_config={}",
     "validate job.yaml device_config.enable_sp=true",
     "validate job.yaml micro_batch_size=3",
+    "measure job.yaml",
+    "measure job.yaml --passes 0",
     "check",
     "check --mesh --mesh-shape 8",
     "check --mesh --backend cuda",

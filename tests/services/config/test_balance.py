@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.config.balance import balance_blocks, divide_evenly
+from services.config.balance import balance_blocks, divide_by_cost, divide_evenly
 from services.config.models import GPT2Config, LlamaConfig
 
 
@@ -68,3 +69,43 @@ def test_llama_8b_has_fewer_blocks_beside_its_large_tables() -> None:
                         max_sequence_length=2048)  # fmt: skip
     assert balance_blocks(model, 128256, 4, 1) == (8, 9, 9, 6)
     assert balance_blocks(model, 32000, 4, 1) == (8, 8, 8, 8)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=9),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_no_split_by_unequal_costs_is_better(
+    blocks: list[int], stages: int, least: int, ends: list[int], most: list[int]
+) -> None:
+    def cost(stage: int, first: int, stop: int) -> float:
+        return inf if stop - first > most[stage] else ends[stage] + sum(blocks[first:stop])
+
+    def largest(split: tuple[int, ...]) -> float:
+        stops = [sum(split[: stage + 1]) for stage in range(stages)]
+        return max(cost(stage, stop - split[stage], stop) for stage, stop in enumerate(stops))
+
+    found = divide_by_cost(len(blocks), stages, least, cost)
+    borders = combinations(range(1, len(blocks)), stages - 1)
+    splits = [tuple(stop - start for start, stop in pairwise((0, *each, len(blocks)))) for each in borders]
+    possible = [largest(each) for each in splits if min(each) >= least and largest(each) < inf]
+    if found is None:
+        assert not possible
+        return
+    assert sum(found) == len(blocks) and len(found) == stages and min(found) >= least
+    assert largest(found) == min(possible)
+
+
+def test_a_thousand_blocks_are_dealt_out_at_once() -> None:
+    asked = 0
+
+    def cost(stage: int, first: int, stop: int) -> float:
+        nonlocal asked
+        asked += 1
+        return stop - first
+
+    assert divide_by_cost(1024, 64, 1, cost) == (16,) * 64
+    assert asked < 3 * 1024**2  # all of them would be 64 times as many
