@@ -61,9 +61,8 @@ class RowFormer:
         self._timeouts = timeouts
         self._was_complete = False
         self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
-        self._blames: dict[
-            int, int
-        ] = {}  # by session: broken links that others name it for, and trials of spares
+        # By session: broken links that others name it for, and trials of spares in its place.
+        self._blames: dict[int, int] = {}
         self._late_rows: dict[int, int] = {}  # by session: rows that took too long while it was silent
         self._broken_link = ""
         self._mismatch: Refusal | None = None
