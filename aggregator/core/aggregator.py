@@ -314,7 +314,12 @@ class AggregatorCore:
         for old in [each for each in self.members.values() if each.name == hello.name]:
             self._close(old, "replaced by a newer connection of the same worker", now)
         member = Member(
-            event.session, hello.name, hello.incarnation, now, pipeline_address=event.pipeline_address
+            event.session,
+            hello.name,
+            hello.incarnation,
+            now,
+            protocol=hello.protocol,
+            pipeline_address=event.pipeline_address,
         )
         if hello.stages:
             member.brought = hello.job, StageRun(hello.first_stage, hello.stages)

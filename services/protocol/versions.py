@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Newest version of the protocol that this program speaks."""
 LINK_CHECK_PROTOCOL = 4
 """Oldest version with the messages of `tiermesh check --cluster`."""
+STAGES_PROTOCOL = 5
+"""Oldest version whose workers take stages of a pipeline, and speak to each other."""
 PROTOCOL_MIN = 3
 """Oldest version of the protocol that this program speaks."""
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1

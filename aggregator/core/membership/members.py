@@ -9,7 +9,7 @@ from protos.cluster_pb2 import Fetching, Ready
 from services.caps import MB
 from services.errors import Refusal
 from services.pipeline.split import StageRun
-from services.protocol.versions import Version
+from services.protocol.versions import PROTOCOL_VERSION, Version
 
 SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
@@ -89,6 +89,7 @@ class Member:
         refusal: why it takes no part in the running job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         brought: the job and the stages of it that it had built when it connected; None for none.
+        protocol: newest version of the protocol that it speaks.
         pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
         spare: whether it has no stages of the running job, and waits until a row needs it.
         spare_reason: why a row can't need it; empty if one may.
@@ -115,6 +116,7 @@ class Member:
     layout_hash: str = ""
     refusal: Refusal | None = None
     unfit: Refusal | None = None
+    protocol: int = PROTOCOL_VERSION
     pipeline_address: str = ""
     brought: tuple[str, StageRun] | None = None
     spare: bool = False

@@ -16,6 +16,7 @@ from services.errors import Refusal
 from services.names import natural_order
 from services.pipeline.split import StageRun
 from services.printable import printable
+from services.protocol.versions import STAGES_PROTOCOL
 from services.timeouts import Timeouts
 
 REASONS_CHARACTERS = 200
@@ -84,7 +85,9 @@ class RowFormer:
             replaced: worker that should not get its stages again, if there is a spare.
         """
         self._forget_lost()
-        able = [each for each in self._workers.values() if _may_take(each)]
+        able = [
+            each for each in self._workers.values() if _may_take(each) and each.protocol >= STAGES_PROTOCOL
+        ]
         reachable = [each for each in able if each.pipeline_address]
         present = sorted(each.session for each in reachable)
         if present != self._present:
@@ -143,6 +146,11 @@ class RowFormer:
 
     def _why_alone(self, member: Member) -> str:
         """Return why a spare worker takes no stages beside others; empty if it can."""
+        if member.protocol < STAGES_PROTOCOL:
+            return (
+                f"it speaks protocol {member.protocol}, expected {STAGES_PROTOCOL} or more for stages of a pipeline; "
+                "upgrade it to the aggregator's version of Tiermesh"
+            )
         if member.pipeline_address:
             return ""
         return (

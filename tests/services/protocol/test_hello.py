@@ -39,8 +39,8 @@ def hello(sender: Role, **changed: Any) -> Hello:
 @pytest.mark.parametrize(
     ("expected", "changed", "fault", "facts"),
     [
-        (LEADER, {"protocol": 2, "protocol_min": 0}, HelloFault.PROTOCOL, "protocol 2 ... 4; upgrade worker peer"),
-        (LEADER, {"protocol": 9, "protocol_min": 8}, HelloFault.PROTOCOL, "8 to 9 ... 3 to 4; upgrade this aggregator"),
+        (LEADER, {"protocol": 2, "protocol_min": 0}, HelloFault.PROTOCOL, "protocol 2 ... 5; upgrade worker peer"),
+        (LEADER, {"protocol": 9, "protocol_min": 8}, HelloFault.PROTOCOL, "8 to 9 ... 3 to 5; upgrade this aggregator"),
         (LEADER, {"role": "optimizer"}, HelloFault.ROLE, "peer ... 'optimizer' ... 'worker'; ... an aggregator"),
         (LEADER, {"name": ""}, HelloFault.NAME, "worker without a name has an unusable name ... another --name"),
         (LEADER, {"name": "peer "}, HelloFault.NAME, "expected 1 to 64"),

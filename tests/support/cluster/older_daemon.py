@@ -24,10 +24,11 @@ from services.transport.http2.server import StreamServer
 from services.transport.security import Security
 from worker import job_on_mesh
 from worker.cluster_check import ClusterCheck
+from worker.service import WorkerService
 
 OLDER = ProtocolRange(PROTOCOL_MIN, PROTOCOL_MIN)
-UNKNOWN_METHODS = {"MeasureLink"}
-"""Methods between daemons that protocol 4 added."""
+UNKNOWN_METHODS = {"MeasureLink", "Pass"}
+"""Methods between daemons that protocols 4 and 5 added."""
 
 
 def speak_oldest_protocol(patch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,13 @@ def forget_messages(patch: pytest.MonkeyPatch) -> None:
     def take(self: ClusterCheck, order: CheckOrder, job: str) -> None:
         raise AssertionError(f"protocol {OLDER} has no {type(order).__name__}")
 
+    start = WorkerService.start
+
+    async def start_without_port(self: WorkerService, tensor_port: int = 0) -> None:
+        await start(self)
+
     patch.setattr(ClusterCheck, "take", take)
+    patch.setattr(WorkerService, "start", start_without_port)
     for name in ("count_flops_per_token", "find_peak_flops"):
         patch.setattr(job_on_mesh, name, lambda *_: None)
 
