@@ -80,8 +80,9 @@ class WaitReporter:
             key, timeout = (each.peer, each.step, each.what), self._timeouts.longest_exceeded(each.seconds)
             self._passed[key] = timeout
             if timeout and passed_before.get(key) != timeout:
+                chunk = f", chunk {each.bucket}" if each.HasField("bucket") else ""
                 log.warning(
-                    "waiting for %s %s: %s, chunk %d, for %.1f s (longer than timeout %s)",
-                    each.role, each.peer, each.what, each.bucket, each.seconds, timeout,
+                    "waiting for %s %s: %s%s, for %.1f s (longer than timeout %s)",
+                    each.role, each.peer, each.what, chunk, each.seconds, timeout,
                     extra={"job": each.job, "step": each.step},
                 )  # fmt: skip

@@ -49,10 +49,8 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
             f"{slowest.micro_batches_per_second:.1f} micro-batches/s"
         )
     for wait in status.waits:
-        yield (
-            f"waiting {wait.seconds:.1f} s for {wait.role} {wait.peer}: {wait.what}, step {wait.step}, chunk "
-            f"{wait.bucket}"
-        )
+        chunk = f", chunk {wait.bucket}" if wait.HasField("bucket") else ""
+        yield f"waiting {wait.seconds:.1f} s for {wait.role} {wait.peer}: {wait.what}, step {wait.step}{chunk}"
     if not status.workers:
         yield "no workers; start one with: tiermesh worker --aggregator HOST:PORT"
 

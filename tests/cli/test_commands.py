@@ -186,6 +186,7 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     aggregator.status.standbys.add(name="agg-b", seconds_since_heard=0.25)
     assert main(["status", "--aggregator", aggregator.address]) == 0
     text = capsys.readouterr().out
+    assert "the update, step 7, chunk" not in text
     for part in (
         "3-tier, epoch 3",
         "standby agg-b: last message 0.2 s ago",

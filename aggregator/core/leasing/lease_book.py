@@ -45,6 +45,11 @@ class Initialisation:
         """Whether the worker owes the layout or a chunk; otherwise the optimizer has to go on."""
         return not self.described or bool(self.missing)
 
+    @property
+    def next_chunk(self) -> int | None:
+        """First chunk that the worker owes; None while it makes the weights."""
+        return self.missing.runs()[0].start if self.missing else None
+
 
 class LeaseBook:
     """Leases of all kinds: which worker has them, and which worker gets them next.
@@ -126,7 +131,7 @@ class LeaseBook:
         """Return what workers owe the job.
 
         A step waits for gradients of the next chunk in the agreed order, which starts at the layout's end, and for
-        the checks under way.
+        the checks under way. A wait for initial weights names a chunk once the worker has made them.
         """
         waits: list[Wait] = []
 
@@ -145,8 +150,9 @@ class LeaseBook:
                 )
             )
 
-        if self.initialisation is not None and self.initialisation.awaits_worker:
-            add("initial weights", self.initialisation.session, self.initialisation.since_seconds)
+        current = self.initialisation
+        if current is not None and current.awaits_worker:
+            add("initial weights", current.session, current.since_seconds, current.next_chunk)
         step_sum = self.step_sum
         if step_sum is not None and (chunk := step_sum.next_chunk) is not None:
             for each in step_sum.assignments:

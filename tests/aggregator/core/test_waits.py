@@ -74,10 +74,15 @@ def test_what_the_optimizer_owes_the_initial_weights_is_not_asked_of_the_worker(
     )
     dialogue.stands(1, 0, state=pb.OptimizerStatus.RECEIVING)
     assert dialogue.job().detail == ""
-    assert [(each.peer, each.what) for each in owed(dialogue)] == [("w1", "initial weights")]
-    dialogue.initial(1, 0)
-    assert [(each.peer, each.what) for each in owed(dialogue)] == [("w1", "initial weights")]
-    dialogue.initial(1, 1)
+    for chunk in range(2):
+        (wait,) = owed(dialogue)
+        assert (wait.peer, wait.what, wait.HasField("bucket"), wait.bucket) == (
+            "w1",
+            "initial weights",
+            True,
+            chunk,
+        )
+        dialogue.initial(1, chunk)
     waits_long("the first checkpoint")
 
 
