@@ -14,7 +14,7 @@ from typing import Any
 from cli.client import JobsClient
 from cli.jobs import ENDED, draw_request_id, follow, raise_unless_succeeded, read_job, retry_unreachable
 from cli.options import AggregatorTarget
-from cli.output import Output, job_fields, job_line
+from cli.output import Output, job_fields, job_line, state_name
 from cli.progress import ProgressView
 from cli.supervise import supervise
 from cli.tracking import leave_trackers_to_aggregator
@@ -106,7 +106,8 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
                     nonlocal job
                     job = await _submit_or_resume(client, options, submission)
                     view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
-                    return await follow(client, job.id, view)
+                    job = await follow(client, job.id, view)
+                    return job
 
                 return await _run_while_daemons_live(work(), daemons, view.say, restart=options.supervise)
     except asyncio.CancelledError:
@@ -114,6 +115,8 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
             raise Failed(
                 "interrupted before the job was submitted; run the command again to start it"
             ) from None
+        if job.state in ENDED:
+            raise Failed(f"interrupted after the end of job {job.id}: {state_name(job)}") from None
         raise Failed(
             f"interrupted; job {job.id} is unfinished, continue it with: {_resume_command(options)}"
         ) from None

@@ -169,6 +169,19 @@ def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: 
 
 
 @pytest.mark.long
+def test_an_interrupt_after_the_end_of_a_job_does_not_call_it_unfinished(
+    job_file: Path, tmp_path: Path
+) -> None:
+    with training(job_file, tmp_path / "state", "--tiers", "2", "--workers", "1") as process:
+        assert process.stdout is not None
+        assert next(line for line in process.stdout if "succeeded" in line)
+        process.send_signal(signal.SIGINT)
+        code, lines = rest_of(process)
+    assert code == 1 and "interrupted after the end of job" in lines[-1]
+    assert lines[-1].endswith(": succeeded")
+
+
+@pytest.mark.long
 def test_a_job_continues_without_a_worker_and_fails_without_any(job_file: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with training(job_file, state, "--tiers", "2", "--workers", "2", *LONG) as process:
