@@ -48,7 +48,7 @@ def find_makespan(schedule: Schedule, pass_seconds: Sequence[float], transfer_se
     """
     count, passes = schedule.micro_batches, 2 * schedule.ranges * schedule.micro_batches
     ways, seconds = _find_ways(schedule), np.array(pass_seconds, np.float64)
-    # Beside the passes there are one that nothing feeds, which ends each stage's order, and one for results of no use.
+    # Two places more than passes: one that is never fed and ends each stage's order, and one for unused results.
     last, unused = passes, passes + 1
     orders = np.pad(_number_passes(schedule), ((0, 0), (0, 1)), constant_values=last)
     arrivals = np.full(passes + 2, _NOT_ARRIVED)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_kills import reported_steps
-from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits
+from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, deep_config, spec_of, split_config
 from tests.support.cluster.harness import Cluster, Daemon, eventually, tiermesh
 
 NOBODY = "127.0.0.1:1"
@@ -52,11 +52,15 @@ class Pair(Cluster):
             self.second = self.start_standby()
             self.second.wait_log("the leader is aggregator (epoch 1)")
             eventually(lambda: self.first.metric("tiermesh_standbys") == 1, "the standby to be known")
-            self.start_worker(aggregator=f"{NOBODY},{self.first.address},{self.second.address}")
+            self.add_worker()
         except BaseException:
             self.close()
             raise
         return self
+
+    def add_worker(self) -> None:
+        """Start a worker that knows all addresses."""
+        self.start_worker(aggregator=f"{NOBODY},{self.first.address},{self.second.address}")
 
     def freeze_first(self) -> None:
         """Freeze the leader between two writes. During a write it has the lock, which would prevent a takeover."""
@@ -100,6 +104,25 @@ def test_a_leader_that_is_killed(
         assert (status.leader, status.epoch, len(status.standbys)) == ("standby", 2, 0)
         assert leads(pair.second)
         assert f"aggregator {NOBODY}: " in pair.workers[0].log_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_leader_that_is_killed_amid_a_pipeline(tmp_path: Path, tiers: int, corpus: Path) -> None:
+    config = deep_config(corpus, 2, tied=True)
+    with Cluster(tmp_path / "whole", workers=1) as whole:
+        expected = bits(whole.finish(whole.submit(spec_of(tmp_path, split_config(config, ())))))
+    with Pair(tmp_path / "split", tiers) as pair:
+        pair.add_worker()
+        pair.wait_workers(2)
+        job = pair.submit(spec_of(tmp_path, split_config(config, (1, 1))))
+        pair.wait_step(job, CHECKPOINT_EVERY + 2)
+        stages = {each.name: each.first_stage for each in pair.status().workers if each.row}
+        assert sorted(stages.values()) == [0, 1]
+        pair.first.kill()
+        pair.taken_over()
+        assert bits(pair.finish(job)) == expected
+        assert {each.name for each in pair.status().workers} == set(stages)
 
 
 @pytest.mark.parametrize("tiers", [2, 3])
