@@ -103,6 +103,7 @@ class AggregatorCore:
         self.optimizer: str | None = None
         self.check_under_way = False
         self._optimizer_lost_reason = "not connected yet"
+        self._stages_refusal: Refusal | None = None  # why the optimizer takes no part in jobs with a pipeline
         self._optimizer_wait = OptimizerWait()
         self._last_id = epoch << 32  # so that no two epochs have the id of a lease or a row in common
         self._own_clock = OwnClock(heartbeat_seconds)
@@ -203,10 +204,13 @@ class AggregatorCore:
         """Return what the optimizer owes the running job, without the time; None for nothing."""
         if self.run is None:
             return None
-        if self.optimizer:
-            what = describe_optimizer_debt(self.run)
+        refusal = self._optimizer_refusal(self.run)
+        if not self.optimizer:
+            what: str | None = f"a connection: {self._optimizer_lost_reason}"
+        elif refusal is not None:
+            what = f"an upgrade: {refusal}"
         else:
-            what = f"a connection: {self._optimizer_lost_reason}"
+            what = describe_optimizer_debt(self.run)
         if what is None:
             return None
         job = self.run.job
@@ -222,6 +226,9 @@ class AggregatorCore:
             return self.jobs.describe_probation(self._own_clock.lived_seconds(now))
         if not self.optimizer:
             return f"waits for the optimizer: {self._optimizer_lost_reason}"
+        refusal = self._optimizer_refusal(self.run)
+        if refusal is not None:
+            return f"waits for an upgrade: {refusal}"
         return describe_wait(self.run, self._own_clock.now(now))
 
     # ---- inputs ----
@@ -257,9 +264,8 @@ class AggregatorCore:
             case ClusterCheckEnded():
                 self.check_under_way = False
             case OptimizerConnected():
-                self.optimizer = event.name
-                if self.run is not None:
-                    self.run.open()
+                self.optimizer, self._stages_refusal = event.name, event.stages_refusal
+                self._open_job()
             case OptimizerLost():
                 self.optimizer, self._optimizer_lost_reason = None, event.reason
             case Submitted():
@@ -403,6 +409,15 @@ class AggregatorCore:
             case pb.Failure():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 
+    def _open_job(self) -> None:
+        """Open the running job at the optimizer, if it is connected and takes part in such jobs."""
+        if self.optimizer and self.run is not None and self._optimizer_refusal(self.run) is None:
+            self.run.open()
+
+    def _optimizer_refusal(self, run: RunningJob) -> Refusal | None:
+        """Return why the connected optimizer takes no part in a job; None if it does."""
+        return self._stages_refusal if run.plan.stages > 1 else None
+
     # ---- jobs ----
 
     def _cancel(self, job: str) -> None:
@@ -442,8 +457,7 @@ class AggregatorCore:
         )
         self.run.report.begin()
         self.run.holders.join(self.members.values(), now)
-        if self.optimizer:
-            self.run.open()
+        self._open_job()
 
     def _new_id(self) -> int:
         self._last_id += 1

@@ -16,7 +16,13 @@ from protos.cluster_pb2 import Hello, Welcome
 from services.errors import Refusal
 from services.names import NAME_FORM, is_name
 from services.printable import printable
-from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN, PROTOCOL_VERSION
+from services.protocol.versions import (
+    LAST_EPOCH,
+    MAX_EPOCH_LEAP,
+    PROTOCOL_MIN,
+    PROTOCOL_VERSION,
+    STAGES_PROTOCOL,
+)
 
 _NAME_CHARACTERS = 60
 _SHOWN_DIGITS = 8
@@ -218,6 +224,20 @@ def _describe_stranger(hello: Hello, expected: HelloExpectations, peer: str) -> 
     else:
         other, moved, cluster = "give it its own aggregator's address", "the worker", expected.cluster
     return f"{clusters}{kept}; {other}, or stop {moved} and run `tiermesh cluster adopt {cluster} --state-dir DIR`"
+
+
+def check_stages(protocol: int) -> Refusal | None:
+    """Return why a process takes no part in a job with a pipeline; None if it does.
+
+    Args:
+        protocol: the newest version that the process speaks.
+    """
+    if protocol >= STAGES_PROTOCOL:
+        return None
+    return Refusal(
+        f"it speaks protocol {protocol}, expected {STAGES_PROTOCOL} or more for stages of a pipeline; upgrade it to "
+        "the aggregator's version of Tiermesh"
+    )
 
 
 def check_welcome(welcome: Welcome, epoch: int, obeyed_epoch: int, cluster: str = "") -> Refusal | None:

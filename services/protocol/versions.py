@@ -9,7 +9,7 @@ PROTOCOL_VERSION = 5
 LINK_CHECK_PROTOCOL = 4
 """Oldest version with the messages of `tiermesh check --cluster`."""
 STAGES_PROTOCOL = 5
-"""Oldest version whose workers take stages of a pipeline, and speak to each other."""
+"""Oldest version with jobs that have a pipeline: workers take stages and speak to each other, chunks come in pieces."""
 PROTOCOL_MIN = 3
 """Oldest version of the protocol that this program speaks."""
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1

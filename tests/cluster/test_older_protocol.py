@@ -10,16 +10,28 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from services.protocol.versions import LINK_CHECK_PROTOCOL, PROTOCOL_MIN
+from services.protocol.versions import LINK_CHECK_PROTOCOL, PROTOCOL_MIN, STAGES_PROTOCOL
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import Cluster, tiermesh
+from tests.support.cluster.harness import Cluster, eventually, tiermesh
 
 pytestmark = pytest.mark.long
 
 OLDER, THIS = "tests.support.cluster.older_daemon", "cli.main"
 UPGRADE_STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def piped_spec(corpus: Path) -> str:
+    config = gpt_config(corpus, project_name="piped")
+    pipeline = {
+        "enabled": True,
+        "num_workers": 2,
+        "pipeline_parallel_config": {"blocks_per_rank": {0: 1, 1: 1}},
+    }
+    return spec_of(corpus.parent, config | {"multihost_config": pipeline})
 
 
 def check(cluster: Cluster) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -77,6 +89,50 @@ def test_older_keepers_of_tensors(
         assert found.keys() == broken
         assert set(found.values()) == {"the peer has no link check; upgrade it to this version of Tiermesh"}
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("older", "layout", "facts"),
+    [
+        ("optimizer", {"tiers": 3}, ("optimizer optimizer", "upgrade it")),
+        ("shard", {"shards": 2}, ("shard 1 of 2", "upgrade it")),
+    ],
+)
+def test_a_job_with_a_pipeline_waits_for_older_keepers_of_tensors(
+    older: str,
+    layout: dict[str, Any],
+    facts: tuple[str, ...],
+    tmp_path: Path,
+    piped_spec: str,
+    gpt_spec: str,
+    undisturbed: Bits,
+) -> None:
+    with Cluster(tmp_path, workers=2, modules={older: OLDER}, **layout) as cluster:
+        if older == "shard":
+            cluster.modules.clear()
+            cluster.shards[0].kill()
+            cluster.start_shard(0)
+        job = cluster.submit(piped_spec)
+        text = f"speaks protocol {PROTOCOL_MIN}, expected {STAGES_PROTOCOL} or more"
+        waiting = eventually(lambda: text in cluster.status().waiting and cluster.status().waiting, text)
+        assert all(fact in waiting for fact in facts)
+        assert cluster.job(job).step == 0
+        cluster.modules.clear()
+        if older == "shard":
+            cluster.shards[1].kill()
+            cluster.start_shard(1)
+        else:
+            assert cluster.optimizer is not None
+            cluster.optimizer.kill()
+            cluster.start_optimizer()
+        assert bits(cluster.finish(job)) == undisturbed
+
+
+def test_an_older_aggregator_refuses_a_job_with_a_pipeline(tmp_path: Path, piped_spec: str) -> None:
+    with Cluster(tmp_path, workers=2, modules={"aggregator": OLDER}) as cluster:
+        with pytest.raises(grpc.RpcError) as refused:
+            cluster.submit(piped_spec)
+        assert "pipeline: unknown key" in str(refused.value)
 
 
 @pytest.mark.parametrize("layout", [{"tiers": 3}, {"shards": 2}], ids=str)

@@ -16,7 +16,7 @@ from services.errors import Refusal
 from services.names import natural_order
 from services.pipeline.split import StageRun
 from services.printable import printable
-from services.protocol.versions import STAGES_PROTOCOL
+from services.protocol.hello import check_stages
 from services.timeouts import Timeouts
 
 REASONS_CHARACTERS = 200
@@ -86,7 +86,7 @@ class RowFormer:
         """
         self._forget_lost()
         able = [
-            each for each in self._workers.values() if _may_take(each) and each.protocol >= STAGES_PROTOCOL
+            each for each in self._workers.values() if _may_take(each) and check_stages(each.protocol) is None
         ]
         reachable = [each for each in able if each.pipeline_address]
         present = sorted(each.session for each in reachable)
@@ -146,11 +146,9 @@ class RowFormer:
 
     def _why_alone(self, member: Member) -> str:
         """Return why a spare worker takes no stages beside others; empty if it can."""
-        if member.protocol < STAGES_PROTOCOL:
-            return (
-                f"it speaks protocol {member.protocol}, expected {STAGES_PROTOCOL} or more for stages of a pipeline; "
-                "upgrade it to the aggregator's version of Tiermesh"
-            )
+        refusal = check_stages(member.protocol)
+        if refusal is not None:
+            return refusal.reason
         if member.pipeline_address:
             return ""
         return (

@@ -77,6 +77,7 @@ class ShardLink:
 
     Attributes:
         name: name of the shard; empty before its first Hello.
+        protocol: newest version of the protocol that the shard speaks; 0 before its first Hello.
         tensor_port: port of the shard's data streams; 0 if they use the port of `address`.
         down_reason: reason why the link is down; empty while it is up.
         last_heard_seconds: time of the shard's last message, by the event loop's clock.
@@ -101,6 +102,7 @@ class ShardLink:
         self.address = address
         self.stripe = stripe
         self.name = ""
+        self.protocol = 0
         self.tensor_port = 0
         self.down_reason = "not connected yet"
         self.last_heard_seconds = 0.0
@@ -186,7 +188,7 @@ class ShardLink:
         async with open_channel(self.address, self._security, own_connection=True) as tensors:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._checkpoint_channel, self.name, self.down_reason = tensors, hello.name, ""
-            self.tensor_port = hello.tensor_port
+            self.protocol, self.tensor_port = hello.protocol, hello.tensor_port
             self.last_heard_seconds = asyncio.get_running_loop().time()
             self._backoff.reset()
             log.info("%s: connected to %s", self, hello.name)

@@ -11,7 +11,7 @@ from optimizer.core.events import Ordered, TensorsLost
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.errors import Failed
+from services.errors import Failed, Refusal
 from services.printable import counted
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.protocol.hello import Role, make_hello
@@ -26,7 +26,8 @@ class ShardedOptimizerLink:
         shards: links to the shards.
         name: name of this aggregator.
         epoch: epoch of this aggregator.
-        connected: called with the optimizer's name when the link comes up.
+        connected: called when the link comes up, with the optimizer's name, and why a shard takes no part in jobs with
+            a pipeline, None if all do.
         lost: called with the reason when the link goes down, and whenever that reason changes.
         message: called with each message of the optimizer.
         weights: called with the header of each chunk of weights that can be sent by its shard.
@@ -39,7 +40,7 @@ class ShardedOptimizerLink:
         *,
         name: str,
         epoch: int,
-        connected: Callable[[str], None],
+        connected: Callable[[str, Refusal | None], None],
         lost: Callable[[str], None],
         message: Callable[[OptimizerBody], None],
         weights: Callable[[ChunkHeader], None],
@@ -71,7 +72,8 @@ class ShardedOptimizerLink:
 
     def _shards_ready(self) -> None:
         self._engine.connect(self._hello, self._callbacks)
-        self._connected(f"{self._engine.name}, tensors in {counted(len(self._shards.links), 'shard')}")
+        name = f"{self._engine.name}, tensors in {counted(len(self._shards.links), 'shard')}"
+        self._connected(name, self._shards.check_stages())
 
     def _shards_lost(self, reason: str) -> None:
         self._engine.feed(TensorsLost())

@@ -80,7 +80,7 @@ def test_reconnecting_waits_at_most_the_retry_timeout() -> None:
             epoch=1,
             cluster="c0ffee00c0ffee00",
             callbacks=OptimizerLinkCallbacks(
-                connected=lambda name: None,
+                connected=lambda name, refusal: None,
                 lost=lambda reason: None,
                 message=lambda body: None,
                 weights=lambda header, chunk, message: None,
@@ -114,7 +114,7 @@ def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], N
         epoch=1,
         cluster="c0ffee00c0ffee00",
         callbacks=OptimizerLinkCallbacks(
-            connected=lambda name: connected(),
+            connected=lambda name, refusal: connected(),
             lost=lost,
             message=lambda body: None,
             weights=lambda header, chunk, message: None,

@@ -6,16 +6,23 @@ is listed here: add to it with each version.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from aggregator.jobs_service import JobsServicer
+from aggregator.shards import messages
+from aggregator.shards.server import session
 from cli.main import main
+from protos import shards_pb2 as shards
 from protos.jobs_pb2 import CheckResult
+from services.config.job import JobConfig
+from services.errors import Refused
 from services.protocol import hello
 from services.protocol.envelope import CheckOrder
 from services.protocol.hello import HelloExpectations, ProtocolRange
@@ -29,6 +36,8 @@ from worker.service import WorkerService
 OLDER = ProtocolRange(PROTOCOL_MIN, PROTOCOL_MIN)
 UNKNOWN_METHODS = {"MeasureLink", "Pass"}
 """Methods between daemons that protocols 4 and 5 added."""
+UNKNOWN_ORDERS = (shards.KeepPiece, shards.AssembleSum, shards.DropPieces)
+"""Orders to shards that protocol 5 added."""
 
 
 def speak_oldest_protocol(patch: pytest.MonkeyPatch) -> None:
@@ -76,6 +85,20 @@ def forget_messages(patch: pytest.MonkeyPatch) -> None:
     async def start_without_port(self: WorkerService, tensor_port: int = 0) -> None:
         await start(self)
 
+    parse_job, unwrap = JobConfig.from_json, messages.unwrap
+
+    def parse_older_job(text: str | bytes) -> JobConfig:
+        if "pipeline" in json.loads(text):
+            raise Refused("pipeline: unknown key")
+        return parse_job(text)
+
+    def unwrap_order(envelope: Any) -> Message | None:
+        body = unwrap(envelope)
+        assert not isinstance(body, UNKNOWN_ORDERS), f"protocol {OLDER} has no {type(body).__name__}"
+        return body
+
+    patch.setattr(JobConfig, "from_json", parse_older_job)
+    patch.setattr(session, "unwrap", unwrap_order)
     patch.setattr(ClusterCheck, "take", take)
     patch.setattr(WorkerService, "start", start_without_port)
     for name in ("count_flops_per_token", "find_peak_flops"):
