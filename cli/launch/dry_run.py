@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cli.launch.agent.host_memory import read_host_memory
 from cli.launch.command_line import DaemonCommand, Place, aggregator_address, daemon_commands
+from cli.launch.memory import estimate_needs, find_shortage
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
-from cli.launch.sites import Site, plan_sites
+from cli.launch.sites import THIS_MACHINE, Site, plan_sites
 from cli.output import Output
 from services.printable import counted
 
@@ -25,7 +27,8 @@ def dry_run(options: LaunchOptions, output: Output) -> None:
     Raises:
         Refused: the configuration or the job is wrong, or the two don't fit each other.
     """
-    plan, _ = prepare(options, output)
+    plan, config = prepare(options, output)
+    needs = estimate_needs(plan, config)
     sites = plan_sites(plan, options, _RUN)
     places = _places(plan, sites, options.remote_program)
     commands = daemon_commands(plan, places, options.ports)
@@ -35,12 +38,18 @@ def dry_run(options: LaunchOptions, output: Output) -> None:
         *("--aggregator", aggregator_address(plan, places, options.ports)),
     ]
     output.say(describe_plan(plan))
+    for need in needs:
+        output.say(f"{need.host or THIS_MACHINE}: {need}")
+        shortage = None if need.host else find_shortage(need, THIS_MACHINE, read_host_memory())
+        if shortage is not None:
+            output.warn(shortage.line)
     for line in (*_site_lines(sites), *_daemon_lines(commands, places), *_submit_lines(submit, sites)):
         output.say(line)
     output.result(
         {
             "dry_run": True,
             "tiers": plan.tiers,
+            "memory": [{"host": need.host, "needed_bytes": need.total_bytes} for need in needs],
             "hosts": [{"host": site.host, "agent": site.agent_command()} for site in sites if site.host],
             "ranks": [_fields(command) for command in commands],
             "submit": submit,

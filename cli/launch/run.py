@@ -18,6 +18,7 @@ from cli.launch.cluster import START_ORDER, Cluster, Member
 from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.dry_run import describe_plan
 from cli.launch.joining import wait_until_joined
+from cli.launch.memory import estimate_needs
 from cli.launch.openssh import AgentGone
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
@@ -130,7 +131,7 @@ async def _launch(
     try:
         places = _places(plan, sites, links, addresses)
         commands = daemon_commands(plan, places, options.ports)
-        await check_all(links.values(), _ports(commands), output)
+        await check_all(links.values(), _ports(commands), estimate_needs(plan, config), output)
         await _check_meshes(commands, places, links, config, output)
     except BaseException:
         await close_all(links.values())

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from cli.launch.agent.link import AgentLink
 from cli.launch.agent.protocol import Probe, Probed
+from cli.launch.memory import HostNeed, find_shortage
 from cli.launch.openssh import OpenSSH, explain_end, read_address
 from cli.launch.plan import LaunchPlan
 from cli.launch.preflight import check_facts, check_probe
@@ -138,20 +139,34 @@ async def reach_all(sites: Sequence[Site]) -> tuple[dict[str, AgentLink], dict[s
     return links, errors
 
 
-async def check_all(links: Iterable[AgentLink], ports: Mapping[str, Sequence[int]], output: Output) -> None:
-    """Check version, disk, ports and clock of all hosts.
+async def check_all(
+    links: Iterable[AgentLink],
+    ports: Mapping[str, Sequence[int]],
+    needs: Sequence[HostNeed],
+    output: Output,
+) -> None:
+    """Check version, memory, disk, ports and clock of all hosts. A host that may have too little memory is named.
 
     Args:
         links: connections to the agents.
         ports: ports that daemons will listen on, by the host's name.
-        output: where all but the last refusal go.
+        needs: memory that hosts need, as far as it is known.
+        output: where notices go, and refusals if there are several.
 
     Raises:
         TiermeshError: a host can't be used.
     """
 
+    by_host = {need.host or THIS_MACHINE: need for need in needs}
+
     async def check(link: AgentLink) -> None:
         refusal = check_facts(link.host, link.facts)
+        need = by_host.get(link.host)
+        shortage = need and find_shortage(need, link.host, link.facts.memory_bytes)
+        if refusal is None and shortage:
+            if shortage.is_certain:
+                raise Refused(shortage.line)
+            output.warn(shortage.line)
         if refusal is None:
             sent_seconds = time.time()
             probed = await link.ask(Probe(tuple(ports.get(link.host, ()))), Probed)

@@ -69,6 +69,19 @@ def size_stages(
     return sizes
 
 
+def count_stage_elements(config: JobConfig, vocabulary: int) -> list[int]:
+    """Return the number of parameters of each stage; nothing without a pipeline, or if only workers know it."""
+    pipeline, model = config.pipeline, config.model
+    if pipeline is None or not isinstance(model, GPT2Config | LlamaConfig):
+        return []
+    portions = (
+        Portion.of_stage(pipeline, stage, config.gradient_accumulation_steps)
+        for stage in range(pipeline.stages)
+    )
+    parts = model_parts(model, vocabulary)
+    return [sum(part.elements for part in portion.parameters(parts)) for portion in portions]
+
+
 def count_worker_elements(stages: Sequence[StageSize], workers: int) -> int:
     """Return the most parameters that a worker has; 0 if they are unknown.
 

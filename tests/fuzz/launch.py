@@ -74,7 +74,7 @@ _MESSAGES = (
         ("/run/daemon.crt", "/run/daemon.key", "/run/authority.crt"),
     ),
     RunOver('{"id": "1123-084732-5f97b52b", "state": "SUCCEEDED"}', ""),
-    Facts(1, "1.0", "3.12.1", "box", "/home/me/run", 1 << 40, True, False),
+    Facts(1, "1.0", "3.12.1", "box", "/home/me/run", 1 << 40, 1 << 36, True, False),
     Probed(1.5, (7070,)),
     Ended(4, -9, "rank4 ended, killed by SIGKILL"),
     Start(

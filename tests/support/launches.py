@@ -30,6 +30,8 @@ multihost_config: {{enabled: true, num_workers: 5, pipeline_parallel_config: {{b
 """
 """Job of a pipeline whose stages are all five ranks."""
 ENDLESS = ("max_steps=1000000",)
+TOO_LARGE = ("linear_regression_config.num_features=1000000", "linear_regression_config.num_targets=1000000")
+"""Settings of `JOB` with which it needs many terabytes."""
 GONE_SECONDS = 30.0
 """Longest life of a daemon after its launcher's death, by the promise of docs/launch.md."""
 

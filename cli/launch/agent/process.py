@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.launch.agent import protocol
+from cli.launch.agent.host_memory import read_host_memory
 from cli.launch.agent.protocol import (
     HEARTBEAT_SECONDS,
     MAX_LINE_BYTES,
@@ -286,6 +287,7 @@ class Agent:
             hostname=socket.gethostname(),
             folder=str(self._folder),
             free_bytes=shutil.disk_usage(self._folder).free,
+            memory_bytes=read_host_memory(),
             has_chips=has_device(),
             running=bool(self._daemons),
         )

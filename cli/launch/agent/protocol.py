@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_type_hints
 from services.errors import Refused
 from services.printable import printable
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the messages. Launcher and agent must have the same one."""
 PREFIX = b"tiermesh-agent "
 MAX_LINE_BYTES = 1 << 20
@@ -40,6 +40,7 @@ class Facts:
         hostname: name that the host gives itself.
         folder: absolute path of the run's folder there.
         free_bytes: free space of that folder's disk.
+        memory_bytes: memory that daemons can have there in all.
         has_chips: whether the host has devices of Tenstorrent.
         running: whether the agent was started before, so that its daemons run already.
     """
@@ -50,6 +51,7 @@ class Facts:
     hostname: str
     folder: str
     free_bytes: int
+    memory_bytes: int
     has_chips: bool
     running: bool
 

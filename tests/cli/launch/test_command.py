@@ -78,6 +78,20 @@ def test_the_text_has_each_command_as_a_shell_takes_it(
     assert all("loudbox-04:7070" in command for command in commands[2:])
 
 
+def test_each_hosts_memory_is_told_and_compared_on_this_machine_alone(
+    folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    large = ("linear_regression_config.num_features=1000000", "linear_regression_config.num_targets=1000000")
+    arguments = ("--config", str(job_file), *large, "--dry-run")
+    assert main(["launch", str(folder), *_THREE_WORKERS, *arguments]) == 0
+    text, warnings = capfd.readouterr()
+    assert text.splitlines()[5].startswith("loudbox-05: the optimizer needs 28.0 TB of memory")
+    assert "memory" not in warnings, "other hosts are not asked"
+    (folder / "hosts.txt").unlink()
+    assert main(["launch", str(folder), *_THREE_WORKERS, *arguments]) == 0
+    assert capfd.readouterr().err.startswith("host this machine: its roles need ")
+
+
 def test_each_rank_of_a_pipeline_example_is_a_stage(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = folder / "text.txt"
     text.write_text("to be or not to be " * 100)

@@ -14,7 +14,15 @@ from cli.launch.preflight import CLOCK_SECONDS, FREE_BYTES, check_facts, check_p
 from services.version import tiermesh_version
 
 FACTS = Facts(
-    PROTOCOL_VERSION, tiermesh_version(), platform.python_version(), "h", "/r", FREE_BYTES, False, False
+    PROTOCOL_VERSION,
+    tiermesh_version(),
+    platform.python_version(),
+    "h",
+    "/r",
+    FREE_BYTES,
+    1 << 36,
+    False,
+    False,
 )
 
 

@@ -16,6 +16,7 @@ from tests.support.launches import (
     ENDLESS,
     ONE_RANK_EACH,
     PIPELINE,
+    TOO_LARGE,
     TWO_HOSTS,
     command,
     job_of,
@@ -123,6 +124,28 @@ def test_a_port_in_use_is_found_before_anything_starts(sshd: Sshd, tmp_path: Pat
     assert code == 2
     assert f"host 127.0.0.2: port {sshd.port} is in use" in result["error"]
     wait_until_nothing_is_left(sshd)
+
+
+@pytest.mark.long
+def test_a_job_too_large_for_its_hosts_is_refused_before_anything_starts(sshd: Sshd, tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "loudbox", TWO_HOSTS)
+    code, _, lines = run(command(sshd, *job_of(folder, *TOO_LARGE)))
+    assert code == 2
+    assert any(line.startswith("tiermesh: 2 of 2 hosts can't be used") for line in lines), lines
+    (optimizer,) = [line for line in lines if line.startswith("host 127.0.0.2: its roles need ")]
+    assert "TB of memory (the optimizer " in optimizer and "use a host with more for rank 4" in optimizer
+    assert not list((sshd.folder / "runs").glob("*/*/rank*")), "no daemon has started"
+    wait_until_nothing_is_left(sshd)
+
+
+@pytest.mark.long
+def test_a_job_too_large_for_this_machine_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "loudbox", "")
+    (folder / "hosts.txt").unlink()
+    local = ["launch", *job_of(folder, *TOO_LARGE, "--state-dir", str(tmp_path / "runs"))]
+    code, result, _ = run([sys.executable, "-m", "cli.main", *local])
+    assert (code, result["error"].startswith("host this machine: its roles need ")) == (2, True), result
+    assert not list((tmp_path / "runs").glob("*/*/rank*")), "no daemon has started"
 
 
 @pytest.mark.long

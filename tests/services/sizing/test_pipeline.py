@@ -13,6 +13,7 @@ from services.config.parameters import count_parameters
 from services.sizing.device_memory import DeviceMemory, estimate_device_memory
 from services.sizing.pipeline import (
     count_projection_blocks,
+    count_stage_elements,
     count_worker_elements,
     estimate_bubble,
     estimate_stage_links,
@@ -54,6 +55,7 @@ def memory_of(config: JobConfig, portion: Portion | None = None) -> DeviceMemory
 def test_stages_share_the_parameters_and_one_stage_has_all(model: GPT2Config | LlamaConfig) -> None:
     config = job(model, (3, 3, 2))
     sizes = size_stages(config, VOCABULARY, dtype="bfloat16", banks=12)
+    assert count_stage_elements(config, VOCABULARY) == [each.parameters for each in sizes]
     assert sum(each.parameters or 0 for each in sizes) == count_parameters(model, VOCABULARY)
     (alone,) = size_stages(job(model, (8,), m=1), VOCABULARY, dtype="bfloat16", banks=12)
     assert alone.memory == memory_of(config)
