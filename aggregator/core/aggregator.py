@@ -324,6 +324,7 @@ class AggregatorCore:
             hello.name,
             hello.incarnation,
             now,
+            connected_seconds=now,
             protocol=hello.protocol,
             pipeline_address=event.pipeline_address,
         )

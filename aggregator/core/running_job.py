@@ -116,6 +116,7 @@ class RunningJob:
         if plan.stages > 1:
             self.holders = JobRows(
                 plan.stages,
+                plan.pipelines,
                 rows,
                 members,
                 self.job_members,

@@ -222,6 +222,7 @@ class JobConfig(ConfigRecord):
             on_faulty=self.on_faulty,
             batch_size=self.batch_size,
             stages=self.stages,
+            pipelines=self.num_workers // self.stages,
         )
 
     def to_json(self) -> str:

@@ -66,6 +66,7 @@ class JobPlan:
         on_faulty: action when a worker is found faulty: go back to a checkpoint, or go on from the current step.
         batch_size: number of sequences (or samples) of a micro-batch, for people.
         stages: number of stages of the rows of workers that leases go to; 1 if each worker holds the whole model.
+        pipelines: number of such rows that the job's `num_workers` makes; any number of rows computes the same.
     """
 
     steps: int
@@ -82,6 +83,7 @@ class JobPlan:
     on_faulty: Literal["go_back", "go_on"] = "go_back"
     batch_size: int = 1
     stages: int = 1
+    pipelines: int = 1
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""

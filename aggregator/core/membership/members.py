@@ -83,6 +83,7 @@ class Member:
         name: its name, which stays the same across restarts.
         incarnation: the id of its process.
         heard_seconds: when its last message came, on the monotonic clock.
+        connected_seconds: when it connected, on the same clock.
         has_data_stream: whether its data stream is up.
         ready: whether it has built the running job on its mesh.
         layout_hash: the hash of the layout it has built.
@@ -111,6 +112,7 @@ class Member:
     name: str
     incarnation: str
     heard_seconds: float
+    connected_seconds: float = 0.0
     has_data_stream: bool = False
     ready: bool = False
     layout_hash: str = ""

@@ -10,6 +10,7 @@ from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member, total_peak_flops
 from aggregator.core.rows.built_stages import BuiltStages
 from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps, form_rows
+from aggregator.core.rows.gathering import Gathering
 from aggregator.core.rows.row_table import Row, RowTable
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
@@ -28,6 +29,7 @@ class RowFormer:
 
     Args:
         stages: number of stages of the pipeline.
+        pipelines: number of pipelines that the job counts.
         table: the rows.
         built: what the workers have been told to build.
         workers: the connected workers, by session.
@@ -42,6 +44,7 @@ class RowFormer:
         self,
         *,
         stages: int,
+        pipelines: int,
         table: RowTable,
         built: BuiltStages,
         workers: Mapping[int, Member],
@@ -60,6 +63,7 @@ class RowFormer:
         self._report = report
         self._new_row = new_row
         self._timeouts = timeouts
+        self._gathering = Gathering(pipelines * stages, timeouts.retry)
         self._was_complete = False
         self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
         # By session: broken links that others name it for, and trials of spares in its place.
@@ -85,9 +89,10 @@ class RowFormer:
             replaced: worker that should not get its stages again, if there is a spare.
         """
         self._forget_lost()
-        able = [
-            each for each in self._workers.values() if _may_take(each) and check_stages(each.protocol) is None
+        expected = [
+            each for each in self._workers.values() if _fits(each) and check_stages(each.protocol) is None
         ]
+        able = [each for each in expected if each.has_data_stream]
         reachable = [each for each in able if each.pipeline_address]
         present = sorted(each.session for each in reachable)
         if present != self._present:
@@ -97,6 +102,8 @@ class RowFormer:
         shares = now > self._shares_from_seconds
         candidates = [self._candidate(each, replaced, patient=not shares) for each in reachable]
         candidates.sort(key=self._rank)
+        if not self._gathering.update([each for each in expected if each.pipeline_address], now):
+            candidates.clear()
         wanted = [seats for seats in form_rows(self._count, candidates, former, shares=shares) if seats]
         wanted += [seats for each in able if not each.pipeline_address for seats in self._alone(each)]
         for row in self._table:
@@ -274,6 +281,9 @@ class RowFormer:
         """Return what the job waits for before a row can compute; None if one can."""
         if any(row.member.ready for row in self._table):
             return f"forms its row again after: {self._broken_link}" if self._broken_link else None
+        gathering = self._gathering.describe(now)
+        if gathering is not None:
+            return gathering
         rows = list(self._table)
         gaps = find_gaps(self._count, rows[0].seats) if rows else [StageRun(0, self._count)]
         if gaps:
@@ -309,7 +319,11 @@ class RowFormer:
         return printable("; ".join(reasons), REASONS_CHARACTERS)
 
 
+def _fits(member: Member) -> bool:
+    """Return whether nothing but its data stream may keep a worker from stages."""
+    return member.refusal is None and member.unfit is None and member.code_wait is None
+
+
 def _may_take(member: Member) -> bool:
     """Return whether a worker may be given stages."""
-    fits = member.refusal is None and member.unfit is None and member.code_wait is None
-    return fits and member.has_data_stream
+    return _fits(member) and member.has_data_stream

@@ -28,6 +28,7 @@ class JobRows:
 
     Args:
         stages: number of stages of the pipeline.
+        pipelines: number of pipelines that the job counts.
         table: the rows; none yet.
         workers: the connected workers, by session.
         job_members: has workers enter the job, and build their stages.
@@ -41,6 +42,7 @@ class JobRows:
     def __init__(
         self,
         stages: int,
+        pipelines: int,
         table: RowTable,
         workers: Mapping[int, Member],
         job_members: JobMembers,
@@ -59,6 +61,7 @@ class JobRows:
         self._built = BuiltStages()
         self._former = RowFormer(
             stages=stages,
+            pipelines=pipelines,
             table=table,
             built=self._built,
             workers=workers,

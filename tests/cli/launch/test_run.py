@@ -69,6 +69,20 @@ def test_the_ranks_of_a_pipeline_are_stages(tmp_path: Path) -> None:
     assert (code, result["model_sha256"]) == (0, expected["model_sha256"])
 
 
+@pytest.mark.long
+def test_the_ranks_of_two_pipelines_are_stages_in_order(tmp_path: Path) -> None:
+    folder = loudboxes(tmp_path / "5loudboxes", "")
+    (folder / "hosts.txt").unlink()
+    (folder / "text.txt").write_text("to be or not to be " * 200)
+    job = PIPELINE.format(text=folder / "text.txt").replace("auto", "auto, num_stages: 2")
+    (folder / "job.yaml").write_text(job)
+    arguments = job_of(folder, "multihost_config.num_workers=4", "--state-dir", str(tmp_path / "runs"))
+    code, result, lines = run([sys.executable, "-m", "cli.main", "launch", *arguments])
+    assert (code, result["state"]) == (0, "succeeded"), lines
+    rows = [re.findall(r"stage (\d) on rank(\d)", line) for line in lines if "stages is ready" in line]
+    assert sorted(rows) == [[("0", "0"), ("1", "1")], [("0", "2"), ("1", "3")]], lines
+
+
 def test_without_hosts_the_ranks_run_here_without_ssh(tmp_path: Path) -> None:
     folder = loudboxes(tmp_path / "5loudboxes", "")
     (folder / "hosts.txt").unlink()

@@ -37,9 +37,9 @@ def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease
     dialogue.optimizer()
     dialogue.stands(1, 0)
     dialogue.weights(1, 0, 0, 1)
-    assert dialogue.arrives(1) == ["1 <- join stage 0"]
-    assert waits_for(dialogue) == "waits for a worker for stage 1 of 2; the others share them in 4 s"
-    assert dialogue.arrives(2) == ["2 <- join stage 1"]
+    assert dialogue.arrives(1) == []
+    assert has_facts(waits_for(dialogue), "gives out stages: 1 of 2 (num_workers) are there; for 4 s at most")
+    assert dialogue.arrives(2) == ["1 <- join stage 0", "2 <- join stage 1"]
     assert dialogue.arrives(3) == []
     assert has_facts(
         waits_for(dialogue), "to build their stages: w1 (stage 0, building), w2 (stage 1, building)"
@@ -62,7 +62,7 @@ def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease
 def test_a_job_that_begins_shares_its_stages_once_the_workers_that_run_must_have_come() -> None:
     dialogue = RowDialogue()
     dialogue.submit(stages=2)
-    assert dialogue.arrives(1) == ["1 <- join stage 0"]
+    assert dialogue.arrives(1) == []
     assert dialogue.goes_by(STANDARD_TIMEOUTS.retry, 1) == []
     assert dialogue.goes_by(STANDARD_TIMEOUTS.tick, 1) == ["1 <- join stages 0-1"]
 
@@ -84,8 +84,8 @@ def test_a_worker_without_a_data_stream_takes_no_stages() -> None:
     dialogue = RowDialogue()
     dialogue.submit(stages=2)
     assert dialogue.hello(1, pipeline_address="host1:1") == ["1 <- welcome"]
-    assert not dialogue.told
-    assert dialogue.give(ev.DataStreamOpened(1)) == ["1 <- join stage 0"]
+    assert dialogue.arrives(2) == [] and not dialogue.told
+    assert dialogue.give(ev.DataStreamOpened(1)) == ["1 <- join stage 0", "2 <- join stage 1"]
 
 
 def test_workers_that_are_there_before_the_job_share_its_stages_at_once() -> None:
@@ -195,8 +195,8 @@ def test_after_a_restart_of_the_aggregator_all_workers_get_the_stages_that_they_
     dialogue.submit(stages=2)
     dialogue.optimizer()
     dialogue.stands(1, 0)
-    assert dialogue.arrives(1, StageRun(0, 1)) == ["1 <- join stage 0"]
-    assert dialogue.arrives(3, StageRun(0, 1)) == [], "one with stage 1 may be on its way"
+    assert dialogue.arrives(1, StageRun(0, 1)) == []
+    assert dialogue.arrives(3, StageRun(0, 1)) == ["1 <- join stage 0"], "one with stage 1 may be on its way"
     assert dialogue.arrives(4, StageRun(1, 1)) == ["4 <- join stage 1"]
     assert dialogue.arrives(2, StageRun(1, 1)) == ["3 <- join stage 0", "2 <- join stage 1"]
 
@@ -205,7 +205,7 @@ def test_a_worker_takes_other_stages_than_it_has_built_once_no_more_workers_come
     dialogue = RowDialogue()
     dialogue.submit(stages=2)
     dialogue.arrives(1, StageRun(0, 1))
-    assert dialogue.arrives(2, StageRun(0, 1)) == []
+    assert dialogue.arrives(2, StageRun(0, 1)) == ["1 <- join stage 0"]
     assert dialogue.goes_by(STANDARD_TIMEOUTS.retry + 2.5, 1, 2) == ["2 <- join stage 1"]
 
 
@@ -214,7 +214,7 @@ def test_stages_of_another_job_do_not_count() -> None:
     dialogue.submit(stages=2)
     dialogue.arrives(1)
     dialogue.hello(2, pipeline_address="host2:1", job="z", first_stage=0, stages=1)
-    assert dialogue.give(ev.DataStreamOpened(2)) == ["2 <- join stage 1"]
+    assert dialogue.give(ev.DataStreamOpened(2)) == ["1 <- join stage 0", "2 <- join stage 1"]
 
 
 # ---- other code ----
@@ -318,7 +318,7 @@ def test_a_worker_of_an_older_protocol_takes_no_stages_and_is_to_be_upgraded() -
     assert has_facts(
         waits_for(dialogue), "stages 0-1 of 2 (w1: it speaks protocol 4, expected 5 ... upgrade it"
     )
-    assert dialogue.arrives(2) == ["2 <- join stage 0"]
+    assert dialogue.arrives(2) == []
     assert dialogue.goes_by(SHARE_AFTER, 1, 2) == ["2 <- join stages 0-1"]
 
 
