@@ -117,7 +117,8 @@ def validate(
     output: Output,
 ) -> None:
     """Check a job's config without a cluster, and show what the job would take."""
-    from cli.validate.command import Cluster, run
+    from cli.validate.command import run
+    from cli.validate.report import Cluster
 
     run(path, overrides, Cluster(workers, int(tiers), shards, chip), output)
 

@@ -7,16 +7,13 @@ answered, on the link that the job will use. So one that hangs after its start i
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from cli.client import JobsClient
 from cli.jobs import retry_unreachable
 from cli.launch.plan import LaunchPlan
 from cli.launch.sites import THIS_MACHINE
 from services.errors import Failed
 from services.runtime.launcher import READY_SECONDS
-
-if TYPE_CHECKING:
-    from cli.client import JobsClient
 
 _POLL_SECONDS = 0.1
 

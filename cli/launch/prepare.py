@@ -6,7 +6,6 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cli.jobs import read_job
 from cli.launch.command_line import Ports
@@ -15,11 +14,9 @@ from cli.launch.openssh import OpenSSH
 from cli.launch.plan import LaunchPlan, plan_launch
 from cli.output import Output
 from mesh.backend import has_device
+from services.config.job import JobConfig
 from services.config.paths import find_include
 from services.errors import Refused
-
-if TYPE_CHECKING:
-    from services.config.job import JobConfig
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from cli.client import JobsClient
 from cli.jobs import follow, queue_job, raise_unless_succeeded
@@ -40,10 +40,8 @@ from cli.progress import ProgressView
 from cli.tracking import leave_trackers_to_aggregator
 from mesh.backend import drives_chips
 from protos import jobs_pb2
+from services.config.job import JobConfig
 from services.errors import Failed, Refused, TiermeshError
-
-if TYPE_CHECKING:
-    from services.config.job import JobConfig
 
 MESH_CHECK_SECONDS = 600.0
 """Limit of `tiermesh check` on a host; the first one compiles kernels."""

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cli.output import Output
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The cluster that a job's figures are for.
-
-    Attributes:
-        workers: number of worker daemons; None for the job's `num_workers`.
-        tiers: 3 for an optimizer of its own, 2 for one inside the aggregator.
-        shards: number of shards; 0 for none.
-        chip: name of the chips (`services.sizing.chips.CHIPS`), which must have the memory; None if it is not known.
-    """
-
-    workers: int | None = None
-    tiers: int = 3
-    shards: int = 0
-    chip: str | None = None
+from cli.reading_progress import show_reading
+from cli.validate.report import Cluster, make_report
+from cli.validate.text import format_report
+from mesh.backend import check_mesh_shape
+from services.config.load import load_job_with_origins
+from services.errors import Refused
 
 
 def run(path: Path, overrides: Sequence[str], cluster: Cluster, output: Output) -> None:
@@ -33,13 +21,6 @@ def run(path: Path, overrides: Sequence[str], cluster: Cluster, output: Output) 
         Refused: something is wrong, or the job needs more memory than the named chip has; the message names the first
             such setting.
     """
-    from cli.reading_progress import show_reading
-    from cli.validate.report import make_report
-    from cli.validate.text import format_report
-    from mesh.backend import check_mesh_shape
-    from services.config.load import load_job_with_origins
-    from services.errors import Refused
-
     with show_reading(output):
         job, origins = load_job_with_origins(path, overrides)
     config, notices = job.config, job.notices

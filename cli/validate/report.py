@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from cli.validate.command import Cluster
 from mesh.backend import choose_dtype, may_drive_chips
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
@@ -29,6 +28,23 @@ from services.sizing.pipeline import (
     estimate_stage_links,
     size_stages,
 )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster that a job's figures are for.
+
+    Attributes:
+        workers: number of worker daemons; None for the job's `num_workers`.
+        tiers: 3 for an optimizer of its own, 2 for one inside the aggregator.
+        shards: number of shards; 0 for none.
+        chip: name of the chips (`services.sizing.chips.CHIPS`), which must have the memory; None if it is not known.
+    """
+
+    workers: int | None = None
+    tiers: int = 3
+    shards: int = 0
+    chip: str | None = None
 
 
 class Report(NamedTuple):

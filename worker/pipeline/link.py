@@ -28,10 +28,8 @@ from protos.pipeline_pb2 import (
 from services.instrumentation import timeline
 from services.printable import printable
 from services.tensors.payload_last import Message
-from services.transport.data.shared_memory_link import TensorLink
 from worker.core.lanes import Overtaken, Position, Progress, ReceivingLane, SendingLane
 from worker.pipeline.array_plan import KINDS, ArrayPlan
-from worker.pipeline.connection import Connection
 from worker.pipeline.messages import (
     PIECE_BYTES,
     ArrayPiece,
@@ -69,6 +67,21 @@ class Incoming:
 
     header: ArrayHeader
     content: NDArray[np.uint8]
+
+
+class Signals:
+    """What a link tells the connection of the moment, on the event loop.
+
+    Attributes:
+        wake: event that is set when there may be something to send.
+        over: event that is set when another connection has replaced this one, or the link is closed.
+        state_due: whether a state is to be sent.
+    """
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.over = asyncio.Event()
+        self.state_due = True
 
 
 @dataclass
@@ -112,7 +125,7 @@ class Link:
         self._lost = ""  # why the neighbour counts as lost now
         self._refusals = 0  # messages refused since the last array that arrived
         self._problem = ""  # why there was no connection last
-        self._connection: Connection | None = None
+        self._signals: Signals | None = None  # to the one of the moment
 
     def __str__(self) -> str:
         return f"{self.neighbour} at {self.neighbour.address}"
@@ -200,31 +213,27 @@ class Link:
         self._tell_state()
 
     def _tell_state(self) -> None:
-        connection = self._connection
-        if connection is not None:
-            connection.state_due = True
+        signals = self._signals
+        if signals is not None:
+            signals.state_due = True
         self._wake()
 
     def _wake(self) -> None:
-        connection = self._connection
-        if connection is not None:
-            self._loop.call_soon_threadsafe(connection.wake.set)
+        signals = self._signals
+        if signals is not None:
+            self._loop.call_soon_threadsafe(signals.wake.set)
 
     # ---- called on the event loop ----
 
-    def connect(self, tensor_link: TensorLink) -> Connection:
-        """Return a new connection; one before it ends.
-
-        Args:
-            tensor_link: whether its ends share memory.
-        """
+    def connect(self) -> Signals:
+        """Begin a connection, and return what tells it what to do; one before it ends."""
         self.disconnect()
-        self._connection = Connection(self, tensor_link)
-        return self._connection
+        self._signals = Signals()
+        return self._signals
 
     def disconnect(self) -> None:
         """End the connection, if there is one."""
-        before, self._connection = self._connection, None
+        before, self._signals = self._signals, None
         if before is not None:
             before.over.set()
 

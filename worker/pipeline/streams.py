@@ -174,7 +174,7 @@ class LinkStreams:
             grpc.aio.AioRpcError: the stream broke.
         """
         self._connected_seconds = self._clock()
-        connection = self.link.connect(tensor_link)
+        connection = Connection(self.link, tensor_link)
         try:
             if first is not None:
                 self._take(connection, first)
@@ -191,7 +191,7 @@ class LinkStreams:
             self.link.note_refusal(str(refused))
             raise
         finally:
-            if not connection.over.is_set():
+            if not connection.is_over:
                 self.link.disconnect()
 
     async def _receive(self, stream: Any, connection: Connection) -> None:

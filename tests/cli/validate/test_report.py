@@ -8,8 +8,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from cli.validate.command import Cluster
-from cli.validate.report import make_report
+from cli.validate.report import Cluster, make_report
 from cli.validate.text import format_report
 from services import input_files
 from services.config import corpus
