@@ -9,10 +9,8 @@ from cli.client import JobsClient
 from cli.options import AggregatorTarget
 from cli.output import Output
 from protos import jobs_pb2
+from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
-
-_EPOCH_BITS = 32
-_ROW_MASK = (1 << _EPOCH_BITS) - 1
 
 
 async def cluster_status(target: AggregatorTarget, output: Output) -> None:
@@ -58,7 +56,7 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
 def _describe_worker(worker: jobs_pb2.Member) -> str:
     facts = [f"{worker.state}{f' ({worker.detail})' if worker.detail else ''}"]
     if worker.stages:
-        facts.append(f"{_stages_of(worker)} of row {_row_number(worker)}")
+        facts.append(f"{_stages_of(worker)} of row {row_number(worker.row)}")
     if worker.state != "spare":
         facts += [f"weights of step {worker.step}", f"{worker.micro_batches_per_second:.1f} micro-batches/s"]
     return f"worker {worker.name}: {', '.join(facts)}, last message {worker.seconds_since_heard:.1f} s ago"
@@ -77,11 +75,6 @@ def find_slowest(status: jobs_pb2.ClusterStatus) -> jobs_pb2.Member | None:
 
 def _stages_of(worker: jobs_pb2.Member) -> StageRun:
     return StageRun(worker.first_stage, worker.stages)
-
-
-def _row_number(worker: jobs_pb2.Member) -> int:
-    """Return the number of a worker's row among those of this epoch, as people see it."""
-    return worker.row & _ROW_MASK
 
 
 def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
@@ -126,7 +119,7 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
                 "incarnation": worker.incarnation,
                 "state": worker.state,
                 "detail": worker.detail or None,
-                "row": _row_number(worker) if worker.stages else None,
+                "row": row_number(worker.row) if worker.stages else None,
                 "first_stage": worker.first_stage if worker.stages else None,
                 "stages": worker.stages,
                 "generation": worker.generation,

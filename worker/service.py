@@ -19,6 +19,7 @@ import grpc
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Refusal, Refused, TiermeshError
+from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.protocol.bounds import MessageTooLarge
 from services.protocol.envelope import CheckOrder, CheckReport, WorkerBody, unwrap, wrap
@@ -328,7 +329,7 @@ class WorkerService:
             f"{StageRun(each.first_stage, each.stages)} on {each.name} at {each.address}"
             for each in row.seats
         )
-        log.info("job %s: row %d: %s", row.job, row.row, seats)
+        log.info("job %s: row %d: %s", row.job, row_number(row.row), seats)
 
     def _open_exchange(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> RowExchange:
         """Open the exchange of a lease's arrays; called on the device thread."""

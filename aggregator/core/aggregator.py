@@ -105,7 +105,7 @@ class AggregatorCore:
         self._optimizer_lost_reason = "not connected yet"
         self._stages_refusal: Refusal | None = None  # why the optimizer takes no part in jobs with a pipeline
         self._optimizer_wait = OptimizerWait()
-        self._last_id = epoch << 32  # so that no two epochs have the id of a lease or a row in common
+        self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
         self._own_clock = OwnClock(heartbeat_seconds)
         self._out = Outbox()
         self.jobs = LiveJobs(records, self._out)
@@ -451,7 +451,7 @@ class AggregatorCore:
             epoch=self.epoch,
             timeouts=self.timeouts,
             shards=self._shards,
-            new_id=self._new_id,
+            new_lease=self._new_lease,
             members=self.members,
             out=self._out,
             now=now,
@@ -460,6 +460,6 @@ class AggregatorCore:
         self.run.holders.join(self.members.values(), now)
         self._open_job()
 
-    def _new_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
+    def _new_lease(self) -> int:
+        self._last_lease += 1
+        return self._last_lease

@@ -51,7 +51,7 @@ class RunningJob:
         epoch: the aggregator's epoch.
         timeouts: the cluster's timeouts.
         shards: the number of processes that share the chunks.
-        new_id: returns an id, of a lease or a row, that was never used before.
+        new_lease: returns the id of a lease that was never used before.
         members: the connected workers, by session.
         out: takes the effects.
         now: the time, on the monotonic clock.
@@ -79,7 +79,7 @@ class RunningJob:
         epoch: int,
         timeouts: Timeouts,
         shards: int,
-        new_id: Callable[[], int],
+        new_lease: Callable[[], int],
         members: Mapping[int, Member],
         out: Outbox,
         now: float,
@@ -95,8 +95,8 @@ class RunningJob:
             plan.min_workers, members, self._admission, lambda text: self.report.note("member", text)
         )
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
-        rows = RowTable(job.id, members, self.router.drop_pieces, out)
-        self._orders = WorkerOrders(job.id, new_id, rows.send)
+        rows = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
+        self._orders = WorkerOrders(job.id, new_lease, rows.send)
         self.lease_book = LeaseBook(
             timeouts,
             rows.members if plan.stages > 1 else members,
@@ -123,7 +123,6 @@ class RunningJob:
                 self.lease_book,
                 self.router,
                 self.report,
-                new_row=new_id,
                 timeouts=timeouts,
             )
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED

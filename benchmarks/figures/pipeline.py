@@ -187,7 +187,7 @@ def _kill_a_stage(cluster: PacedCluster, draw: random.Random, step_seconds: floa
     victim = draw.choice(cluster.computing(step))
     killed_seconds = cluster.kill(victim)
     told_seconds = cluster.until_told(victim, killed_seconds).seconds
-    ready_seconds = cluster.until_told("stages is ready", told_seconds).seconds
+    ready_seconds = cluster.until_told("is ready: stage", told_seconds).seconds
     cluster.until_committed(step + 1)
     commit_seconds = _commits(cluster)[step]
     again = min(each.start for each in cluster.passes(step) if each.start > ready_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -50,8 +51,7 @@ def run_without(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> RunWi
 
 def rows_in(cluster: Cluster) -> list[str]:
     """Return the rows that were formed, as the aggregator's log describes them."""
-    start = " stages is ready: "
-    return [line.partition(start)[2] for line in cluster.aggregator.log_text().splitlines() if start in line]
+    return re.findall(r"row \d+ is ready: (.*)", cluster.aggregator.log_text())
 
 
 def test_two_workers_in_a_row(tmp_path: Path, corpus: Path, run_without: RunWithout) -> None:

@@ -7,7 +7,7 @@ and then sends its arrays in pieces. A broken connection is opened again, as lon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from protos import cluster_pb2 as pb
 from services.pipeline.credits import Credits
@@ -29,10 +29,15 @@ MOST_PIECES = 3
 """Largest number of pieces of an array. Sizes count pieces: one has 1 byte."""
 
 
+RowKey: TypeAlias = tuple[str, int]
+"""A job, and the id of a row in it."""
+NO_ROW: RowKey = ("", 0)
+
+
 class LinkState(NamedTuple):
     """What an end has received: for each kind, see `Position`."""
 
-    row: int
+    row: RowKey
     lanes: dict[ArrayKind, Position]
 
 
@@ -255,29 +260,29 @@ class RowLinks:
 
     Attributes:
         worker: the worker.
-        row: id of the row; 0 for none.
+        row: the row; NO_ROW for none.
         ends: its ends of the links, by the name of the other worker.
         run: its stages.
     """
 
     def __init__(self, worker: SimulatedWorker) -> None:
         self.worker = worker
-        self.row = 0
+        self.row = NO_ROW
         self.ends: dict[str, LinkEnd] = {}
         self.run = StageRun(0, 1)
         self._seats: list[pb.RowSeat] = []
 
     def set_row(self, row: pb.Row | None, pipeline: SimulatedPipeline | None) -> None:
         """Enter a row, or leave it."""
-        if row is not None and row.row == self.row:
+        if row is not None and (row.job, row.row) == self.row:
             return
         former, self.ends = self.ends, {}
         for end in former.values():
             end.abandon()
-        self.row, self._seats = 0, []
+        self.row, self._seats = NO_ROW, []
         if row is None or pipeline is None:
             return
-        self.row, self._seats = row.row, list(row.seats)
+        self.row, self._seats = (row.job, row.row), list(row.seats)
         own = next(seat for seat in row.seats if seat.name == self.worker.name)
         self.run = StageRun(own.first_stage, own.stages)
         shares = len(row.seats) < pipeline.stages
@@ -294,7 +299,7 @@ class RowLinks:
         for end in list(self.ends.values()):
             end.open()
 
-    def end_of(self, row: int, name: str) -> LinkEnd | None:
+    def end_of(self, row: RowKey, name: str) -> LinkEnd | None:
         """Return the end of the link to a worker of a row, as long as this worker is in it."""
         return self.ends.get(name) if row == self.row else None
 

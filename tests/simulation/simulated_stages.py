@@ -44,7 +44,7 @@ class StagePasses:
     ) -> None:
         assert job.pipeline is not None
         require(
-            state.dropped or links.row == state.lease.row,
+            state.dropped or links.row == (state.lease.job, state.lease.row),
             f"{worker.title} begins a lease of row {state.lease.row} in row {links.row}",
         )
         self.checksums: list[pb.Checksum] = []

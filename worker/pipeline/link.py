@@ -26,6 +26,7 @@ from protos.pipeline_pb2 import (
     LinkState,
 )
 from services.instrumentation import timeline
+from services.pipeline.row_ids import describe_row
 from services.printable import printable
 from services.tensors.payload_last import Message
 from worker.core.lanes import Overtaken, Position, Progress, ReceivingLane, SendingLane
@@ -356,8 +357,9 @@ class Link:
         expected = (row.job, row.row, neighbour.stages.first, row.own.stages.first)
         if found != (*expected, neighbour.name, neighbour.incarnation):
             raise PassRefused(
-                f"state of worker {printable(state.name, 60)}, stage {state.stage} to {state.neighbour} in row "
-                f"{state.row} of job {printable(state.job, 60)}: expected {neighbour} of row {row.row} of job {row.job}"
+                f"state of worker {printable(state.name, 60)}, stage {state.stage} to {state.neighbour} in "
+                f"{describe_row(state.row)} of job {printable(state.job, 60)}: expected {neighbour} of "
+                f"{describe_row(row.row)} of job {row.job}"
             )
 
     def take_piece(self, piece: ArrayPiece) -> None:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from protos.pipeline_pb2 import ArrayHeader, ArrayKind, LinkState, PassMessage
 from protos.tensors_pb2 import SharedPlaces
 from services.errors import Refused
+from services.pipeline.row_ids import describe_row
 from services.pipeline.split import StageRun
 from services.printable import printable
 from services.protocol.bounds import MessageTooLarge, check_received
@@ -199,5 +200,6 @@ def describe_array(header: ArrayHeader) -> str:
     kind = ArrayKind.Name(header.kind).lower().replace("_", " ") if known else "array"
     return (
         f"{kind} of micro-batch {header.micro_batch} for range {header.range} (job "
-        f"{printable(header.job, _MAX_JOB_CHARACTERS)}, step {header.step}, lease {header.lease}, row {header.row})"
+        f"{printable(header.job, _MAX_JOB_CHARACTERS)}, step {header.step}, lease {header.lease}, "
+        f"{describe_row(header.row)})"
     )

@@ -13,6 +13,7 @@ import grpc
 from protos import cluster_pb2 as pb
 from protos.pipeline_pb2 import LinkState
 from services.errors import Refused, describe_internal_error
+from services.pipeline.row_ids import describe_row
 from services.printable import printable
 from services.protocol.hello import Role
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
@@ -142,11 +143,11 @@ class RowLinks:
         """
         linked = self._row
         if linked is None or linked.places.row != lease.row or linked.places.job != lease.job:
-            raise LeaseDropped(f"lease {lease.lease}: its row {lease.row} is over")
+            raise LeaseDropped(f"lease {lease.lease}: its {describe_row(lease.row)} is over")
         places = linked.places
         if plan.split.stages != places.stages:
             raise PassRefused(
-                f"row {places.row}: {places.stages} stages, expected {plan.split.stages}, the job's"
+                f"{describe_row(places.row)}: {places.stages} stages, expected {plan.split.stages}, the job's"
             )
         if lease.lease <= linked.last_lease:
             raise PassRefused(
@@ -187,12 +188,12 @@ class RowLinks:
         linked = self._row
         sender = f"worker {printable(first.name, 60)}"
         if linked is None or (linked.places.job, linked.places.row) != (first.job, first.row):
-            own = f"has row {linked.places.row}" if linked is not None else "has no row"
-            raise LinkClosed(f"worker {self._name} {own}, {sender} wants row {first.row}")
+            own = f"has {describe_row(linked.places.row)}" if linked is not None else "has no row"
+            raise LinkClosed(f"worker {self._name} {own}, {sender} wants {describe_row(first.row)}")
         streams = linked.streams.get(first.stage)
         if streams is None or linked.places.opens_to(streams.link.neighbour):
             raise PassRefused(
-                f"{sender}, stage {first.stage} of row {first.row}: no neighbour with later stages than "
+                f"{sender}, stage {first.stage} of {describe_row(first.row)}: no neighbour with later stages than "
                 f"{linked.places.own}"
             )
         streams.link.check_state(first)

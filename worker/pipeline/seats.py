@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from protos import cluster_pb2 as pb
 from services.errors import Refused
+from services.pipeline.row_ids import describe_row
 from services.pipeline.split import StageRun
 from services.transport.security import split_address
 
@@ -60,7 +61,7 @@ class RowPlaces:
         Raises:
             Refused: stages have no worker, or two; an address is none; or this process has no stages.
         """
-        what = f"row {row.row} of job {row.job}"
+        what = f"{describe_row(row.row)} of job {row.job}"
         places, first = [], 0
         for seat in row.seats:
             if seat.first_stage != first or not seat.stages:

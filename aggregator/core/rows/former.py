@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.lease_book import LeaseBook
@@ -15,6 +15,7 @@ from aggregator.core.rows.row_table import Row, RowTable
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
 from services.names import natural_order
+from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.printable import printable
 from services.protocol.hello import check_stages
@@ -36,7 +37,6 @@ class RowFormer:
         job_members: has workers build their stages.
         lease_book: the leases of the rows.
         report: the job's record and log.
-        new_row: returns the id of a row that was never used before.
         timeouts: the cluster's timeouts.
     """
 
@@ -51,7 +51,6 @@ class RowFormer:
         job_members: JobMembers,
         lease_book: LeaseBook,
         report: JobReport,
-        new_row: Callable[[], int],
         timeouts: Timeouts,
     ) -> None:
         self._count = stages
@@ -61,7 +60,6 @@ class RowFormer:
         self._job_members = job_members
         self._lease_book = lease_book
         self._report = report
-        self._new_row = new_row
         self._timeouts = timeouts
         self._gathering = Gathering(pipelines * stages, timeouts.retry)
         self._was_complete = False
@@ -112,7 +110,7 @@ class RowFormer:
         known = {row.seats for row in self._table}
         for seats in wanted:
             if seats not in known:
-                self._table.add(self._new_row(), seats, now)
+                self._table.add(seats, now)
         seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
         for member in self._workers.values():
             stages = seated.get(member.session)
@@ -204,7 +202,7 @@ class RowFormer:
             )
         self._table.send(row.member.session, order)
         seats = ", ".join(f"{each.stages} on {self._workers[each.worker].name}" for each in row.seats)
-        self._report.note("member", f"a row of {self._count} stages is ready: {seats}")
+        self._report.note("member", f"row {row_number(row.row)} is ready: {seats}")
 
     # ---- stages that don't fit, and links that break ----
 

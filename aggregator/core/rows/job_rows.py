@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.lease_book import LeaseBook
@@ -35,7 +35,6 @@ class JobRows:
         lease_book: the leases of the rows.
         router: keeps pieces of chunks, and puts them together.
         report: the job's record and log.
-        new_row: returns the id of a row that was never used before.
         timeouts: the cluster's timeouts.
     """
 
@@ -50,7 +49,6 @@ class JobRows:
         router: ChunkRouter,
         report: JobReport,
         *,
-        new_row: Callable[[], int],
         timeouts: Timeouts,
     ) -> None:
         self._table = table
@@ -68,7 +66,6 @@ class JobRows:
             job_members=job_members,
             lease_book=lease_book,
             report=report,
-            new_row=new_row,
             timeouts=timeouts,
         )
 

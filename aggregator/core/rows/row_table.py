@@ -9,6 +9,7 @@ from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.membership.members import Member
 from aggregator.core.rows.forming import Seats
 from protos import cluster_pb2 as pb
+from services.pipeline.row_ids import make_row_id
 from services.printable import printable
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
@@ -37,7 +38,7 @@ class Row:
     """Workers that together have all stages, unless the row lacks some.
 
     Attributes:
-        row: its id, never used again.
+        row: its id, which no later row of the job has.
         seats: its workers and their stages.
         member: the row as a holder of leases.
         leases: the leases that its workers may still work on, by id.
@@ -56,6 +57,7 @@ class RowTable:
 
     Args:
         job: the job's id.
+        epoch: the aggregator's epoch.
         workers: the connected workers, by session.
         drop_pieces: drops what has arrived of a lease's chunks.
         out: takes the orders.
@@ -66,11 +68,18 @@ class RowTable:
     """
 
     def __init__(
-        self, job: str, workers: Mapping[int, Member], drop_pieces: Callable[[int], None], out: Outbox
+        self,
+        job: str,
+        epoch: int,
+        workers: Mapping[int, Member],
+        drop_pieces: Callable[[int], None],
+        out: Outbox,
     ) -> None:
         self.rows: dict[int, Row] = {}
         self.members: dict[int, Member] = {}
         self._job = job
+        self._epoch = epoch
+        self._formed = 0
         self._workers = workers
         self._of_worker: dict[int, Row] = {}
         self._drop_pieces = drop_pieces
@@ -79,8 +88,10 @@ class RowTable:
     def __iter__(self) -> Iterator[Row]:
         return iter(list(self.rows.values()))
 
-    def add(self, row_id: int, seats: Seats, now: float) -> Row:
-        """Add a row, which is given no leases before its member is ready."""
+    def add(self, seats: Seats, now: float) -> Row:
+        """Add a row with a new id, which is given no leases before its member is ready."""
+        self._formed += 1
+        row_id = make_row_id(self._epoch, self._formed)
         names = tuple(self._workers[seat.worker].name for seat in seats)
         name = printable(", ".join(names), NAMES_CHARACTERS)
         member = Member(-row_id, name, "", now, has_data_stream=True, row=names)

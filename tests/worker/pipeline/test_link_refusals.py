@@ -100,7 +100,11 @@ def send(worker: LinkedWorker, *messages: bytes) -> tuple[grpc.StatusCode, str]:
         (state(neighbour=1), grpc.StatusCode.INVALID_ARGUMENT, "stage 1 to 1 .*expected worker w1 "),
         (state(stage=0), grpc.StatusCode.INVALID_ARGUMENT, "worker w1, stage 0 .*no neighbour"),
         (state(stage=2), grpc.StatusCode.INVALID_ARGUMENT, "worker w1, stage 2 .*no neighbour"),
-        (state(row=7), grpc.StatusCode.UNAVAILABLE, f"w0 has row {ROW}, worker w1 wants row 7"),
+        (
+            state(row=7),
+            grpc.StatusCode.UNAVAILABLE,
+            f"w0 has row 1 of epoch {EPOCH}, worker w1 wants row 7 of epoch 0",
+        ),
         (state(job="x"), grpc.StatusCode.UNAVAILABLE, "wants row"),
         (piece(), grpc.StatusCode.INVALID_ARGUMENT, "first message of a stream: an array"),
         (state()[:-1], grpc.StatusCode.INVALID_ARGUMENT, "no PassMessage"),

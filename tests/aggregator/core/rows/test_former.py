@@ -6,6 +6,7 @@ import pytest
 
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
+from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.protocol.versions import STAGES_PROTOCOL
 from services.timeouts import STANDARD_TIMEOUTS
@@ -55,7 +56,7 @@ def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease
     ]
     assert state_of(dialogue) == {"w1": "computing stage 0", "w2": "computing stage 1", "w3": "spare"}
     (first, second, _) = dialogue.core.status(dialogue.now).workers
-    assert first.row == second.row > 0
+    assert row_number(first.row) == row_number(second.row) == 1
     assert has_facts(waits_for(dialogue), "phase train, step 0; rows with its weights: 1 of 1")
 
 
@@ -120,6 +121,23 @@ def test_two_rows_divide_the_step_and_one_that_loses_a_stage_is_void_alone() -> 
     assert dialogue.arrives(5) == ["5 <- join stage 1"]
     dialogue.builds(5, holds=(1, 0))
     assert state_of(dialogue)["w5"] == "ready stage 1"
+
+
+def test_rows_of_each_job_count_from_1_and_their_workers_are_told_of_them_again() -> None:
+    dialogue = training_rows(1, 2, 3)
+    lost(dialogue, 1)
+    dialogue.builds(3)
+    assert dialogue.notes[-1] == "row 2 is ready: stage 0 on w3, stage 1 on w2"
+    dialogue.submit("b", stages=2)
+    dialogue.cancel("a")
+    for session in (2, 3):
+        ready = pb.Ready(
+            job="b", layout_hash=dialogue.layout.hash, elements=dialogue.layout.elements, fingerprint=FINGERPRINT,
+            first_stage=session - 2, stages=1, parts=dialogue.parts(5 - session).to_messages(),
+        )  # fmt: skip
+        orders = dialogue.says(session, ready)
+    assert orders[:2] == ["2 <- row of stage 0 w2, stage 1 w3", "3 <- row of stage 0 w2, stage 1 w3"]
+    assert dialogue.notes[-1] == "row 1 is ready: stage 0 on w2, stage 1 on w3"
 
 
 def test_a_spare_takes_the_place_of_a_lost_worker_and_the_others_keep_their_build() -> None:

@@ -7,22 +7,25 @@ from aggregator.core.membership.members import Member
 from aggregator.core.rows.forming import Seat
 from aggregator.core.rows.row_table import Row, RowTable
 from protos import cluster_pb2 as pb
+from services.pipeline.row_ids import describe_row, row_number
 from services.pipeline.split import StageRun
+
+EPOCH = 3
 
 
 class Table:
-    """A table with two workers in row 7, and what it has ordered."""
+    """A table with two workers in row 1 of epoch 3, and what it has ordered."""
 
     def __init__(self) -> None:
         self.out: Outbox = Outbox()
         self.dropped: list[int] = []
         self.workers = {session: Member(session, f"w{session}", f"i{session}", 0.0) for session in (1, 2, 3)}
-        self.table = RowTable("a", self.workers, self.dropped.append, self.out)
-        self.row = self.add(7, 1, 2)
+        self.table = RowTable("a", EPOCH, self.workers, self.dropped.append, self.out)
+        self.row = self.add(1, 2)
 
-    def add(self, row_id: int, *workers: int) -> Row:
+    def add(self, *workers: int) -> Row:
         seats = tuple(Seat(worker, StageRun(stage, 1)) for stage, worker in enumerate(workers))
-        return self.table.add(row_id, seats, 0.0)
+        return self.table.add(seats, 0.0)
 
     def lease(self, lease: int, generation: int = 1, step: int = 0) -> list[Effect]:
         order = pb.Lease(job="a", lease=lease, generation=generation, step=step)
@@ -32,7 +35,7 @@ class Table:
 
 def test_a_lease_goes_to_each_worker_and_names_the_row() -> None:
     table = Table()
-    wanted = pb.Lease(job="a", lease=20, generation=1, row=7)
+    wanted = pb.Lease(job="a", lease=20, generation=1, row=table.row.row)
     assert table.lease(20) == [ToWorker(1, wanted), ToWorker(2, wanted)]
     assert list(table.row.leases) == [20]
     table.table.send(3, pb.Revoke(job="a", lease=20))
@@ -43,7 +46,7 @@ def test_a_revoked_lease_is_void_with_its_pieces() -> None:
     table = Table()
     table.lease(20)
     table.dropped.clear()
-    table.table.send(-7, pb.Revoke(job="a", lease=20))
+    table.table.send(-table.row.row, pb.Revoke(job="a", lease=20))
     assert [effect.session for effect in table.out.take() if isinstance(effect, ToWorker)] == [1, 2]
     assert table.row.leases == {} and table.dropped == [20]
     table.table.void(table.row, 20)
@@ -66,5 +69,17 @@ def test_a_row_that_ends_revokes_what_it_has_of_the_workers_that_are_left() -> N
     table.table.remove(table.row)
     assert table.out.take() == [ToWorker(2, pb.Revoke(job="a", lease=20))]
     assert table.table.of_worker(2) is None and not list(table.table) and not table.table.members
-    again = table.add(8, 2, 3)
-    assert table.table.of_worker(2) is again and table.table.members == {-8: again.member}
+    again = table.add(2, 3)
+    assert table.table.of_worker(2) is again and table.table.members == {-again.row: again.member}
+
+
+def test_rows_count_from_1_and_no_later_aggregator_has_their_ids() -> None:
+    table = Table()
+    rows = [table.row, table.add(3)]
+    table.table.remove(rows[0])
+    rows.append(table.add(1, 2))
+    assert [row_number(each.row) for each in rows] == [1, 2, 3], "whatever leases were granted between them"
+    later = RowTable("a", EPOCH + 1, table.workers, table.dropped.append, table.out)
+    first = later.add((Seat(1, StageRun(0, 1)),), 0.0)
+    assert row_number(first.row) == 1 and first.row not in {each.row for each in rows}
+    assert describe_row(first.row) == f"row 1 of epoch {EPOCH + 1}"
