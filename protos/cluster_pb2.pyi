@@ -10,6 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DeviceTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEVICE_TASK_UNSPECIFIED: _ClassVar[DeviceTask]
+    OPEN_MESH: _ClassVar[DeviceTask]
+    BUILD_JOB: _ClassVar[DeviceTask]
+    CLOSE_MESH: _ClassVar[DeviceTask]
+    CHECK_THE_MESH: _ClassVar[DeviceTask]
+    LOAD_WEIGHTS: _ClassVar[DeviceTask]
+    MAKE_WEIGHTS: _ClassVar[DeviceTask]
+    DESCRIBE_MODEL: _ClassVar[DeviceTask]
+    COMPUTE_GRADIENTS: _ClassVar[DeviceTask]
+    REPEAT_GRADIENTS: _ClassVar[DeviceTask]
+    EVALUATE_BATCHES: _ClassVar[DeviceTask]
+
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSPECIFIED: _ClassVar[Phase]
@@ -17,6 +31,17 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAIN: _ClassVar[Phase]
     EVALUATE: _ClassVar[Phase]
     VERIFY: _ClassVar[Phase]
+DEVICE_TASK_UNSPECIFIED: DeviceTask
+OPEN_MESH: DeviceTask
+BUILD_JOB: DeviceTask
+CLOSE_MESH: DeviceTask
+CHECK_THE_MESH: DeviceTask
+LOAD_WEIGHTS: DeviceTask
+MAKE_WEIGHTS: DeviceTask
+DESCRIBE_MODEL: DeviceTask
+COMPUTE_GRADIENTS: DeviceTask
+REPEAT_GRADIENTS: DeviceTask
+EVALUATE_BATCHES: DeviceTask
 PHASE_UNSPECIFIED: Phase
 INITIALISE: Phase
 TRAIN: Phase
@@ -154,9 +179,21 @@ class WorkerCommand(_message.Message):
     own_crc32c: int
     def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., check_mesh: _Optional[_Union[CheckMesh, _Mapping]] = ..., check_link: _Optional[_Union[CheckLink, _Mapping]] = ..., row: _Optional[_Union[Row, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
+class DeviceReport(_message.Message):
+    __slots__ = ("task", "seconds", "waits_for")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    task: DeviceTask
+    seconds: float
+    waits_for: str
+    def __init__(self, task: _Optional[_Union[DeviceTask, str]] = ..., seconds: _Optional[float] = ..., waits_for: _Optional[str] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: DeviceReport
+    def __init__(self, device: _Optional[_Union[DeviceReport, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("name", "heartbeat_seconds", "session", "shards", "tensor_port", "shard_tensor_ports", "protocol", "cluster")

@@ -31,6 +31,7 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from worker.chip_memory import ChipMemoryShort
 from worker.core import events as ev
+from worker.device_watch import DeviceWatch
 from worker.file_exchange import ModelFiles
 from worker.input_reading import BuildDropped, InputReading
 from worker.job_on_mesh import JobBuilder, JobOnMesh
@@ -78,6 +79,7 @@ class DeviceThread:
         self._metrics = metrics
         self._builder = builder
         self._inbox = inbox or WeightInbox()
+        self._watch = DeviceWatch(builder.clock)
         self._leases = LeaseRunner(
             feed,
             metrics,
@@ -86,6 +88,7 @@ class DeviceThread:
             report_damaged=self._report_damaged,
             open_exchange=open_exchange,
             clock=builder.clock,
+            watch=self._watch,
             patience_seconds=patience_seconds,
         )
         self._job: JobOnMesh | None = None
@@ -152,6 +155,10 @@ class DeviceThread:
         """
         self._submit(self._check_mesh, order, report)
 
+    def report(self) -> pb.DeviceReport:
+        """Return what the device thread does, and since when; any thread may call."""
+        return self._watch.report()
+
     def set_sharing(self, sharing: bool) -> None:
         """Choose whether the sums of later leases lie in memory that an aggregator on this host sees."""
         self._leases.memory.sharing = sharing
@@ -200,12 +207,16 @@ class DeviceThread:
     ) -> None:
         self._is_building = True
         try:
-            with watch_reading(reading.watch):
+            with watch_reading(partial(self._watch_reading, reading)), self._watch.doing(pb.BUILD_JOB):
                 self._build_job(reading.job, spec, places, stages)
         except BuildDropped:
             log.info("job %s: its build is dropped", reading.job)
         finally:
             self._is_building = False
+
+    def _watch_reading(self, reading: InputReading, path: Path, read_bytes: int, size_bytes: int) -> None:
+        self._watch.advance()
+        reading.watch(path, read_bytes, size_bytes)
 
     def _build_job(
         self, job_id: str, spec: bytes, places: Mapping[str, Path], stages: StageRun | None
@@ -215,7 +226,8 @@ class DeviceThread:
             self._copies = frozenset(places.values())
             config = relocate_inputs(JobConfig.from_json(spec), places)
             try:
-                mesh = self._builder.open_job_mesh(config, stages)
+                with self._watch.doing(pb.OPEN_MESH):
+                    mesh = self._builder.open_job_mesh(config, stages)
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
                 log.error("job %s: this worker is unfit, trying again later: %s", job_id, error)
@@ -254,7 +266,8 @@ class DeviceThread:
     def _check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
         self._is_building = True  # it may hang in a device, as a build may
         try:
-            report(check_mesh(order, self._last_shape))
+            with self._watch.doing(pb.CHECK_THE_MESH):
+                report(check_mesh(order, self._last_shape))
         finally:
             self._is_building = False
 
@@ -263,7 +276,8 @@ class DeviceThread:
         job, self._job, self._unloadable = self._job, None, None
         if job is not None:
             try:
-                job.close()
+                with self._watch.doing(pb.CLOSE_MESH):
+                    job.close()
             except BaseException as error:  # the next job may still be able to open the mesh
                 log.error("job %s: the mesh did not close: %s", job.job, describe_failure(error))
 
@@ -274,7 +288,10 @@ class DeviceThread:
             if job is None or job.job != header.job or job is self._unloadable:
                 continue
             try:
-                with timeline.span("device", "weights onto the mesh", header.step, chunk=header.index):
+                with (
+                    self._watch.doing(pb.LOAD_WEIGHTS),
+                    timeline.span("device", "weights onto the mesh", header.step, chunk=header.index),
+                ):
                     complete = job.weights.load(chunk)
             except BaseException as error:
                 self._unloadable = job

@@ -27,6 +27,7 @@ from training.pipeline.stages import PipelineStages
 from training.pipeline.step import PipelineStep
 from training.step import PassPhase
 from worker.core import events as ev
+from worker.device_watch import DeviceWatch
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobOnMesh
 from worker.lease_work import LeaseEvents, LeaseWork, ModelWork, StageWork
@@ -68,6 +69,7 @@ class LeaseRunner:
         report_damaged: callback that tells the core, for a job's id, that a file of token ids is damaged on this host.
         open_exchange: opens the exchange of a lease's arrays with the other workers of its row.
         clock: monotonic clock in seconds.
+        watch: told what the device thread does.
         patience_seconds: time that a lease waits for weights before the log says so. It goes on waiting until
             it is dropped, because the link breaks, newer weights come or the aggregator revokes it.
 
@@ -85,6 +87,7 @@ class LeaseRunner:
         report_damaged: Callable[[str, TokenFileDamaged], None],
         open_exchange: OpenExchange,
         clock: Callable[[], float],
+        watch: DeviceWatch,
         patience_seconds: float,
     ) -> None:
         self.memory = SumMemory()
@@ -95,6 +98,7 @@ class LeaseRunner:
         self._report_damaged = report_damaged
         self._open_exchange = open_exchange
         self._clock = clock
+        self._watch = watch
         self._patience_seconds = patience_seconds
         self._run: _LeaseRun | None = None
         self._exchange: tuple[int, RowExchange] | None = None  # that of the lease under way, with the lease
@@ -140,11 +144,14 @@ class LeaseRunner:
         try:
             match lease.phase:
                 case pb.TRAIN:
-                    self._train(run)
+                    with self._watch.doing(pb.COMPUTE_GRADIENTS):
+                        self._train(run)
                 case pb.VERIFY:
-                    self._verify(run)
+                    with self._watch.doing(pb.REPEAT_GRADIENTS):
+                        self._verify(run)
                 case pb.EVALUATE:
-                    self._evaluate(run)
+                    with self._watch.doing(pb.EVALUATE_BATCHES):
+                        self._evaluate(run)
                 case _:
                     self._make_initial_weights(run)
         except LeaseDropped:
@@ -192,7 +199,10 @@ class LeaseRunner:
                 raise LeaseDropped(f"lease {lease}: dropped while it waited for weights")
             if weights.has(entry):
                 break
-            with timeline.span("device", "wait for weights", chunk=weights.missing_chunk):
+            with (
+                self._watch.waiting(f"chunk {weights.missing_chunk} of the weights"),
+                timeline.span("device", "wait for weights", chunk=weights.missing_chunk),
+            ):
                 arrived = self._inbox.wait(self._is_dropped, self._patience_seconds)
             if not arrived:
                 log.warning(
@@ -220,11 +230,13 @@ class LeaseRunner:
 
     def _make_initial_weights(self, run: _LeaseRun) -> None:
         step, lease = run.job.step, run.lease.lease
-        self._sums[lease] = LeaseSum(step.initial_weights(), run.job.share.parts)
+        with self._watch.doing(pb.MAKE_WEIGHTS):
+            self._sums[lease] = LeaseSum(step.initial_weights(), run.job.share.parts)
         if run.job.stages is not None and run.job.stages.first > 0:
             self._feed(ev.NodeReady(lease, 0))  # the first stage's worker describes the model
         else:
-            self._feed(ModelFiles.make(lease, step.layout.dumps(), step.checkpoint_files()))
+            with self._watch.doing(pb.DESCRIBE_MODEL):
+                self._feed(ModelFiles.make(lease, step.layout.dumps(), step.checkpoint_files()))
 
     def _train(self, run: _LeaseRun) -> None:
         job, lease, parts = run.job, run.lease, run.job.share.parts
@@ -298,7 +310,7 @@ class LeaseRunner:
     @contextmanager
     def _exchange_arrays(self, run: _LeaseRun, stages: PipelineStages) -> Iterator[PassExchange]:
         opened = self._open_exchange(run.lease, run.job.config, stages)
-        exchange = ObservedExchange(opened, run.lease.step, self._clock)
+        exchange = ObservedExchange(opened, run.lease.step, self._clock, self._watch)
         self._exchange = run.lease.lease, exchange
         try:
             self._check_dropped()  # `drop` did not see the exchange before
@@ -309,6 +321,7 @@ class LeaseRunner:
             run.stage_seconds += exchange.waited_seconds
 
     def _check_dropped(self) -> None:
+        self._watch.advance()
         if self._is_dropped():
             raise LeaseDropped("dropped while it was computed")
 

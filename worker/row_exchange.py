@@ -30,6 +30,9 @@ class NeighbourLost(TiermeshError):
 class RowExchange(PassExchange, Protocol):
     """A `PassExchange` of one lease. Its calls raise LeaseDropped or NeighbourLost where they wait."""
 
+    def worker_of(self, range_index: int) -> str:
+        """Return which worker of the row has a range, for people; -1 is the last range."""
+
     def drop(self) -> None:
         """End the lease: calls that wait raise LeaseDropped. Any thread may call it."""
 

@@ -288,7 +288,8 @@ class WorkerService:
             self._feed(ev.Ordered(command.epoch, body))
 
     def _beat(self) -> None:
-        self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
+        heartbeat = pb.Heartbeat(device=self._device.report())
+        self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, heartbeat))
 
     # ---- the core ----
 

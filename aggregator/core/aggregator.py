@@ -37,6 +37,7 @@ from aggregator.core.events import (
 from aggregator.core.job_report import Record
 from aggregator.core.live_jobs import LiveJobs
 from aggregator.core.membership.admission import check_name
+from aggregator.core.membership.devices import Device
 from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
@@ -188,7 +189,7 @@ class AggregatorCore:
             return MemberState.CONNECTED
         holder = self.run.holders.find(member)
         computing = holder is not None and self.run.lease_book.is_computing(holder)
-        return MemberState.COMPUTING if computing else member.state
+        return MemberState.COMPUTING if computing and not member.hangs else member.state
 
     def waits(self, now: float) -> list[Wait]:
         """Return what workers and the optimizer owe the running job, the longest wait first."""
@@ -361,6 +362,8 @@ class AggregatorCore:
             return
         member.heard_seconds = now
         body = event.body
+        if isinstance(body, pb.Heartbeat):
+            member.device = Device.read(body)
         if isinstance(body, pb.Hello | pb.Heartbeat) or event.epoch != self.epoch:
             return
         if self.run is None or self.run.ended or body.job != self.run.job.id or member.refusal is not None:

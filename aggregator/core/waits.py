@@ -5,6 +5,7 @@ from __future__ import annotations
 from aggregator.core.running_job import RunningJob
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
+from services.printable import FAILURE_CHARACTERS, printable
 from services.protocol.phases import JobPhase
 
 DISK_SPACE = "disk space for the job's spec and layout"
@@ -58,7 +59,9 @@ def describe_wait(run: RunningJob, now: float) -> str:
         )
     holders = sum(member.loaded_version == run.progress.version for member in able)
     who = "rows" if run.plan.stages > 1 else "workers"
-    return f"phase {run.job.phase}, step {run.job.step}; {who} with its weights: {holders} of {len(able)}{detail}"
+    text = f"phase {run.job.phase}, step {run.job.step}; {who} with its weights: {holders} of {len(able)}{detail}"
+    hanging = [f"worker {each.name}: {each.detail}" for each in run.members.values() if each.hangs]
+    return printable("; ".join([text, *hanging]), FAILURE_CHARACTERS)
 
 
 def describe_optimizer_debt(run: RunningJob) -> str | None:

@@ -128,6 +128,7 @@ BOUNDS: Mapping[str, Bound] = {
     "state": _WORD,
     "text": _text(LOG_LINE_CHARACTERS),
     "waiting": _LINE,
+    "waits_for": _LINE,
     "what": _LINE,
     "worker": _NAME,
     # payloads

@@ -151,6 +151,10 @@ class BoardExchange:
         """Return the tied part."""
         return self.board.take((self.lease, "tied", micro_batch))
 
+    def worker_of(self, range_index: int) -> str:
+        """Return a name for the worker of a range."""
+        return f"the worker of range {range_index}"
+
     def drop(self) -> None:
         """Wake what waits."""
         self.board.drop(self.lease)

@@ -10,17 +10,33 @@ import pytest
 from mesh.exact_transfer import ExactArray
 from services.pipeline.schedule import Pass
 from training.pipeline.exchange import LocalExchange
+from worker.device_watch import DeviceWatch
 from worker.observed_exchange import ObservedExchange
 from worker.row_exchange import NeighbourLost
 
 
 class _Row(LocalExchange):
-    """An exchange of a row that ends with its neighbour."""
+    """An exchange of a row that ends with its neighbour.
+
+    Attributes:
+        watch: the device watch to look at while something is received; None for none.
+        owed: what it said then.
+    """
+
+    def __init__(self, watch: DeviceWatch | None = None) -> None:
+        super().__init__()
+        self.watch = watch
+        self.owed: list[str] = []
 
     def receive(self, one: Pass) -> ExactArray:
+        if self.watch is not None:
+            self.owed.append(self.watch.report().waits_for)
         if one.range_index > 1:
             raise NeighbourLost("w2", "gone")
         return super().receive(one)
+
+    def worker_of(self, range_index: int) -> str:
+        return f"w{range_index}"
 
     def drop(self) -> None: ...
 
@@ -36,7 +52,7 @@ def _ticks() -> Iterator[float]:
 
 def test_the_time_of_all_calls_is_added_up_also_of_those_that_fail() -> None:
     ticks, array = _ticks(), np.ones(3, np.float32)
-    exchange = ObservedExchange(_Row(), 7, lambda: next(ticks))
+    exchange = ObservedExchange(_Row(), 7, lambda: next(ticks), DeviceWatch(lambda: 0.0))
     exchange.send(Pass(False, 1, 4), array)
     assert exchange.receive(Pass(False, 1, 4)) is array
     exchange.send_tied(4, array)
@@ -45,3 +61,14 @@ def test_the_time_of_all_calls_is_added_up_also_of_those_that_fail() -> None:
     with pytest.raises(NeighbourLost):
         exchange.receive(Pass(False, 2, 4))
     assert exchange.waited_seconds == 2.5
+
+
+def test_the_device_watch_names_the_worker_that_is_waited_for() -> None:
+    watch, array = DeviceWatch(lambda: 0.0), np.ones(3, np.float32)
+    row = _Row(watch)
+    exchange = ObservedExchange(row, 7, lambda: 0.0, watch)
+    for one in (Pass(False, 1, 4), Pass(True, 0, 5)):
+        exchange.send(one, array)
+        exchange.receive(one)
+    assert row.owed == ["activation of micro-batch 4, w0", "gradient of micro-batch 5, w1"]
+    assert watch.report().waits_for == ""

@@ -296,7 +296,7 @@ def test_a_captured_pass_waits_for_all_weights_first(
     device.wait_for(ev.LeaseComputed)
 
 
-def test_a_long_wait_for_weights_is_logged(
+def test_a_long_wait_for_weights_is_logged_and_reported(
     make_device: Callable[..., Device], caplog: pytest.LogCaptureFixture
 ) -> None:
     device = make_device({"patience_seconds": 0.01})
@@ -306,6 +306,8 @@ def test_a_long_wait_for_weights_is_logged(
         device.perform(2, 1)
         device.wait_until_idle()
         device.wait_until_idle()
+        report = device.thread.report()
+        assert (report.task, report.waits_for) == (pb.COMPUTE_GRADIENTS, "chunk 2 of the weights")
         device.load_weights(1, *range(2, device.chunks))
         device.wait_for(ev.LeaseComputed)
     assert re.search("job a: lease 2 .*chunk 2", caplog.text)

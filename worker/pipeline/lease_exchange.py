@@ -73,6 +73,11 @@ class LeaseExchange:
             return self._local.receive_tied(micro_batch)
         return self._receive(link, TIED_PART, 0, micro_batch)
 
+    def worker_of(self, range_index: int) -> str:
+        """Return which worker of the row has a range, for people; -1 is the last range."""
+        split = self._plan.split
+        return str(self._row.of_stage(split.stage_of(range_index % len(split.ranges))))
+
     def drop(self) -> None:
         """Drop the lease; any thread may. Calls that wait raise LeaseDropped."""
         for link in self._links.values():

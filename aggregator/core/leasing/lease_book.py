@@ -92,9 +92,9 @@ class LeaseBook:
     # ---- questions ----
 
     def able_members(self) -> list[Member]:
-        """Return the workers that can be given work; stalled ones only if there are no others."""
+        """Return the workers that can be given work; stalled and hanging ones only if there are no others."""
         able = [member for member in self._members.values() if member.able]
-        return [member for member in able if not member.stalled] or able
+        return [member for member in able if not (member.stalled or member.hangs)] or able
 
     def is_computing(self, member: Member) -> bool:
         """Return whether a worker has something to compute now."""

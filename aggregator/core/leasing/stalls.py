@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.orders import WorkerOrders
+from aggregator.core.membership.devices import STALLED_TIMES
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.step_sum import StepSum
 from services.timeouts import Timeouts
-
-STALLED_TIMES = 5
-"""Multiple of the expected duration after which a lease has stalled, unless the `stall` timeout is longer."""
 
 
 class Stalls:
@@ -35,7 +33,9 @@ class Stalls:
         self._report = report
 
     def is_late(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
-        """Return whether a worker takes too long over a lease."""
+        """Return whether a worker takes too long over a lease, or its device hangs."""
+        if self._members[session].hangs:
+            return True
         speed = self._members[session].speed
         expected_seconds = micro_batches / speed if speed else 0.0
         return now - since_seconds > max(self._timeouts.stall, STALLED_TIMES * expected_seconds)

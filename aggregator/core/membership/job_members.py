@@ -11,6 +11,7 @@ from aggregator.core.leasing.failures import MOST_FAILURES, Blame
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.code_pin import shorten_code
+from aggregator.core.membership.devices import STALLED_TIMES
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.members import CodeWait, Fetch, Member
 from protos import cluster_pb2 as pb
@@ -170,11 +171,29 @@ class JobMembers:
                 if fetch is None
                 else f"for more than {most_seconds:g} s (stall) it has got no further with {fetch.describe()}"
             )
+            device = f"; {member.device}" if member.device is not None and member.device.is_busy else ""
             reason = Refusal(
-                f"{text}; look at its log, its data's mounts and its devices, and restart it if it hangs"
+                f"{text}{device}; look at its log, its data's mounts and its devices, and restart it if it hangs"
             )
             self.mark_unfit(member, reason)
             member.building_since_seconds, member.fetch = since, fetch  # it may still become ready
+
+    def mark_hangs(self, most_seconds: float) -> None:
+        """Mark workers whose devices compute without getting on, and no longer those that go on.
+
+        A worker that builds the job has a limit of its own, which knows how far it has read its inputs.
+        """
+        for member in self._members.values():
+            device, out = member.device, member.refusal is not None or member.unfit is not None
+            if device is None or not device.is_busy or out or member.building_since_seconds is not None:
+                hangs = False
+            else:
+                micro_batch_seconds = 1 / member.speed if member.speed else 0.0
+                hangs = device.seconds > max(most_seconds, STALLED_TIMES * micro_batch_seconds)
+            if hangs != member.hangs:
+                member.hangs = hangs
+                text = member.detail if hangs else "its device goes on"
+                self._report.note("member", f"worker {member.name}: {text}")
 
     def waits(self, now: float) -> list[Wait]:
         """Return which workers are building the job, and for how long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aggregator.core.membership.devices import Device
 from protos.cluster_pb2 import Fetching, Ready
 from services.caps import MB
 from services.errors import Refusal
@@ -101,6 +102,8 @@ class Member:
         sent_version: the version being sent to it.
         sent_chunks: the number of chunks of that version sent to it.
         stalled: whether it took too long over a lease and has not reported work since.
+        device: what it said last of its device; None if it says nothing, as older workers do.
+        hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
         in_place: whether its last chunk lay in memory that it shares, and so cost none here.
         speed: micro-batches per second; 0 until measured.
@@ -130,6 +133,8 @@ class Member:
     sent_version: Version | None = None
     sent_chunks: int = 0
     stalled: bool = False
+    device: Device | None = None
+    hangs: bool = False
     failures: int = 0
     in_place: bool = False
     speed: float = 0.0
@@ -180,7 +185,7 @@ class Member:
             return MemberState.UNFIT
         if self.code_wait is not None:
             return MemberState.WAITING
-        if self.stalled:
+        if self.stalled or self.hangs:
             return MemberState.STALLED
         if self.spare:
             return MemberState.SPARE
@@ -194,16 +199,17 @@ class Member:
 
     @property
     def detail(self) -> str:
-        """Why it takes no part in the running job; empty if it does, or may soon."""
+        """Why it takes no part in the running job, or does not get on; empty if it does, or may soon."""
         waiting = self.code_wait.reason if self.code_wait is not None else None
-        return str(self.refusal or self.unfit or waiting or self.spare_reason)
+        hang = f"{self.device}; look at its log and its devices, and restart it" if self.hangs else ""
+        return str(self.refusal or self.unfit or waiting or hang or self.spare_reason)
 
     def leave_job(self) -> None:
         """Forget everything that concerns the running job."""
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.code_wait = None, None, None
-        self.stalled, self.failures, self.peak_flops = False, 0, None
+        self.stalled, self.hangs, self.failures, self.peak_flops = False, False, 0, None
         self.spare, self.spare_reason = False, ""
 
     def lose_build(self) -> None:

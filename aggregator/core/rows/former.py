@@ -88,7 +88,9 @@ class RowFormer:
         """
         self._forget_lost()
         expected = [
-            each for each in self._workers.values() if _fits(each) and check_stages(each.protocol) is None
+            each
+            for each in self._workers.values()
+            if self._fits(each) and check_stages(each.protocol) is None
         ]
         able = [each for each in expected if each.has_data_stream]
         reachable = [each for each in able if each.pipeline_address]
@@ -114,13 +116,25 @@ class RowFormer:
         seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
         for member in self._workers.values():
             stages = seated.get(member.session)
-            member.spare = stages is None and _may_take(member)
+            member.spare = stages is None and self._may_take(member)
             member.spare_reason = self._why_alone(member) if member.spare else ""
             if stages is not None and self._built.order(member.session, stages):
                 member.lose_build()
                 self._job_members.build(member, now, stages)
         for row in self._table:
             self.refresh(row)
+
+    def _fits(self, member: Member) -> bool:
+        """Return whether nothing but its data stream may keep a worker from stages.
+
+        One whose device hangs keeps its own until it is replaced.
+        """
+        hinders = member.hangs and self._table.of_worker(member.session) is None
+        return member.refusal is None and member.unfit is None and member.code_wait is None and not hinders
+
+    def _may_take(self, member: Member) -> bool:
+        """Return whether a worker may be given stages."""
+        return self._fits(member) and member.has_data_stream
 
     def _forget_lost(self) -> None:
         self._built.keep_only(self._workers.keys())
@@ -233,30 +247,53 @@ class RowFormer:
         self._broken_link = ""
 
     def replace_late(self, now: float) -> None:
-        """Replace a worker of a row that takes too long, if there is a spare.
-
-        Nobody knows which worker hangs, since the others wait for it. So they are tried one after another, first those
-        that have been in most rows that took too long.
-        """
+        """Replace a worker whose device hangs, or of a row that takes too long, if there is a spare."""
+        for row in self._table:
+            row.member.hangs = any(self._workers[seat.worker].hangs for seat in row.seats)
         if not self._has_spare():
             return
         late = self._lease_book.find_late(now)
         for row in self._table:
-            if row.member.session in late or row.member.stalled:
-                leases = row.leases.values()
-                silent = [
-                    seat
-                    for seat in row.seats
-                    if any(seat.worker not in each.computed.keys() | each.evaluated.keys() for each in leases)
-                ]
-                for seat in silent:
-                    self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
-                blamed = min(silent or row.seats, key=self._trial_order)
-                name = self._workers[blamed.worker].name
-                text = f"{row.member.title} takes too long over a lease; a spare replaces worker {name}"
-                self._report.note("member", text)
-                self._form_without(row, blamed, now)
+            hanging = self._find_hanging(row)
+            if hanging is not None:
+                self._replace(row, hanging, "has a worker whose device hangs", now)
                 return
+            if row.member.session in late or row.member.stalled:
+                suspects = self._find_suspects(row)
+                for seat in suspects:
+                    self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
+                if suspects:
+                    blamed = min(suspects, key=self._trial_order)
+                    self._replace(row, blamed, "takes too long over a lease", now)
+                    return
+
+    def _find_hanging(self, row: Row) -> Seat | None:
+        """Return a worker of a row whose device hangs, by its own account; None if there is none."""
+        return next((seat for seat in row.seats if self._workers[seat.worker].hangs), None)
+
+    def _find_suspects(self, row: Row) -> list[Seat]:
+        """Return the workers that may be why a row is late.
+
+        Those of older workers that don't say what their devices do are tried one after another, first those that have
+        been in most rows that took too long. If all say so and one of them computes, the row is slow and does not hang.
+        If all wait, something between them is lost, and any other row will do.
+        """
+        leases = row.leases.values()
+        silent = [
+            seat
+            for seat in row.seats
+            if any(seat.worker not in each.computed.keys() | each.evaluated.keys() for each in leases)
+        ] or list(row.seats)
+        devices = [self._workers[seat.worker].device for seat in silent]
+        untold = [seat for seat, device in zip(silent, devices, strict=True) if device is None]
+        if untold:
+            return untold
+        return [] if any(device is not None and device.is_busy for device in devices) else silent
+
+    def _replace(self, row: Row, blamed: Seat, why: str, now: float) -> None:
+        name = self._workers[blamed.worker].name
+        self._report.note("member", f"{row.member.title} {why}; a spare replaces worker {name}")
+        self._form_without(row, blamed, now)
 
     def _trial_order(self, seat: Seat) -> tuple[int, int]:
         return self._blames.get(seat.worker, 0), -self._late_rows.get(seat.worker, 0)
@@ -308,20 +345,10 @@ class RowFormer:
         reasons = []
         for each in self._workers.values():
             most = self._most_stages.get(each.session)
-            if not _may_take(each):
+            if not self._may_take(each):
                 reasons.append(f"{each.name}: {each.describe()}")
             elif each.spare_reason:
                 reasons.append(f"{each.name}: {each.spare_reason}")
             elif most is not None:
                 reasons.append(f"at most {most} fit {each.name}")
         return printable("; ".join(reasons), REASONS_CHARACTERS)
-
-
-def _fits(member: Member) -> bool:
-    """Return whether nothing but its data stream may keep a worker from stages."""
-    return member.refusal is None and member.unfit is None and member.code_wait is None
-
-
-def _may_take(member: Member) -> bool:
-    """Return whether a worker may be given stages."""
-    return _fits(member) and member.has_data_stream

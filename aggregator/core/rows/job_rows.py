@@ -246,5 +246,5 @@ class JobRows:
         return self._router.assemble(first, self._built.elements(seats[0].worker))
 
     def weights_of(self, member: Member) -> LayoutParts | None:
-        """Return the pieces of weights that a worker gets: none while it is a spare or has built nothing."""
-        return NOTHING if member.spare else self._built.loads(member.session)
+        """Return the pieces of weights that a worker gets: none while it has no stages or has built nothing."""
+        return NOTHING if self.find(member) is None else self._built.loads(member.session)

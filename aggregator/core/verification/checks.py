@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aggregator.core.events import CheckClosed, Outbox
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.orders import WorkerOrders
-from aggregator.core.leasing.stalls import STALLED_TIMES
+from aggregator.core.membership.devices import STALLED_TIMES
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from aggregator.core.verification.answers import (

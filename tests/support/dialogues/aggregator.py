@@ -47,6 +47,7 @@ class Dialogue:
         leases: the newest lease of each session.
         saved: the jobs as they were last saved.
         notes: the lines that were published to users.
+        devices: what workers say of their devices in heartbeats, by session; as time passes, none gets on.
     """
 
     def __init__(self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = ()) -> None:
@@ -56,6 +57,7 @@ class Dialogue:
         self.leases: dict[int, int] = {}
         self.saved: dict[str, Record] = {}
         self.published: list[ev.Note] = []
+        self.devices: dict[int, pb.DeviceReport] = {}
         self.plans: dict[str, JobPlan | Refusal] = {each.job.id: each.plan for each in records}
 
     @property
@@ -348,8 +350,10 @@ class Dialogue:
         """
         self.now += seconds
         lines = []
+        for device in self.devices.values():
+            device.seconds += seconds
         for session in alive:
-            lines += self.says(session, pb.Heartbeat())
+            lines += self.says(session, pb.Heartbeat(device=self.devices.get(session)))
         return lines + self.give(ev.Ticked())
 
     def goes_by(self, seconds: float, *alive: int) -> list[str]:
