@@ -115,8 +115,7 @@ class RunningJob:
         self.holders: Holders = WorkersAsHolders(self.job_members, self.lease_book)
         if plan.stages > 1:
             self.holders = JobRows(
-                plan.stages,
-                plan.pipelines,
+                plan,
                 rows,
                 members,
                 self.job_members,

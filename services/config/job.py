@@ -75,7 +75,8 @@ class JobConfig(ConfigRecord):
         sampling: sampling of text from the trained model.
         wire_dtype: types of gradients and weights between roles, and of activations between stages.
         exact: whether workers are refused whose fingerprint differs from the first one's.
-        min_workers: number of workers below which the job waits; the result does not depend on it.
+        min_workers: number of workers below which the job waits, those with stages of a pipeline counted one by one;
+            the result does not depend on it.
         on_non_finite: whether a step with NaN or infinity in its gradient is skipped, or stops the job.
         verify_fraction: share of the micro-batches whose gradients a second worker computes as well.
         on_faulty: after a worker was found faulty, go back to a checkpoint, or go on from the current step.

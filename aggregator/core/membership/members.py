@@ -169,7 +169,7 @@ class Member:
     @property
     def present(self) -> bool:
         """Whether it counts among the workers that the job wants: it can be given work, or stages."""
-        return self.able or (self.has_data_stream and self.spare)
+        return self.able or (self.has_data_stream and self.spare and not self.spare_reason)
 
     @property
     def receives_weights(self) -> bool:

@@ -31,6 +31,7 @@ class RowFormer:
     Args:
         stages: number of stages of the pipeline.
         pipelines: number of pipelines that the job counts.
+        min_workers: number of workers below which the job waits, and no worker builds stages of others.
         table: the rows.
         built: what the workers have been told to build.
         workers: the connected workers, by session.
@@ -45,6 +46,7 @@ class RowFormer:
         *,
         stages: int,
         pipelines: int,
+        min_workers: int,
         table: RowTable,
         built: BuiltStages,
         workers: Mapping[int, Member],
@@ -61,6 +63,7 @@ class RowFormer:
         self._lease_book = lease_book
         self._report = report
         self._timeouts = timeouts
+        self._min_workers = min_workers
         self._gathering = Gathering(pipelines * stages, timeouts.retry)
         self._was_complete = False
         self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
@@ -99,7 +102,7 @@ class RowFormer:
             # When a job begins, the workers that run have come after `retry`. One that has died may be started again.
             patience_seconds = self._timeouts.deaf if self._was_complete else self._timeouts.retry
             self._present, self._shares_from_seconds = present, now + patience_seconds
-        shares = now > self._shares_from_seconds
+        shares = now > self._shares_from_seconds and len(able) >= self._min_workers
         candidates = [self._candidate(each, replaced, patient=not shares) for each in reachable]
         candidates.sort(key=self._rank)
         if not self._gathering.update([each for each in expected if each.pipeline_address], now):

@@ -17,6 +17,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refusal
 from services.pipeline.split import StageRun
+from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
 from services.tensors.layout_parts import LayoutParts
@@ -27,8 +28,7 @@ class JobRows:
     """The rows of one job.
 
     Args:
-        stages: number of stages of the pipeline.
-        pipelines: number of pipelines that the job counts.
+        plan: the job's stages, and how many workers it counts and needs.
         table: the rows; none yet.
         workers: the connected workers, by session.
         job_members: has workers enter the job, and build their stages.
@@ -40,8 +40,7 @@ class JobRows:
 
     def __init__(
         self,
-        stages: int,
-        pipelines: int,
+        plan: JobPlan,
         table: RowTable,
         workers: Mapping[int, Member],
         job_members: JobMembers,
@@ -58,8 +57,9 @@ class JobRows:
         self._router = router
         self._built = BuiltStages()
         self._former = RowFormer(
-            stages=stages,
-            pipelines=pipelines,
+            stages=plan.stages,
+            pipelines=plan.pipelines,
+            min_workers=plan.min_workers,
             table=table,
             built=self._built,
             workers=workers,
