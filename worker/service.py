@@ -323,6 +323,7 @@ class WorkerService:
         try:
             self._row_links.set_row(row, effect.epoch)
         except Refused as refused:
+            # What a worker says of itself is checked at its Hello, so the fault is the aggregator's.
             log.error("%s", refused)
             self._send(pb.Failure(job=row.job, reason=str(refused)))
             return

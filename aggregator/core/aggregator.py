@@ -36,7 +36,7 @@ from aggregator.core.events import (
 )
 from aggregator.core.job_report import Record
 from aggregator.core.live_jobs import LiveJobs
-from aggregator.core.membership.admission import check_name
+from aggregator.core.membership.admission import check_identity
 from aggregator.core.membership.devices import Device
 from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.own_clock import OwnClock
@@ -308,7 +308,7 @@ class AggregatorCore:
 
     def _worker_connected(self, event: WorkerConnected, now: float) -> None:
         hello = event.hello
-        refusal = check_name(
+        refusal = check_identity(
             hello, members=self.members.values(), now=now, silent_seconds=self.timeouts.silent
         )
         if refusal is None and len(self.members) >= MAX_WORKERS:

@@ -18,7 +18,7 @@ class Place:
     Attributes:
         name: its name.
         incarnation: id of its process start.
-        address: `HOST:PORT` at which the other workers reach it.
+        address: `HOST:PORT` at which the other workers reach it; empty if it has all stages, and they can't.
         stages: its stages.
     """
 
@@ -59,7 +59,7 @@ class RowPlaces:
             incarnation: id of this process start.
 
         Raises:
-            Refused: stages have no worker, or two; an address is none; or this process has no stages.
+            Refused: stages have no worker, or two; another worker's address is none; or this process has no stages.
         """
         what = f"{describe_row(row.row)} of job {row.job}"
         places, first = [], 0
@@ -69,7 +69,8 @@ class RowPlaces:
                     f"{what}: {seat.stages} stages from {seat.first_stage} on for {seat.name}, expected 1 or more from "
                     f"{first} on, as each stage has one worker"
                 )
-            split_address(f"{what}: address of {seat.name}", seat.address)
+            if seat.incarnation != incarnation:
+                split_address(f"{what}: address of {seat.name}", seat.address)
             places.append(
                 Place(seat.name, seat.incarnation, seat.address, StageRun(seat.first_stage, seat.stages))
             )

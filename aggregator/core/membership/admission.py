@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Hello
 from services.errors import Refusal
+from services.printable import printable
 from services.protocol.fingerprint import CODE
 from services.timeouts import Timeouts
 
@@ -108,10 +109,12 @@ class Admission:
         return not unfit or now - self._unfit_since_seconds > self._unfit_seconds
 
 
-def check_name(
+def check_identity(
     hello: Hello, *, members: Iterable[Member], now: float, silent_seconds: float
 ) -> Refusal | None:
-    """Return why a worker can't have its name, because another one has it; None if it can.
+    """Return why a worker can't have its name or its incarnation, because another one has it; None if it can.
+
+    The workers of a row know each other by both.
 
     Args:
         hello: the worker's first message.
@@ -121,10 +124,16 @@ def check_name(
     """
     for other in members:
         silent = now - other.heard_seconds
-        namesake = other.name == hello.name and other.incarnation != hello.incarnation
-        if namesake and silent < silent_seconds:
+        same_name, same_process = other.name == hello.name, other.incarnation == hello.incarnation
+        if same_name and not same_process and silent < silent_seconds:
             return Refusal(
                 f"a worker named {hello.name} is connected already (heard {silent:.1f} s ago); "
                 "give this one another --name"
+            )
+        if same_process and not same_name:
+            process = printable(hello.incarnation, 60)
+            return Refusal(
+                f"worker {hello.name} says that it is process {process}, which is worker {other.name}; "
+                "expected an id of its own"
             )
     return None
