@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,7 +102,14 @@ class _FaultyStream:
 
 
 @contextmanager
-def cutting_relay(target: Callable[[], int], cuts: Sequence[tuple[str, int]], seed: int) -> Iterator[int]:
+def cutting_relay(
+    target: Callable[[], int],
+    cuts: Sequence[tuple[str, int]],
+    seed: int,
+    *,
+    bytes_per_second: float = math.inf,
+    count: Callable[[], None] = lambda: None,
+) -> Iterator[int]:
     """Relay connections to a port of this host, and disturb one after the other.
 
     Args:
@@ -109,6 +117,8 @@ def cutting_relay(target: Callable[[], int], cuts: Sequence[tuple[str, int]], se
         cuts: for each connection, what happens, and after how many bytes of a direction that is drawn: `close`, `stall`
             or `flip` a bit. Later connections are left alone.
         seed: seed of the draws.
+        bytes_per_second: speed of each direction.
+        count: called for each connection that is relayed.
 
     Yields:
         The relay's port.
@@ -123,7 +133,8 @@ def cutting_relay(target: Callable[[], int], cuts: Sequence[tuple[str, int]], se
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: tuple[str, int] | None
     ) -> None:
         passed = 0
-        while content := await reader.read(1 << 16):
+        while content := await reader.read(1 << 14):
+            await asyncio.sleep(len(content) / bytes_per_second)
             if cut is not None and passed + len(content) > cut[1]:
                 if cut[0] == "close":
                     writer.write(content[: cut[1] - passed])
@@ -147,6 +158,7 @@ def cutting_relay(target: Callable[[], int], cuts: Sequence[tuple[str, int]], se
             tasks.discard(task)
             writer.close()
             return
+        count()
         cut = left.pop(0) if left else None
         is_up = random.random() < 0.5
         pumps = [

@@ -76,6 +76,8 @@ class LinkStreams:
         self._timeouts = timeouts
         self._clock = clock
         self._heard_seconds = self._connected_seconds = clock()
+        self._stream: Any = None  # the newest one
+        self._received_bytes = 0  # on it, when `watch` last looked
         self._backoff = Backoff(max_seconds=timeouts.retry)
 
     async def watch(self) -> None:
@@ -89,9 +91,19 @@ class LinkStreams:
             self._heard_seconds += pause  # of this process: it is no silence of the neighbour
             self._connected_seconds += pause
             before = now
+            if self._has_received():
+                self._heard_seconds = now
             if now - max(self._heard_seconds, self._connected_seconds) > self._timeouts.silent:
                 self.link.disconnect()
             self.link.note_silence(now - self._heard_seconds, self._timeouts.deaf)
+
+    def _has_received(self) -> bool:
+        """Return whether bytes have come on the stream since the last call. A slow link takes long for one message."""
+        before, self._received_bytes = (
+            self._received_bytes,
+            self._stream.received_bytes if self._stream else 0,
+        )
+        return self._received_bytes > before
 
     async def keep_open(self) -> None:
         """Open streams to the neighbour, one after another, until cancelled."""
@@ -174,6 +186,7 @@ class LinkStreams:
             grpc.aio.AioRpcError: the stream broke.
         """
         self._connected_seconds = self._clock()
+        self._stream, self._received_bytes = stream, 0
         connection = Connection(self.link, tensor_link)
         try:
             if first is not None:

@@ -54,6 +54,7 @@ class Stream(ABC):
     Attributes:
         stream_id: HTTP/2 stream id.
         send_window: bytes that the peer accepts now; negative after its settings have lowered the window.
+        received_bytes: bytes of messages that have come, those of a message in progress too.
         end_reason: reason why the stream has ended; None while it is open.
         write_block_reason: reason why no message may be written now; None if one may.
     """
@@ -61,6 +62,7 @@ class Stream(ABC):
     def __init__(self, connection: Sender, stream_id: int, send_window: int, receive_window: int) -> None:
         self.stream_id = stream_id
         self.send_window = send_window
+        self.received_bytes = 0
         self.end_reason: str | None = None
         self.write_block_reason: str | None = None
         self._connection = connection
@@ -202,6 +204,7 @@ class Stream(ABC):
 
     def advance(self, count: int) -> None:
         """Note that `count` bytes were received into the memory from `receive_buffer`."""
+        self.received_bytes += count
         self._assembler.advance(count)
         if self._inbox:
             self._readable.set()
@@ -210,6 +213,7 @@ class Stream(ABC):
         """Copy bytes that were received elsewhere."""
         if self.end_reason:
             return
+        self.received_bytes += len(piece)
         try:
             self._assembler.feed(piece)
         except MessageRefused as refused:

@@ -32,6 +32,7 @@ from worker.row_exchange import LeaseDropped
 
 ELEMENTS = 1_100_000  # three pieces
 TIED_ELEMENTS = 600_000  # two pieces
+PIECE = 500_000  # elements of one piece
 PLAN = ArrayPlan(Split((1, 1)), "1f1b", ArraySizes(np.dtype(np.float32), ELEMENTS, TIED_ELEMENTS), FLOAT32)
 COUNT = 3
 
@@ -145,6 +146,26 @@ def test_arrays_survive_a_connection_that_stalls() -> None:
     ):
         ports.append(workers[0].port)
         exchange_leases(workers)
+
+
+def test_a_link_that_is_slow_is_not_silent() -> None:
+    """Check that an array comes on one stream. A piece of it takes 0.7 s, and silence of 0.5 s ends a stream."""
+    ports: list[int] = []
+    connections: list[None] = []
+    slow: Any = {"bytes_per_second": 3e6, "count": lambda: connections.append(None)}
+    with (
+        threads() as submit,
+        cutting_relay(lambda: ports[0] if ports else 0, (), 0, **slow) as port,
+        linked_workers(
+            (1, 1), heartbeat_seconds=0.2, address_of=lambda worker: f"127.0.0.1:{port}"
+        ) as workers,
+    ):
+        ports.append(workers[0].port)
+        first, last = (each.links.open_lease(make_lease(), PLAN) for each in workers)
+        first.send(Pass(False, 1, 0), draw(0, 0, PIECE))
+        found = submit(last.receive, Pass(False, 1, 0)).result(LIMIT_SECONDS / 4)
+        np.testing.assert_array_equal(found, draw(0, 0, PIECE))
+    assert len(connections) == 1
 
 
 def longest_message(sizes: list[int]) -> Callable[[Handler], Handler]:
