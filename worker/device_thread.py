@@ -25,6 +25,7 @@ from services.corpora.reading_progress import watch_reading
 from services.corpora.token_file import TokenFileDamaged
 from services.errors import Failed, describe_internal_error
 from services.instrumentation import timeline
+from services.instrumentation.failpoints import hit_failpoint
 from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
@@ -292,6 +293,7 @@ class DeviceThread:
                     self._watch.doing(pb.LOAD_WEIGHTS),
                     timeline.span("device", "weights onto the mesh", header.step, chunk=header.index),
                 ):
+                    hit_failpoint("worker.load")
                     complete = job.weights.load(chunk)
             except BaseException as error:
                 self._unloadable = job

@@ -324,6 +324,7 @@ class LeaseRunner:
         self._watch.advance()
         if self._is_dropped():
             raise LeaseDropped("dropped while it was computed")
+        hit_failpoint("worker.pass")
 
     def _end_first_iteration(self, job: JobOnMesh) -> None:
         if job.first_iteration.is_under_way:

@@ -1,4 +1,4 @@
-"""Failpoints: named places in the code where a test can make the process die or fail.
+"""Failpoints: named places in the code where a test can make the process die, fail or hang.
 
 They are off unless the environment sets them:
 
@@ -6,9 +6,9 @@ They are off unless the environment sets them:
     TIERMESH_FAILPOINTS_LOG=FILE
 
 Here the process kills itself with SIGKILL when it reaches the first failpoint for the first time. It raises OSError
-when it reaches the second for the third time. With `flip` in place of `error`, a value there gets a wrong bit. The log
-gets a line `NAME PROCESS HIT` whenever a failpoint is reached, followed by the action if one is due. The line is
-written before the action.
+when it reaches the second for the third time. With `flip` in place of `error`, a value there gets a wrong bit. With
+`hang`, the thread that reaches it stays there, as in a device that hangs. The log gets a line `NAME PROCESS HIT`
+whenever a failpoint is reached, followed by the action if one is due. The line is written before the action.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ FAILPOINTS: Mapping[str, str] = {
     "shard.copied": "a shard has copied its chunks for a checkpoint, and nothing is read",
     "shard.read.mid": "a shard's copy is read in part",
     "link-check.summed": "the sum of known values is made, and its receiver does not have it",
+    "worker.load": "a piece of weights has arrived, and is not on the mesh",
+    "worker.pass": "a micro-batch, or a backward pass of a stage, is about to be computed",
     "worker.gradient-ready": "the sum of a lease is complete, and the aggregator does not know it",
     "worker.mesh-check": "the mesh is open for a check, and its sums are not made",
     "worker.check": "a micro-batch is computed again, and the aggregator does not have its checksum",
@@ -73,8 +75,8 @@ FAILPOINTS: Mapping[str, str] = {
 }
 """Failpoints by name, with the state of things when a process reaches each."""
 
-Action = Literal["kill", "error", "flip"]
-_ACTIONS: Mapping[str, Action] = {"kill": "kill", "error": "error", "flip": "flip"}
+Action = Literal["kill", "error", "flip", "hang"]
+_ACTIONS: Mapping[str, Action] = {"kill": "kill", "error": "error", "flip": "flip", "hang": "hang"}
 
 
 class _Armed:
@@ -97,6 +99,8 @@ class _Armed:
                     file.write(line)
         if due and action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if due and action == "hang":
+            threading.Event().wait()
         if due and action == "flip" and values is not None:
             values.cast("B")[0] ^= 1
         elif due:
@@ -126,10 +130,11 @@ def parse(text: str) -> dict[str, tuple[Action, int]]:
     """
     plan: dict[str, tuple[Action, int]] = {}
     for each in filter(None, text.split(",")):
-        found = re.fullmatch(r"([^=]+)=(kill|error|flip)@([1-9]\d{0,8})", each.strip())
+        found = re.fullmatch(r"([^=]+)=(kill|error|flip|hang)@([1-9]\d{0,8})", each.strip())
         if found is None:
             raise Refused(
-                f"{VARIABLE}: {each.strip()!r}: expected NAME=kill@HIT, or error or flip for kill, HIT counting from 1"
+                f"{VARIABLE}: {each.strip()!r}: expected NAME=kill@HIT, or error, flip or hang for kill, "
+                "HIT counting from 1"
             )
         name = found[1]
         if name not in FAILPOINTS:
