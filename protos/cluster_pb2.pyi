@@ -216,16 +216,18 @@ class Welcome(_message.Message):
     def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., tensor_port: _Optional[int] = ..., shard_tensor_ports: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("job", "spec", "first_stage", "stages")
+    __slots__ = ("job", "spec", "first_stage", "stages", "build")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
     job: str
     spec: _files_pb2.FileRef
     first_stage: int
     stages: int
-    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
+    build: int
+    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., build: _Optional[int] = ...) -> None: ...
 
 class LayoutPart(_message.Message):
     __slots__ = ("offset", "elements")
@@ -236,7 +238,7 @@ class LayoutPart(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch", "flops_per_token", "peak_flops", "first_stage", "stages", "parts", "shared")
+    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch", "flops_per_token", "peak_flops", "first_stage", "stages", "parts", "shared", "build")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +261,7 @@ class Ready(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
     job: str
     layout_hash: str
     elements: int
@@ -274,7 +277,8 @@ class Ready(_message.Message):
     stages: int
     parts: _containers.RepeatedCompositeFieldContainer[LayoutPart]
     shared: _containers.RepeatedCompositeFieldContainer[LayoutPart]
-    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., peak_flops: _Optional[float] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[LayoutPart, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[LayoutPart, _Mapping]]] = ...) -> None: ...
+    build: int
+    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., peak_flops: _Optional[float] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[LayoutPart, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[LayoutPart, _Mapping]]] = ..., build: _Optional[int] = ...) -> None: ...
 
 class RowSeat(_message.Message):
     __slots__ = ("name", "incarnation", "address", "first_stage", "stages")

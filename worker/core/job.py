@@ -41,6 +41,7 @@ class JoinedJob:
         job: id of the job.
         spec: config of the job, a `JobConfig` as JSON, which the aggregator serves.
         stages: the stages of its pipeline that this worker has; None for the whole model.
+        build: number of the last order to build them; 0 for the whole model.
         built: the result of building it; None while it is being built.
         row: id of the row of workers that this one is in; 0 for none.
         newest_lease: id of the last lease of a row that it has accepted.
@@ -55,6 +56,7 @@ class JoinedJob:
     job: str
     spec: FileRef
     stages: StageRun | None = None
+    build: int = 0
     built: Built | None = None
     row: int = 0
     newest_lease: int = 0

@@ -207,8 +207,9 @@ class WorkerCore:
 
     def _join(self, order: pb.Join) -> None:
         stages = StageRun(order.first_stage, order.stages) if order.stages else None
-        joined = JoinedJob(order.job, order.spec, stages)
+        joined = JoinedJob(order.job, order.spec, stages, order.build)
         if self.job is not None and self.job.is_same(joined):
+            self.job.build = order.build
             if self.job.built is not None:
                 self._report_ready(self.job, self.job.built)
             elif self.job.unfit_reason:
@@ -258,7 +259,7 @@ class WorkerCore:
         self._send(pb.Failure(job=job.job, reason=event.reason, retries=retries))
         if retries:
             self.job = JoinedJob(
-                job.job, job.spec, job.stages, unfit_reason=event.reason, repairs=job.repairs + 1
+                job.job, job.spec, job.stages, job.build, unfit_reason=event.reason, repairs=job.repairs + 1
             )
             self._build(self.job, event.input)
 
@@ -285,6 +286,7 @@ class WorkerCore:
                 job=job.job,
                 first_stage=stages.first,
                 stages=stages.count,
+                build=job.build,
                 parts=built.parts.to_messages(),
                 shared=built.shared.to_messages(),
                 layout_hash=built.layout_hash,

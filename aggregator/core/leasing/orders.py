@@ -31,9 +31,9 @@ class WorkerOrders:
         self._new_lease = new_lease
         self._send = send
 
-    def join(self, session: int, spec: FileRef, stages: StageRun | None = None) -> None:
-        """Order a worker to build the job, or some stages of it."""
-        order = pb.Join(job=self._job, spec=spec)
+    def join(self, session: int, spec: FileRef, stages: StageRun | None = None, build: int = 0) -> None:
+        """Order a worker to build the job, or some stages of it by an order with a number."""
+        order = pb.Join(job=self._job, spec=spec, build=build)
         if stages is not None:
             order.first_stage, order.stages = stages.first, stages.count
         self._send(session, order)

@@ -121,9 +121,10 @@ class RowFormer:
             stages = seated.get(member.session)
             member.spare = stages is None and self._may_take(member)
             member.spare_reason = self._why_alone(member) if member.spare else ""
-            if stages is not None and self._built.order(member.session, stages):
+            build = None if stages is None else self._built.order(member.session, stages)
+            if stages is not None and build is not None:
                 member.lose_build()
-                self._job_members.build(member, now, stages)
+                self._job_members.build(member, now, stages, build)
         for row in self._table:
             self.refresh(row)
 

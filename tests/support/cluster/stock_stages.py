@@ -153,6 +153,7 @@ class StageWorker(StockWorker):
                 tokens_per_micro_batch=8,
                 first_stage=order.first_stage,
                 stages=order.stages,
+                build=order.build,
                 parts=[
                     pb.LayoutPart(offset=start, elements=stop - start) for start, stop in joined(self._runs)
                 ],

@@ -27,12 +27,14 @@ class RowDialogue(Dialogue):
     Attributes:
         stages: number of stages.
         told: the stages that each session was told to build last.
+        orders: the number of that order.
     """
 
     def __init__(self, stages: int = 2, chunks: int = 0) -> None:
         super().__init__(chunks=chunks or stages)
         self.stages = stages
         self.told: dict[int, StageRun] = {}
+        self.orders: dict[int, int] = {}
         self._built: dict[int, StageRun] = {}
         self._rows: dict[int, int] = {}
 
@@ -42,6 +44,7 @@ class RowDialogue(Dialogue):
             order = effect.body
             if isinstance(order, pb.Join):
                 self.told[effect.session] = StageRun(order.first_stage, order.stages)
+                self.orders[effect.session] = order.build
             if isinstance(order, pb.Row):
                 self._rows[effect.session] = order.row
             if isinstance(order, pb.Lease):
@@ -79,6 +82,7 @@ class RowDialogue(Dialogue):
             "evaluation_batches": 3,
             "tokens_per_micro_batch": 10,
             "parts": self.parts(session).to_messages(),
+            "build": self.orders[session],
             **fields,
             "fingerprint": {**FINGERPRINT, **fields.get("fingerprint", {})},
         }

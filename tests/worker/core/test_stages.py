@@ -52,12 +52,16 @@ def test_ready_names_the_stages_and_their_parts_of_the_layout() -> None:
     talk = build_stage()
     (effect,) = talk.core.handle(
         ev.Ordered(
-            1, pb.Join(job="a", spec=talk.core.job.spec if talk.core.job else None, first_stage=1, stages=1)
+            1,
+            pb.Join(
+                job="a", spec=talk.core.job.spec if talk.core.job else None, first_stage=1, stages=1, build=5
+            ),
         )
     )
     assert isinstance(effect, ev.ToAggregator) and isinstance(effect.body, pb.Ready)
     ready = effect.body
     assert (ready.first_stage, ready.stages, ready.elements) == (1, 1, 3 * C)
+    assert ready.build == 5, "the last order that they were built for"
     for sent, expected in ((ready.parts, PARTS), (ready.shared, [(0, 30)])):
         parts = parse_parts(sent, ready.elements)
         assert list(getattr(parts, "runs", ())) == expected

@@ -133,7 +133,8 @@ def test_rows_of_each_job_count_from_1_and_their_workers_are_told_of_them_again(
     for session in (2, 3):
         ready = pb.Ready(
             job="b", layout_hash=dialogue.layout.hash, elements=dialogue.layout.elements, fingerprint=FINGERPRINT,
-            first_stage=session - 2, stages=1, parts=dialogue.parts(5 - session).to_messages(),
+            first_stage=session - 2, stages=1, build=dialogue.orders[session],
+            parts=dialogue.parts(5 - session).to_messages(),
         )  # fmt: skip
         orders = dialogue.says(session, ready)
     assert orders[:2] == ["2 <- row of stage 0 w2, stage 1 w3", "3 <- row of stage 0 w2, stage 1 w3"]
@@ -203,6 +204,19 @@ def test_what_a_worker_has_built_before_it_was_told_otherwise_is_ignored() -> No
     assert not dialogue.core.status(dialogue.now).workers[0].step and not dialogue.leases, (
         "nor has it the weights"
     )
+
+
+def test_what_a_worker_has_built_of_an_earlier_order_for_the_same_stages_is_ignored() -> None:
+    """Test a worker that drops its build for other stages, and is told the first ones again before it has reported."""
+    dialogue = training_rows(1)
+    dialogue.goes_by(SHARE_AFTER, 1)
+    both, first_order = dialogue.told[1], dialogue.orders[1]
+    dialogue.arrives(2)
+    lost(dialogue, 2)
+    dialogue.goes_by(SHARE_AFTER, 1)
+    assert dialogue.told[1] == both and dialogue.orders[1] > first_order
+    assert dialogue.builds(1, build=first_order) == [] and state_of(dialogue)["w1"] == "building stages 0-1"
+    assert dialogue.builds(1)[-1] == "1 <- row of stages 0-1 w1"
 
 
 # ---- workers that come back ----
