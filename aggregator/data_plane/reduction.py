@@ -29,6 +29,7 @@ from aggregator.core.events import (
 )
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.instrumentation import timeline
+from services.printable import counted
 from services.runtime.backlog import Backlog
 from services.tensors.chunk_messages import TensorChunk, join_pieces
 from services.tensors.kernels.arithmetic import Float32Array, accumulate, add
@@ -58,6 +59,10 @@ class SiblingSum:
 Sum: TypeAlias = "TensorChunk | Float32Array | SiblingSum"
 
 
+class NotStored(LookupError):
+    """An effect on a sum or on pieces that are not stored: whoever has decided it expects other payloads here."""
+
+
 class StoredPieces:
     """Pieces of chunks that are not whole yet, by lease, chunk and offset."""
 
@@ -69,8 +74,14 @@ class StoredPieces:
         self._stored.setdefault(effect.lease, {}).setdefault(effect.chunk, {})[effect.offset] = piece
 
     def assemble(self, effect: Assemble) -> TensorChunk:
-        """Return a chunk, and forget its pieces."""
-        chunks = self._stored[effect.lease]
+        """Return a chunk, and forget its pieces.
+
+        Raises:
+            NotStored: there are none.
+        """
+        chunks = self._stored.get(effect.lease, {})
+        if effect.chunk not in chunks:
+            raise NotStored(f"no piece of chunk {effect.chunk} of lease {effect.lease} is stored")
         pieces = chunks.pop(effect.chunk)
         if not chunks:
             del self._stored[effect.lease]
@@ -103,6 +114,9 @@ class StoredSums:
         Args:
             effects: the effects.
             chunk: the chunk, or piece of a chunk, that just arrived.
+
+        Raises:
+            NotStored: a sum or piece that they name is not here.
         """
         for effect in effects:
             if isinstance(effect, Assemble):
@@ -120,23 +134,29 @@ class StoredSums:
                 assert chunk is not None
                 self._pieces.keep(effect, chunk)
             case Merge():
-                left = stored.pop((effect.chunk, effect.left))
-                right = stored.pop((effect.chunk, effect.right))
+                left, right = self._take(effect.chunk, effect.left), self._take(effect.chunk, effect.right)
                 with timeline.span("reduce", "merge", chunk=effect.chunk):
                     pair = SiblingSum(left, right)
                     stored[effect.chunk, effect.parent] = pair if pair.in_place else _compute(pair)
             case Forward():
                 with timeline.span("reduce", "finish", chunk=effect.header.index):
-                    finished = _compute(stored.pop((effect.header.index, effect.node)))
+                    finished = _compute(self._take(effect.header.index, effect.node))
                     values = finished.values() if isinstance(finished, TensorChunk) else finished
                 self._forward(effect.header, values)
             case Drop():
-                stored.pop((effect.chunk, effect.node))
+                self._take(effect.chunk, effect.node)
             case DropPieces():
                 self._pieces.drop(effect.lease)
             case DropAll():
                 stored.clear()
                 self._pieces.clear()
+
+    def _take(self, chunk: int, node: Node) -> Sum:
+        """Return a stored sum, and forget it."""
+        if (chunk, node) not in self._stored:
+            micro_batches = counted(node.count, "micro-batch", "micro-batches")
+            raise NotStored(f"no sum of {micro_batches} from {node.first} of chunk {chunk} is stored")
+        return self._stored.pop((chunk, node))
 
 
 class Reduction:

@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from aggregator.core.events import ChunkArrived, DataStreamOpened, Keep, KeepPiece
+from aggregator.data_plane.reduction import NotStored
 from aggregator.data_plane.worker_streams import WorkerDataStreams
 from aggregator.shards.array_pieces import write_piece
 from aggregator.shards.messages import (
@@ -213,10 +214,12 @@ class ShardSession:
     def _fail(self, error: Exception) -> None:
         """Report an unexpected error and end the session: the state here does not match the aggregator's orders."""
         self._broken = True
-        reason = str(error) if isinstance(error, Refused) else name_internal_error(error)
+        is_order_at_fault = isinstance(error, Refused | NotStored)
+        reason = str(error) if is_order_at_fault else name_internal_error(error)
+        code = grpc.StatusCode.FAILED_PRECONDITION if is_order_at_fault else grpc.StatusCode.INTERNAL
         log.error("%s", reason, exc_info=error)
         self._report(pb.OrderFailed(reason=reason))
-        self.reports.close(f"the shard can't carry out an order: {reason}", grpc.StatusCode.INTERNAL)
+        self.reports.close(f"the shard can't carry out an order: {reason}", code)
 
     def _call_on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         """Have the event loop do something for the kernel thread; an error ends the session."""

@@ -26,7 +26,7 @@ from aggregator.core.events import (
     Merge,
     SumEffect,
 )
-from aggregator.data_plane.reduction import Reduction, StoredSums
+from aggregator.data_plane.reduction import NotStored, Reduction, StoredSums
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
 from services.runtime.backlog import MAX_WAITING_CHUNKS
 from services.tensors.chunk_messages import (
@@ -114,10 +114,10 @@ def test_a_root_that_one_worker_computed_is_passed_on_widened(
 def test_a_dropped_sum_is_forgotten() -> None:
     sums = Sums()
     sums.give(Keep(0, ROOT), Drop(0, ROOT), chunk=received(FLOAT32, 0))
-    with pytest.raises(KeyError):
+    with pytest.raises(NotStored):
         sums.give(FORWARD)
     sums.give(Keep(0, ROOT), DropAll(), chunk=received(FLOAT32, 0))
-    with pytest.raises(KeyError):
+    with pytest.raises(NotStored):
         sums.give(FORWARD)
 
 
@@ -186,7 +186,7 @@ def test_dropped_pieces_are_forgotten_and_freed(effect: SumEffect) -> None:
     assert freed() is not None
     sums.give(DropPieces(8), effect)
     assert freed() is None
-    with pytest.raises(KeyError):
+    with pytest.raises(NotStored):
         sums.give(Assemble(7, 0))
 
 
@@ -233,7 +233,7 @@ def test_an_error_on_the_kernel_thread_is_reported() -> None:
             lambda header, values: None, lambda error: loop.call_soon_threadsafe(failed.set_result, error)
         )
         reduction.submit([FORWARD], None)
-        assert isinstance(await asyncio.wait_for(failed, LIMIT_SECONDS), KeyError)
+        assert isinstance(await asyncio.wait_for(failed, LIMIT_SECONDS), NotStored)
         reduction.close()
 
     asyncio.run(run())

@@ -295,7 +295,7 @@ def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: A
     ("order", "line"),
     [
         (pb.KeepSum(arrival=7, node=pb.SumNode(count=1)), "arrived chunk 7"),
-        (pb.FinishSum(chunk=2, node=pb.SumNode(count=1)), "internal error, KeyError at reduction.py"),
+        (pb.FinishSum(chunk=2, node=pb.SumNode(count=1)), "no sum of 1 micro-batch from 0 of chunk 2"),
     ],
 )
 def test_an_order_that_cannot_be_carried_out_is_told_and_ends_the_session(order: Any, line: str) -> None:
@@ -305,7 +305,7 @@ def test_an_order_that_cannot_be_carried_out_is_told_and_ends_the_session(order:
         await shard.send(control, order)
         assert line in (await shard.next_report(control, pb.OrderFailed)).reason
         code, reason = await ended(control)
-        assert code is grpc.StatusCode.INTERNAL
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert line in reason
         await shard.next_report(await shard.attend(), cluster.Hello)
 
