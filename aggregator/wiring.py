@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -149,6 +150,7 @@ class Wiring:
             feed=self._feed,
             on_sum_finished=link.sum_finished,
             on_failure=self._on_failure,
+            call_soon=asyncio.get_running_loop().call_soon,
         )
 
     def _use_this_process(self, optimizer: str | None) -> None:

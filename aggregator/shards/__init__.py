@@ -20,5 +20,6 @@ Two processes run this code. The folders are named after their sides of the serv
         data_plane.py      the aggregator's DataPlane: effects on payloads become orders
         released_weights.py  pure bookkeeping: which weights each shard may send a worker
         tensor_store.py    the optimizer's TensorStore; gathered_tensors.py puts checkpoints together
+        staged_sums.py     pure bookkeeping: which sums the shards have staged for a step
         optimizer_link.py  the aggregator's OptimizerLink to the engine in its own process
 """

@@ -52,7 +52,8 @@ class Faults:
     def end(self) -> None:
         """Stop all faults, including pending effects of earlier ones."""
         self.active = False
-        for process in (self._cluster.aggregator, self._cluster.optimizer, *self._cluster.workers.values()):
+        cluster = self._cluster
+        for process in (cluster.aggregator, cluster.optimizer, *cluster.shards, *cluster.workers.values()):
             if process is not None:
                 process.doomed_after = None
         for worker in self._cluster.workers.values():
@@ -68,6 +69,7 @@ class Faults:
         kinds += ["usurper"] if rng.random() < 0.2 else []
         kinds += ["everything"] if rng.random() < 0.3 else []
         kinds += ["hang"] if rng.random() < 0.1 else []
+        kinds += ["shard", "shard"] if scenario.shards else []
         kinds += ["row link", "parted"] if any(job.pipeline is not None for job in scenario.jobs) else []
         return rng.choice(scenario.fault_kinds or kinds)
 
@@ -94,10 +96,12 @@ class Faults:
                 self._doom(cluster.aggregator)
             case "optimizer":
                 self._doom(cluster.optimizer)
+            case "shard":
+                self._doom(rng.choice(cluster.shards))
             case "restore":
                 cluster.restore_queue()
             case "everything":
-                for process in [cluster.aggregator, cluster.optimizer, *alive]:
+                for process in [cluster.aggregator, cluster.optimizer, *cluster.shards, *alive]:
                     self._doom(process)
             case "silence" if distant := [link for link in cluster.links if not link.local]:
                 seconds = self._silence_seconds()
@@ -105,11 +109,10 @@ class Faults:
                 cluster.injected["link silent both ways" if way == "both" else "link silent one way"] += 1
                 rng.choice(distant).hold(seconds, up=way != "down", down=way != "up")
             case "freeze":
-                self._freeze(
-                    rng.choice([cluster.aggregator, cluster.optimizer, *alive]), rng.choice(FREEZE_SECONDS)
-                )
+                processes = [cluster.aggregator, cluster.optimizer, *cluster.shards, *alive]
+                self._freeze(rng.choice(processes), rng.choice(FREEZE_SECONDS))
             case "clock":
-                self._jump(rng.choice([cluster.aggregator, cluster.optimizer, *alive]))
+                self._jump(rng.choice([cluster.aggregator, cluster.optimizer, *cluster.shards, *alive]))
             case "usurper" if cluster.aggregator is not None and cluster.aggregator.alive:
                 cluster.injected["second aggregator"] += 1
                 self.take_over(cluster.aggregator)

@@ -110,6 +110,12 @@ class Link:
             chance = self._cluster.rng.random()
             end.later(40.0 if chance > 0.95 else 4 * chance**3, lost, "the link broke")
 
+    def disconnect(self) -> None:
+        """End the link at both ends, which know why."""
+        self.up = False
+        for pipe in (self.up_control, self.up_data, self.down_control, self.down_data):
+            pipe.cut()
+
     def close(self, reason: str) -> None:
         """Close the link from the called side. Its earlier messages still arrive."""
         if not self.up:

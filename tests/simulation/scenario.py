@@ -20,6 +20,9 @@ STEPS = 120
 ROW_SKEW = 10
 """Largest factor on the delays of links between the workers of a row, over which many messages go one after another."""
 
+SHARDED = 0.5
+"""Share of the usual seeds with 2 tiers whose aggregator has shards."""
+
 SPLIT_JOBS = 0.3
 """Share of the jobs of usual seeds that have a pipeline."""
 
@@ -33,6 +36,7 @@ class Scenario:
 
     Attributes:
         tiers: 2 or 3.
+        shards: number of the aggregator's shards; 0 for none. They are for 2 tiers.
         jobs: Jobs in order of submission.
         workers: number of workers.
         control_seconds, data_seconds: typical delays of messages.
@@ -66,11 +70,12 @@ class Scenario:
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
     checks: tuple[float, ...] = ()
+    shards: int = 0
 
     @property
     def step_seconds(self) -> float:
         """Upper bound of a step's average time. Every message is late, and many chunks need several windows."""
-        messages = 4 * (self.control_seconds + self.data_seconds) * max(self.skews)
+        messages = (4 + 8 * (self.shards > 0)) * (self.control_seconds + self.data_seconds) * max(self.skews)
         goes = 1 + max(job.chunks for job in self.jobs) / CHUNKS_IN_FLIGHT
         checks = 1 + max(job.plan.verify_fraction for job in self.jobs)  # A liar's step is repeated.
         return 1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 0.5) + self._passes_seconds
@@ -120,7 +125,7 @@ class Scenario:
             if split.random() < SPLIT_JOBS:
                 job.split(split, workers)
         slow = rng.choice((0.002, 0.005, 0.02))
-        return cls(
+        usual = cls(
             tiers=rng.choice((2, 3, 3)),
             jobs=jobs,
             workers=workers,
@@ -136,6 +141,12 @@ class Scenario:
             odd_worker=len(jobs) == 1 and rng.random() < 0.1,
             checks=checks,
         )
+        return usual.with_shards(seed) if split.random() < SHARDED else usual
+
+    def with_shards(self, seed: int) -> Scenario:
+        """Return this scenario with shards, if it has 2 tiers."""
+        count = random.Random(f"shards of {seed}").choice((1, 2, 2, 3))
+        return replace(self, shards=count) if self.tiers == 2 else self
 
     @classmethod
     def hostile(cls, seed: int) -> Scenario:
@@ -259,6 +270,11 @@ class Scenario:
         return usual
 
     @classmethod
+    def sharded(cls, seed: int) -> Scenario:
+        """Return a short scenario with shards whose jobs all have pipelines, with most kinds of faults."""
+        return replace(cls.split(seed), tiers=2).with_shards(seed)
+
+    @classmethod
     def lying_in_rows(cls, seed: int) -> Scenario:
         """Return a scenario with a lying worker that has stages of a job. One row alone checks itself."""
         draw = random.Random(f"pipelines of {seed}")
@@ -267,6 +283,13 @@ class Scenario:
         for job in usual.jobs:
             job.split(draw, workers)
         return replace(usual, workers=workers)
+
+    @classmethod
+    def lying_sharded(cls, seed: int) -> Scenario:
+        """Return a scenario with shards and a lying worker that has stages of a job."""
+        return replace(cls.lying_in_rows(seed), tiers=2, fault_kinds=("aggregator", "shard")).with_shards(
+            seed
+        )
 
     @classmethod
     def restored(cls, seed: int) -> Scenario:

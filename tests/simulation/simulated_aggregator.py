@@ -13,14 +13,15 @@ from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.envelope import CheckReport
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
-from services.tensors.layout import chunk_range
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
-from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, assembled, merged, require
+from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
+from tests.simulation.shard_links import ShardedPayloads
 from tests.simulation.simulated_check import SimulatedCheck
+from tests.simulation.simulated_sums import SimulatedSums
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
@@ -32,6 +33,7 @@ class SimulatedAggregator(Process):
     Attributes:
         sessions: links to workers, by session.
         check: the check of meshes and links that is under way, or None.
+        sharded: what it has in place of payloads if they are in shards; None if they are here.
     """
 
     def __init__(self, cluster: SimulatedCluster, epoch: int) -> None:
@@ -48,10 +50,7 @@ class SimulatedAggregator(Process):
             heartbeat_seconds=STANDARD_HEARTBEAT_SECONDS,
             tiers=cluster.scenario.tiers,
         )
-        self.kept: dict[tuple[int, Node], Any] = {}
-        self.pieces: dict[
-            tuple[int, int, int], tuple[int, Any]
-        ] = {}  # by lease, chunk and offset: size and sum
+        self.sums = SimulatedSums()
         self._windows = 1  # windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
         self._weights: dict[int, tuple[tuple[int, int], int]] = {}
@@ -61,9 +60,16 @@ class SimulatedAggregator(Process):
         self._optimizer: Link | None = None
         self._kernel = Queue(self)
         self._able = 0
+        self._dialled: Link | None = None  # to the optimizer
+        self.sharded: ShardedPayloads | None = None
+        if self._inside is not None and self._inside.sharded is not None:
+            self.sharded = ShardedPayloads(self, self._sum_finished, self._inside.sharded)
         self.tick()
         self.beat()
-        self.dial()
+        if self.sharded is not None:
+            self.sharded.dial()
+        else:
+            self.dial()
 
     @property
     def replaced(self) -> bool:
@@ -78,17 +84,24 @@ class SimulatedAggregator(Process):
             return
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
         self._able = self._count_able()
+        sums: list[ev.SumEffect] = []
         for effect in self.effects(self._handle, event, clock):
             match effect:
+                case _ if self.sharded is not None and isinstance(effect, ev.SumEffect):
+                    sums.append(effect)
                 case ev.KeepPiece():
                     assert isinstance(event, ev.ChunkArrived)
-                    self._keep_piece(effect, event.header, payload)
+                    self.sums.keep_piece(effect, event.header, payload)
+                    self._check_bound_of_pieces()
                 case ev.Assemble():
-                    payload = self._assemble(effect)
+                    assert self.core.run is not None
+                    payload = self.sums.assemble(effect, self.core.run.progress.elements)
                 case _:
                     self._carry_out(effect, payload)
         if self.check is not None:
             require(self.core.run is None, "a job starts during a check of meshes and links")
+        if self.sharded is not None and self.alive:
+            self.sharded.submit(sums)
         for link in self.sessions.values():
             self.pump(link)
 
@@ -134,28 +147,19 @@ class SimulatedAggregator(Process):
             return []
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
-        kept = self.kept
         match effect:
             case ev.Keep():
-                kept[effect.chunk, effect.node] = payload
+                self.sums.keep(effect, payload)
                 self._check_bound()
-            case ev.Merge():
-                left, right = kept.pop((effect.chunk, effect.left)), kept.pop((effect.chunk, effect.right))
-                require((effect.chunk, effect.parent) not in kept, f"{effect} overwrites a kept sum")
-                kept[effect.chunk, effect.parent] = merged(left, right, effect.parent)
             case ev.Forward():
-                payload = kept.pop((effect.header.index, effect.node))
+                payload = self.sums.kept.pop((effect.header.index, effect.node))
                 self._kernel.submit(self.cluster.rng.random() * 0.004, self._forward, effect.header, payload)
-            case ev.Drop():
-                kept.pop((effect.chunk, effect.node))
-            case ev.DropPieces():
-                for piece in [each for each in self.pieces if each[0] == effect.lease]:
-                    del self.pieces[piece]
             case ev.DropAll():
-                kept.clear()
-                self.pieces.clear()
+                self.sums.carry_out(effect)
                 self._windows = 1
-            case ev.StoreWeights():
+            case ev.Merge() | ev.Drop() | ev.DropPieces():
+                self.sums.carry_out(effect)
+            case ev.StoreWeights() if self.sharded is None:
                 header = effect.header
                 self._weights[header.index] = ((header.generation, header.step), payload)
             case ev.ToWorker():
@@ -163,6 +167,8 @@ class SimulatedAggregator(Process):
                     self._check_quorum(effect.body)
                 if isinstance(effect.body, pb.Welcome):
                     effect.body.cluster = CLUSTER
+                    if self.sharded is not None:
+                        self.sharded.plane.fill_welcome(effect.session, effect.body)
                 link = self.sessions.get(effect.session)
                 if link is not None:
                     link.down_control.send(self.epoch, effect.body)
@@ -173,38 +179,22 @@ class SimulatedAggregator(Process):
                 link = self.sessions.pop(effect.session, None)
                 if link is not None:
                     link.close(effect.reason)
+                    self._close_streams(effect.session, effect.reason)
             case ev.SaveJob() if not self.replaced:
                 self.cluster.disk.save(effect)
             case ev.Note() if not self.replaced:
                 self.cluster.noted(effect)
 
-    def _keep_piece(self, effect: ev.KeepPiece, header: ChunkHeader, payload: Any) -> None:
-        place = (effect.lease, effect.chunk, effect.offset)
-        require(place == (header.lease, header.index, header.offset), f"{effect} with {header}")
-        require(place not in self.pieces, f"{effect} comes twice")
-        self.pieces[place] = (header.elements, payload)
+    def _check_bound_of_pieces(self) -> None:
+        """Check the number of kept pieces, as `_check_bound` that of sums."""
         run = self.core.run
         assert run is not None
         leases = 1 if run.lease_book.step_sum is None else len(run.lease_book.step_sum.assignments)
         pipeline = self.cluster.jobs[run.job.id].pipeline
         assert pipeline is not None
         bound = leases * min(WINDOW_CHUNKS, run.progress.chunks) * self._windows * pipeline.ranges
-        require(len(self.pieces) <= bound, f"{len(self.pieces)} pieces kept, expected at most {bound}")
-
-    def _assemble(self, effect: ev.Assemble) -> Any:
-        """Put the pieces of a chunk together. They must be all of it, and of one sum."""
-        run = self.core.run
-        assert run is not None
-        places = sorted(each for each in self.pieces if each[:2] == (effect.lease, effect.chunk))
-        start, stop = chunk_range(run.progress.elements, effect.chunk)
-        payloads = []
-        for place in places:
-            elements, payload = self.pieces.pop(place)
-            require(place[2] == start, f"{effect}: a piece at {place[2]}, expected one at {start}")
-            start += elements
-            payloads.append(payload)
-        require(start == stop, f"{effect}: the pieces end at {start}, expected {stop}")
-        return assembled(payloads)
+        pieces = len(self.sums.pieces)
+        require(pieces <= bound, f"{pieces} pieces kept, expected at most {bound}")
 
     def _count_able(self) -> int:
         return sum(member.present for member in self.core.members.values())
@@ -224,17 +214,27 @@ class SimulatedAggregator(Process):
                 * min(WINDOW_CHUNKS, run.progress.chunks)
                 * self._windows
             )
-            require(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
+            require(
+                len(self.sums.kept) <= bound, f"{len(self.sums.kept)} sums kept, expected at most {bound}"
+            )
 
     def check_consistency(self) -> None:
-        """Check that the kept payloads are those that the core expects."""
+        """Check that the kept payloads are those that the core expects. Those in shards may be on their way."""
+        stored = self.sums.kept.keys(), self.sums.pieces.keys()
+        if self.sharded is not None:
+            in_shards = self.sharded.stored()
+            unknown = pb.OptimizerStatus.STATE_UNSPECIFIED  # until then the core has not dropped what is lost
+            if in_shards is None or self.core.run is None or self.core.run.optimizer_state == unknown:
+                return
+            stored = in_shards
         run = self.core.run
         expected: set[tuple[int, Node]] = set()
         if run is not None and run.lease_book.step_sum is not None:
             expected = run.lease_book.step_sum.coverage.stored_nodes()
-        require(set(self.kept) == expected, f"kept {sorted(self.kept)}, the core expects {sorted(expected)}")
+        kept, kept_pieces = stored
+        require(set(kept) == expected, f"kept {sorted(kept)}, the core expects {sorted(expected)}")
         pieces = set() if run is None else run.router.pieces.kept()
-        require(set(self.pieces) == pieces, f"kept {sorted(self.pieces)}, the core expects {sorted(pieces)}")
+        require(set(kept_pieces) == pieces, f"kept {sorted(kept_pieces)}, the core expects {sorted(pieces)}")
 
     def _forward(self, header: ChunkHeader, payload: Any) -> None:
         if self._optimizer is not None:
@@ -255,6 +255,8 @@ class SimulatedAggregator(Process):
         """Send a heartbeat to all workers."""
         for link in self.sessions.values():
             link.down_control.send(self.epoch, pb.Heartbeat())
+        if self.sharded is not None:
+            self.sharded.beat()
         self.later(self.core.timeouts.beat, self.beat)
 
     def thawed(self) -> None:
@@ -272,12 +274,17 @@ class SimulatedAggregator(Process):
         if refusal is not None:
             link.close(refusal.reason)
             if refusal.obeyed_epoch:
-                self._exceed(refusal.obeyed_epoch)
+                self.exceed(refusal.obeyed_epoch)
             return
+        if self.sharded is not None:
+            if lacking := self.sharded.plane.check_ready():
+                link.close(lacking.reason)
+                return
+            self.sharded.open(link.session, hello)
         self.sessions[link.session] = link
         self.feed(ev.WorkerConnected(link.session, hello, pipeline_address=f"{hello.name}:1"))
 
-    def _exceed(self, obeyed_epoch: int) -> None:
+    def exceed(self, obeyed_epoch: int) -> None:
         """Start again above an epoch that a peer has obeyed, since the queue is an older copy."""
         if not self.replaced:
             self.cluster.skip_epochs(self.epoch, obeyed_epoch)
@@ -316,13 +323,19 @@ class SimulatedAggregator(Process):
     def worker_lost(self, link: Link, reason: str) -> None:
         """Handle the loss of a worker's connection."""
         self.sessions.pop(link.session, None)
+        self._close_streams(link.session, reason)
         if self.check is not None:
             self.check.worker_lost(link.session)
         self.feed(ev.WorkerLost(link.session, reason))
 
+    def _close_streams(self, session: int, reason: str) -> None:
+        """End a worker's streams to the shards."""
+        if self.sharded is not None:
+            self.sharded.closed(session, reason)
+
     def pump(self, link: Link) -> None:
-        """Send a worker the weights that it may get now."""
-        if not self.running:
+        """Send a worker the weights that it may get now. With shards, they do."""
+        if not self.running or self.sharded is not None:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
             header = self.core.next_weights(link.session)
@@ -342,7 +355,9 @@ class SimulatedAggregator(Process):
         if optimizer is None or not optimizer.alive:
             self.later(0.01 + self.cluster.rng.random() ** 4, self.dial)
             return
-        link = Link(self.cluster, 0, local=local, pinged=not local)
+        if self.sharded is not None and not (self.sharded.group.ready and self._dialled is None):
+            return
+        link = self._dialled = Link(self.cluster, 0, local=local, pinged=not local)
         link.connect(
             up_control=lambda epoch, body: optimizer.ordered(link, epoch, body),
             up_data=lambda header, payload: optimizer.received(link, header, payload),
@@ -386,9 +401,25 @@ class SimulatedAggregator(Process):
         if not self.alive:
             return
         if link.obeyed_epoch:
-            self._exceed(link.obeyed_epoch)
+            self.exceed(link.obeyed_epoch)
+        if self._dialled is link:
+            self._dialled = None
         self._windows += 1
         if self._optimizer is link:
             self._optimizer = None
             self.feed(ev.OptimizerLost(reason))
-        self.later(0.01 + self.cluster.rng.random() ** 4 * 3, self.dial)
+        if self.sharded is None or self.sharded.group.ready:
+            self.later(0.01 + self.cluster.rng.random() ** 4 * 3, self.dial)
+
+    def _sum_finished(self, header: ChunkHeader) -> None:
+        """Tell the optimizer that a finished sum is in its shard."""
+        if self._optimizer is not None:
+            self._optimizer.up_data.send(header, None)
+
+    def shards_lost(self, reason: str) -> None:
+        """Disconnect the optimizer, whose tensors are lost. It is connected again once all shards are."""
+        link, self._optimizer, self._dialled = self._dialled, None, None
+        if link is not None:
+            link.disconnect()
+            link.ends[0].link_lost(link)
+        self.feed(ev.OptimizerLost(reason))

@@ -28,6 +28,7 @@ from tests.simulation.process import Process
 from tests.simulation.scenario import LIAR, MOST_SECONDS, Scenario
 from tests.simulation.simulated_aggregator import SimulatedAggregator
 from tests.simulation.simulated_optimizer import SimulatedOptimizer
+from tests.simulation.simulated_shard import SimulatedShard
 from tests.simulation.simulated_worker import SimulatedWorker
 
 PATIENCE_SECONDS = 300.0
@@ -71,6 +72,7 @@ class SimulatedCluster:
         self.make_core = make_core or (lambda kind, **arguments: kind(**arguments))
         self.links: list[Link] = []
         self.workers: dict[str, SimulatedWorker] = {}
+        self.shards: list[SimulatedShard] = []
         self.aggregator: SimulatedAggregator | None = None
         self.optimizer: SimulatedOptimizer | None = None
         self.commits = 0
@@ -101,6 +103,8 @@ class SimulatedCluster:
             self.loop.at(job.submitted_seconds, self._submit, job.id)
             if job.cancelled_seconds is not None:
                 self.loop.at(job.cancelled_seconds, self._cancel, job.id)
+        for index in range(self.scenario.shards):
+            self._start_shard(index)
         self._start_optimizer()
         self.start_aggregator()
         names = [f"worker{number}" for number in range(self.scenario.workers)]
@@ -258,6 +262,10 @@ class SimulatedCluster:
         self._lives += 1
         self.optimizer = SimulatedOptimizer(self, self._lives)
 
+    def _start_shard(self, index: int) -> None:
+        self._lives += 1
+        self.shards[index : index + 1] = [SimulatedShard(self, index, self._lives)]
+
     def _start_worker(self, name: str, fingerprint: str = "same") -> None:
         self._lives += 1
         end = self._ends.pop(name, None)
@@ -287,6 +295,8 @@ class SimulatedCluster:
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = len(others) >= self.scenario.workers_needed and self.rng.random() < 0.3
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
+        elif isinstance(process, SimulatedShard):
+            self.loop.after(delay, self._start_shard, process.index)
         elif isinstance(process, SimulatedAggregator) and process is not self.aggregator:
             return  # It had been replaced.
         elif isinstance(process, SimulatedOptimizer) and process is not self.optimizer:

@@ -14,6 +14,7 @@ from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, 
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
+from tests.simulation.sharded_tensors import ShardedTensors
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
@@ -29,7 +30,13 @@ class Tensors:
 
 
 class SimulatedOptimizer(Process):
-    """One life of the optimizer's process."""
+    """One life of the optimizer's process.
+
+    Attributes:
+        core: the real optimizer's core.
+        tensors: what it has of a job.
+        sharded: what it has in place of tensors if they are in shards; None if they are here.
+    """
 
     def __init__(self, cluster: SimulatedCluster, number: int) -> None:
         super().__init__(cluster, f"optimizer-{number}")
@@ -38,6 +45,7 @@ class SimulatedOptimizer(Process):
         )
         self._epoch = cluster.disk.epoch  # its aggregator, in 2 tiers
         self.tensors: Tensors | None = None
+        self.sharded = ShardedTensors(self) if cluster.scenario.shards else None
         self._link: Link | None = None
         self._leader = ""
         self._kernel = Queue(self)
@@ -103,6 +111,10 @@ class SimulatedOptimizer(Process):
             header = self.core.next_weights()
             if header is None:
                 return
+            if self.sharded is not None:
+                self.sharded.publish(header)
+                link.down_data.send(header, None)
+                continue
             assert self.tensors is not None
             content = self.tensors.weights[header.index]
             expected = self.tensors.job.weights[header.step][header.index]
@@ -126,6 +138,8 @@ class SimulatedOptimizer(Process):
         seconds = self.cluster.scenario.optimizer_seconds
         tensors = self.tensors
         match effect:
+            case _ if self.sharded is not None and self._carry_out_in_shards(self.sharded, effect):
+                pass
             case ev.Stage() | ev.StoreInitial():
                 assert tensors is not None
                 staged = tensors.staged
@@ -137,6 +151,7 @@ class SimulatedOptimizer(Process):
                 assert tensors is not None
                 tensors.staged.clear()
             case ev.Measure():
+                assert tensors is not None
                 self._kernel.submit(random() * seconds, self._measure, tensors, effect)
             case ev.Update():
                 if not self.fenced:
@@ -176,6 +191,41 @@ class SimulatedOptimizer(Process):
             case ev.DropJob():
                 self.tensors = None
 
+    # ---- shards ----
+
+    def _carry_out_in_shards(self, sharded: ShardedTensors, effect: ev.Effect) -> bool:
+        """Carry out an effect on tensors in shards; return False if it is none."""
+        match effect:
+            case ev.Stage() | ev.StoreInitial():
+                sharded.stage(effect.chunk, initial=isinstance(effect, ev.StoreInitial))
+            case ev.Unstage():
+                sharded.unstage()
+            case ev.Measure():
+                sharded.measure(effect)
+            case ev.Update():
+                if not self.fenced:
+                    self.cluster.committed(self, effect)
+                assert self.core.open_job is not None
+                sharded.update(effect, self.core.open_job.generation)
+            case ev.Snapshot():
+                sharded.snapshot(effect)
+            case ev.Allocate():
+                job = self.cluster.jobs[effect.job]
+                allocated = ev.Allocated(effect.job, effect.layout.sha256, job.elements)
+                sharded.open(job, None, lambda: self.feed(allocated))
+            case ev.DropJob():
+                sharded.drop()
+            case _:
+                return False
+        return True
+
+    def tensors_lost(self, copying: ev.Snapshot | None, reason: str) -> None:
+        """Handle the loss of a shard, and so of all tensors."""
+        if copying is not None:
+            failed = ev.SaveFailed(copying.job, copying.generation, copying.step, reason)
+            self.later(0.0, self.feed, failed)
+        self.feed(ev.TensorsLost())
+
     # ---- slow work ----
 
     def _load(self, effect: ev.Load) -> None:
@@ -192,23 +242,37 @@ class SimulatedOptimizer(Process):
             self.feed(ev.Loaded(job.id, job.plan, generation))
             return
         written, weights = found
-        self.feed(ev.Loaded(job.id, job.plan, generation, job.layout.hash, job.elements, written))
+        loaded = ev.Loaded(job.id, job.plan, generation, job.layout.hash, job.elements, written)
+        if self.sharded is not None:
+            self.sharded.open(job, weights, lambda: self._loaded_in_shards(loaded))
+            return
+        self.feed(loaded)
         opened = self.core.open_job
         if opened is not None and opened.job == job.id:
             self.tensors = Tensors(job)
             self.tensors.weights = list(weights)
 
+    def _loaded_in_shards(self, loaded: ev.Loaded) -> None:
+        """Report a job whose checkpoint is in the shards, unless it was closed in the meantime."""
+        if self.core.is_loading(loaded.job):
+            self.feed(loaded)
+        elif self.sharded is not None:
+            self.sharded.drop()
+
     def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
-        job = tensors.job
+        staged, tensors.staged = tensors.staged, {}
+        self.measure(tensors.job, staged, effect)
+
+    def measure(self, job: SimulatedJob, sums: dict[int, Any], effect: ev.Measure) -> None:
+        """Measure the staged sums of all chunks, after checking that they are those of the step."""
         require(job.id == effect.job, f"{effect} while {job.id} is open")
         step, opened = effect.step, self.core.open_job
-        for chunk, staged in tensors.staged.items():
+        for chunk, staged in sums.items():
             if (staged.chunk, staged.key) != (chunk, job.keys[step]):
                 raise SimulationFailed(f"chunk {chunk} of step {step} is staged as {staged}")
             if opened is not None and opened.job == job.id and not self.fenced:
                 covered = history.Covered(job.id, opened.generation, step, chunk, staged.micro_batches)
                 self.cluster.history.add(covered)
-        tensors.staged.clear()
         self.feed(ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step), self.now))
 
     def _update(self, tensors: Tensors, effect: ev.Update, chunk: int) -> None:
@@ -222,11 +286,14 @@ class SimulatedOptimizer(Process):
         self.feed(ev.Updated(effect.job, effect.step, chunk))
 
     def _snapshot(self, tensors: Tensors, effect: ev.Snapshot) -> None:
-        job = tensors.job
-        weights = tuple(tensors.weights)
-        require(weights == job.weights[effect.step], f"{effect} of other weights than those of its step")
         if not effect.step:
             tensors.staged.clear()
+        self.copied(effect, tuple(tensors.weights))
+
+    def copied(self, effect: ev.Snapshot, weights: tuple[int, ...]) -> None:
+        """Write a copy of the weights, after checking that they are those of the step."""
+        job = self.cluster.jobs[effect.job]
+        require(weights == job.weights[effect.step], f"{effect} of other weights than those of its step")
         chance = self.cluster.rng.random()
         self._disk.submit(
             3.0 if chance > 0.97 else chance * 0.3, self._write, effect, weights, 0.9 < chance < 0.95

@@ -15,6 +15,7 @@ from services.protocol.file_refs import make_ref
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts
 from services.tensors.reduction_tree import Node
+from services.tensors.stripes import Stripe
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation.job_model import CRASH, PARAMETER, POISON, SICK, SimulatedJob, key_of, node_sum, require
 from tests.simulation.links import Link, is_end
@@ -23,6 +24,7 @@ from tests.simulation.pipeline_model import join_weights
 from tests.simulation.process import Process
 from tests.simulation.row_links import RowLinks
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
+from tests.simulation.shard_streams import ShardStreams
 from tests.simulation.simulated_device import WAIT, DeviceQueue, LeaseState, Task
 from tests.simulation.simulated_mesh import SimulatedMesh
 from tests.simulation.simulated_stages import perform_in_row
@@ -64,12 +66,13 @@ class SimulatedWorker(Process):
         self.failed_in_a_row = 0
         self.clock_rate = cluster.rng.choice((1.0, 1.0, 0.9, 1.5))
         self.fingerprint = fingerprint
-        self._incarnation = f"{name}-{incarnation}"
+        self.incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint, "code": code}
         self._predecessor = predecessor
         self.seconds = 0.01 * 2 ** cluster.rng.randint(0, 3)
         self._reported_seconds = cluster.rng.choice((None, None, None, *INVALID_SECONDS))
         self._link: Link | None = None
+        self._shard_streams: ShardStreams | None = None
         self._job: SimulatedJob | None = None
         self._mesh = SimulatedMesh(self.title)
         self.row_links = RowLinks(self)
@@ -91,7 +94,7 @@ class SimulatedWorker(Process):
         duty = self.core.duty or Duty("", 0)
         text = CRASH if number == signal.SIGSEGV else "killed"
         return pb.Predecessor(
-            incarnation=self._incarnation, signal=number, job=duty.job, lease=duty.lease, text=text
+            incarnation=self.incarnation, signal=number, job=duty.job, lease=duty.lease, text=text
         )
 
     # ---- the link ----
@@ -115,7 +118,7 @@ class SimulatedWorker(Process):
         )
         self.cluster.links.append(link)
         self.feed(ev.Connected())
-        hello = self.core.hello(self._incarnation, self._predecessor)
+        hello = self.core.hello(self.incarnation, self._predecessor)
         link.up_control.send(0, hello)
 
     def ordered(self, link: Link, epoch: int, body: Any) -> None:
@@ -132,11 +135,17 @@ class SimulatedWorker(Process):
         self.feed(ev.Ordered(epoch, body))
         if isinstance(body, pb.Welcome) and self.alive:
             self.cluster.obeyed(self.name, link.ends[0])
-            link.up_data.send(None, None)
+            self._open_data_streams(link, body)
         if isinstance(body, pb.Leave) and self.is_sound and self.cluster.disk.is_running(body.job):
             # The others take over a row's stages before: else the worker might get the work that it fails at again.
             in_row = self.cluster.jobs[body.job].pipeline is not None
             self.later(REFUSED_SECONDS * (1 + 2 * in_row), self.die)
+
+    def _open_data_streams(self, link: Link, welcome: pb.Welcome) -> None:
+        if not welcome.shards:
+            link.up_data.send(None, None)
+        elif self._shard_streams is None:
+            self._shard_streams = ShardStreams(self, link, len(welcome.shards))
 
     def _take_check_order(self, link: Link, order: CheckOrder) -> None:
         """Answer an order of a check: the device checks the mesh, after all else that it has to do."""
@@ -156,11 +165,16 @@ class SimulatedWorker(Process):
         done()
 
     def received(self, link: Link, aggregator: Any, header: ChunkHeader, payload: int) -> None:
-        """Handle a chunk of weights."""
-        if self.alive and link is self._link:
-            self.feed(ev.WeightsArrived(header), payload)
-            if aggregator.alive:
-                aggregator.pump(link)
+        """Handle a chunk of weights from the aggregator."""
+        if self.take_weights(link, header, payload) and aggregator.alive:
+            aggregator.pump(link)
+
+    def take_weights(self, link: Link, header: ChunkHeader, payload: int) -> bool:
+        """Take a chunk of weights; return False if it belongs to an earlier connection."""
+        if not self.alive or link is not self._link:
+            return False
+        self.feed(ev.WeightsArrived(header), payload)
+        return True
 
     def _up_arrived(self, link: Link, aggregator: Any, header: ChunkHeader | None, payload: Any) -> None:
         aggregator.worker_sent(link, header, payload)
@@ -170,6 +184,9 @@ class SimulatedWorker(Process):
         """Handle the loss of the link."""
         if self.alive and link is self._link:
             self._link = None
+            if self._shard_streams is not None:
+                self._shard_streams.abandon(reason)
+                self._shard_streams = None
             self.feed(ev.Disconnected())
             self.later(0.01 + self.cluster.rng.random() ** 4 * 3, self.dial)
 
@@ -191,8 +208,13 @@ class SimulatedWorker(Process):
         link = self._link
         if link is None or not self.running:
             return
+        for stripe, stream in self._shard_streams or [(Stripe(), link)]:
+            self._pump(stream, stripe)
+
+    def _pump(self, link: Link, stripe: Stripe) -> None:
+        """Send the chunks of a stripe that may be sent now."""
         while link.up and link.up_data.in_flight < CHUNKS_IN_FLIGHT:
-            header = self.core.next_chunk()
+            header = self.core.next_chunk(stripe)
             if header is None:
                 return
             state = self._sums.get(header.lease)

@@ -5,7 +5,6 @@ The core decides as it does without shards. Each of its effects on a payload bec
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -40,6 +39,7 @@ class ShardedDataPlane:
         feed: called with inputs for the core.
         on_sum_finished: called with the header of a finished sum, for the optimizer.
         on_failure: called with the unexpected error of a shard.
+        call_soon: has the event loop call something in its next turn.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class ShardedDataPlane:
         feed: Callable[[ev.DataStreamOpened | ev.ChunkArrived], None],
         on_sum_finished: Callable[[ChunkHeader], None],
         on_failure: Callable[[Exception], None],
+        call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
         self._shards = shards
         self._core = core
@@ -58,7 +59,7 @@ class ShardedDataPlane:
         self._feed = feed
         self._on_sum_finished = on_sum_finished
         self._on_failure = on_failure
-        self._loop = asyncio.get_running_loop()
+        self._call_soon = call_soon
         # Shard and arrival of the chunk that the core is deciding on.
         self._arriving: tuple[ShardLink, int] | None = None
         self._sums_lost = True  # the core may know sums that no shard has, until it drops all of them
@@ -199,7 +200,7 @@ class ShardedDataPlane:
         """Send weights to workers, once in this turn of the event loop."""
         if not self._wake_scheduled:
             self._wake_scheduled = True
-            self._loop.call_soon(self._send_weights)
+            self._call_soon(self._send_weights)
 
     def _send_weights(self) -> None:
         self._wake_scheduled = False

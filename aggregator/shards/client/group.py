@@ -37,6 +37,7 @@ class ShardGroup:
         epoch: epoch of this aggregator.
         cluster: identity of its cluster.
         timeouts: `beat` is the heartbeat's period, `deaf` the longest silence of a shard, `stall` the longest work.
+        make_link: makes the link to a shard.
 
     Attributes:
         links: links by the shard's number.
@@ -57,6 +58,7 @@ class ShardGroup:
         epoch: int,
         cluster: str,
         timeouts: Timeouts,
+        make_link: Callable[..., ShardLink] = ShardLink,
     ) -> None:
         self.ready = False
         self.on_ready: list[Callable[[], None]] = []
@@ -66,7 +68,7 @@ class ShardGroup:
         self.report_handlers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
         self._timeouts = timeouts
         self.links = [
-            ShardLink(
+            make_link(
                 address,
                 Stripe(index, len(addresses)),
                 security=security,

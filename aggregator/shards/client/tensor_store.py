@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from aggregator.shards.client.gathered_tensors import GatheredTensors, checkpoint_pieces
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.link import ShardLink
+from aggregator.shards.client.staged_sums import StagedSums
 from optimizer.core import events as ev
 from optimizer.master_tensors import measure_gradient
 from optimizer.tensor_store import Save, TensorStoreCallbacks, TensorStoreLost, to_save_failed
@@ -62,8 +62,7 @@ class ShardedTensorStore:
         self._chunks = 0
         self._opening = 0
         self._opened: dict[ShardLink, asyncio.Future[None]] = {}
-        self._block_sums: dict[int, NDArray[np.float64]] = {}
-        self._pending_stages: Counter[int] = Counter()  # by chunk: StageChunk orders without a report
+        self._staged: StagedSums[NDArray[np.float64]] = StagedSums()  # block sums of each chunk
         self._measuring: ev.Measure | None = None
         self._updating: tuple[ev.Update, float] | None = None  # with its start time
         self._updated: dict[ShardLink, int] = {}  # number of updated chunks by shard
@@ -75,7 +74,7 @@ class ShardedTensorStore:
         shards.report_handlers.update(
             {
                 pb.PartOpened: self._part_opened,
-                pb.StagedChunk: self._staged,
+                pb.StagedChunk: self._chunk_staged,
                 pb.UpdatedPart: self._part_updated,
                 pb.PartBroke: self._part_broke,
             }
@@ -113,8 +112,7 @@ class ShardedTensorStore:
         finally:
             for opened in self._opened.values():
                 opened.cancel()  # after a failure nothing awaits the others
-        self._pending_stages.clear()  # reports about the former job have come, since they precede PartOpened
-        self._block_sums.clear()
+        self._staged.reset()  # reports about the former job have come, since they precede PartOpened
         if checkpoint is not None:
             await asyncio.gather(
                 *(
@@ -142,7 +140,7 @@ class ShardedTensorStore:
 
     def _forget(self) -> None:
         self._job, self._config, self._measuring, self._updating, self._published = "", None, None, None, None
-        self._block_sums.clear()
+        self._staged.clear()
 
     def close(self) -> None:
         """Cancel checkpoints that are being collected."""
@@ -162,7 +160,7 @@ class ShardedTensorStore:
 
     def stage(self, chunk: int, values: Float32Array | None) -> None:
         """Have the shard of a chunk stage its finished sum; `values` are not here."""
-        self._pending_stages[chunk] += 1
+        self._staged.note_order(chunk)
         self._shards.link_of_chunk(chunk).send_order(pb.StageChunk(chunk=chunk))
 
     async def wait_for_room(self) -> None:
@@ -170,13 +168,13 @@ class ShardedTensorStore:
 
     def unstage(self) -> None:
         """Forget the block sums; the next chunks overwrite the staged ones."""
-        self._block_sums.clear()
+        self._staged.clear()
 
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
         """Have the shard of a chunk store its initial weights; `values` are not here."""
         self._shards.link_of_chunk(chunk).send_order(pb.StageChunk(chunk=chunk, initial=True))
 
-    def _staged(self, link: ShardLink, body: pb.StagedChunk) -> None:
+    def _chunk_staged(self, link: ShardLink, body: pb.StagedChunk) -> None:
         if body.chunk not in link.stripe.chunk_indices(self._elements):
             return  # a report about the former job
         start, stop = chunk_range(self._elements, body.chunk)
@@ -189,10 +187,7 @@ class ShardedTensorStore:
                 f"StagedChunk {body.chunk}: sum of squares {min(body.block_sums):g}, expected at least 0"
             )
             return
-        self._pending_stages[body.chunk] -= 1
-        if self._pending_stages[body.chunk]:
-            return  # a later StageChunk is not reported yet
-        self._block_sums[body.chunk] = np.array(body.block_sums, np.float64)
+        self._staged.note_report(body.chunk, np.array(body.block_sums, np.float64))
         self._measure_if_staged()
 
     def measure(self, effect: ev.Measure) -> None:
@@ -203,16 +198,15 @@ class ShardedTensorStore:
         self._loop.call_soon(self._measure_if_staged)
 
     def _is_norm_pending(self, link: ShardLink, effect: ev.Measure) -> bool:
-        staged = all(chunk in self._block_sums for chunk in link.stripe.chunk_indices(self._elements))
+        staged = all(map(self._staged.has, link.stripe.chunk_indices(self._elements)))
         return self._measuring is effect and not staged
 
     def _measure_if_staged(self) -> None:
         effect, config = self._measuring, self._config
-        if effect is None or config is None or len(self._block_sums) < self._chunks:
+        sums = self._staged.take(self._chunks) if effect is not None else None
+        if effect is None or config is None or sums is None:
             return
         self._measuring = None
-        sums = [self._block_sums[chunk] for chunk in range(self._chunks)]
-        self._block_sums.clear()
         norm, finite, rate = measure_gradient(config, sums, effect.step)
         self._callbacks.report(ev.Measured(effect.job, effect.step, norm, finite, rate))
 

@@ -109,6 +109,7 @@ class Dialogue:
             feed=self._feed,
             on_sum_finished=lambda header: self.finished.append(header.index),
             on_failure=lambda error: self.failures.append(str(error)),
+            call_soon=lambda call: asyncio.get_running_loop().call_soon(call),
         )
         self.data_plane.submit([ev.DropAll()], None)
         self.orders()

@@ -1,0 +1,76 @@
+"""Mutations of what carries payloads through shards. Seeds with shards and pipelines must detect each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from aggregator.core import events as ev
+from aggregator.core.sums.chunk_router import ChunkRouter
+from aggregator.core.sums.piece_book import PieceBook
+from aggregator.shards.client import data_plane
+from aggregator.shards.client.data_plane import ShardedDataPlane
+from aggregator.shards.client.staged_sums import StagedSums
+from aggregator.shards.messages import SequenceFilter, assembly_to_order
+from services.tensors.layout_parts import Piece
+
+
+def counts_a_piece_twice(patch: pytest.MonkeyPatch) -> None:
+    def add(self: PieceBook, lease: int, piece: Piece) -> bool:
+        self._kept.setdefault(lease, {}).setdefault(piece.chunk, {})[piece.offset] = piece.elements
+        return True
+
+    patch.setattr(PieceBook, "add", add)
+
+
+def keeps_pieces_of_former_rows(patch: pytest.MonkeyPatch) -> None:
+    submit = ShardedDataPlane.submit
+
+    def submit_others(self: ShardedDataPlane, effects: Sequence[ev.SumEffect], chunk: None) -> None:
+        submit(self, [each for each in effects if not isinstance(each, ev.DropPieces)], chunk)
+
+    patch.setattr(ShardedDataPlane, "submit", submit_others)
+
+
+def expects_pieces_in_restarted_shards(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ChunkRouter, "drop_all", lambda self: self._out.put(ev.DropAll()))
+
+
+def drops_arrived_pieces(patch: pytest.MonkeyPatch) -> None:
+    arrived = ShardedDataPlane._arrived
+
+    def arrived_as_whole(self: ShardedDataPlane, link: Any, body: Any) -> None:
+        if body.header.elements % 7:
+            arrived(self, link, body)
+
+    patch.setattr(ShardedDataPlane, "_arrived", arrived_as_whole)
+
+
+def measures_sums_that_were_discarded(patch: pytest.MonkeyPatch) -> None:
+    def note_order(self: StagedSums[Any], chunk: int) -> None:
+        self._pending[chunk] += 1
+
+    patch.setattr(StagedSums, "note_order", note_order)
+
+
+def keeps_no_chunk_that_is_put_together(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(data_plane, "assembly_to_order", lambda assembly, kept: assembly_to_order(assembly, None))
+
+
+def carries_out_repeated_orders(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SequenceFilter, "is_new", lambda self, number: True)
+
+
+SHARD_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    counts_a_piece_twice,
+    keeps_pieces_of_former_rows,
+    expects_pieces_in_restarted_shards,
+    drops_arrived_pieces,
+    keeps_no_chunk_that_is_put_together,
+    carries_out_repeated_orders,
+]
+
+SHARD_LIE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [measures_sums_that_were_discarded]
+"""Mutations that show only where a liar's step starts over."""
