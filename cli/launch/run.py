@@ -148,7 +148,9 @@ async def _launch(
     detached = False
     try:
         async with Cluster(links, run.members) as cluster:
-            write_run(run, folder, certificates.launcher_files() if certificates else {})
+            own_files = certificates.launcher_files() if certificates else {}
+            # Beside the heartbeats: a busy disk may take longer than agents wait for one.
+            await asyncio.to_thread(write_run, run, folder, own_files)
             for role in START_ORDER:
                 starts = []
                 for command in commands:
@@ -162,7 +164,7 @@ async def _launch(
                 job = await _until_gone(cluster, _submit(client, config, plan, output), output.say)
                 if not options.detach:
                     return await _follow(cluster, client, job.id, output)
-                write_run(replace(run, job=job.id), folder, {})
+                await asyncio.to_thread(write_run, replace(run, job=job.id), folder, {})
                 await cluster.detach(_watch_requests(job.id, run, links, certificates))
                 detached = True
                 return job

@@ -122,6 +122,9 @@ class Agent:
             await self._stop(list(self._daemons), GRACE_SECONDS)
             for task in (*self._tasks, *([] if job_end is None else [job_end])):
                 task.cancel()
+            await (
+                asyncio.get_running_loop().shutdown_default_executor()
+            )  # a secret may still be being written
             for path in self._secrets:
                 path.unlink(missing_ok=True)
 
@@ -134,11 +137,12 @@ class Agent:
             for state in self._states.values():
                 self._send(state)
             while (message := await receive(reader)) is not None:
-                self._answer(message)
+                await self._answer(message)
                 if isinstance(message, Detach):
                     return
-        except asyncio.TimeoutError:
-            return  # the launcher is cut off
+        except asyncio.TimeoutError:  # a launcher that was only slow learns why its agent is gone
+            text = f"heard nothing of the launcher for {SILENCE_SECONDS:g} s; see its host and the network"
+            self._send(Problem(text, refused=False))
         except (TiermeshError, OSError) as error:
             self._send(_problem(error))
         finally:
@@ -146,7 +150,7 @@ class Agent:
             beating.cancel()
             writer.close()
 
-    def _answer(self, message: Message) -> None:
+    async def _answer(self, message: Message) -> None:
         match message:
             case Probe():
                 used = tuple(port for port in message.ports if not _is_free(port))
@@ -155,7 +159,8 @@ class Agent:
                 path = self._own_path(message.path)
                 if message.secret:
                     self._secrets.append(path)
-                _write(path, message.text)
+                # Beside the heartbeats: a busy disk may take long.
+                await asyncio.to_thread(_write, path, message.text)
             case Start():
                 self._start(message)
             case Check():

@@ -149,6 +149,8 @@ def test_a_stubborn_daemon_of_a_silent_launcher_ends_within_30_seconds(tmp_path:
             assert await link.receive() == Ready(0)
             pid = int((tmp_path / "rank0" / "pid").read_text())
             link.fall_silent()
+            with pytest.raises(Failed, match="here: heard nothing of the launcher for 15 s; see its host"):
+                await link.receive()
             await asyncio.wait_for(wait_gone(pid), 30)
 
     run(test)
