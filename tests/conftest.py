@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super()._assign_work_unit(node)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_state_is_left() -> Iterator[None]:
+    """Check that no process keeps its state in the default folders, where it would meet that of an earlier run."""
+    default = Path(".tiermesh").absolute()
+    before = set(default.rglob("*"))
+    yield
+    left = sorted(map(str, set(default.rglob("*")) - before))
+    assert not left, "a test started a daemon without --state-dir"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -92,6 +92,7 @@ def test_a_job_goes_on_from_its_newest_checkpoint_after_a_restore(
             cluster.start_aggregator()
         cluster.aggregator.wait_log("worker worker-1")
         cluster.aggregator.kill()
+        had_ended = "succeeded: " in cluster.aggregator.log_text()  # an optimizer forgets a job that has
         if lost_optimizer:
             assert cluster.optimizer is not None
             cluster.optimizer.kill()
@@ -107,7 +108,7 @@ def test_a_job_goes_on_from_its_newest_checkpoint_after_a_restore(
             if "the optimizer went back to step" in line
         ]
         assert all(step >= newest.checkpoint_step for step in steps)
-        assert bool(steps) == (tiers == 2 or lost_optimizer)
+        assert bool(steps) == (tiers == 2 or lost_optimizer or had_ended)
         known = [each.id for each in cluster.stub.List(jobs.ListRequest(), timeout=LIMIT_SECONDS).jobs]
         assert late not in known, "it was submitted after the backup"
         assert "this queue is an older copy" not in cluster.aggregator.log_text(), "its epoch was raised"

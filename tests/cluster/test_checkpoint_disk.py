@@ -28,8 +28,8 @@ def test_a_job_continues_while_its_folder_is_not_writable(
         away = folder.with_name("away")
         folder.rename(away)
         folder.write_text("in the place of the folder, so that not even root can write there")
-        missed = cluster.wait(job, lambda each: "no checkpoint" in each.detail, "a checkpoint missed")
-        assert "not written" in missed.detail and str(folder) in missed.detail
+        missed = cluster.wait(job, lambda each: "not written" in each.detail, "a checkpoint missed")
+        assert "no checkpoint" in missed.detail and str(folder) in missed.detail
         assert (missed.generation, missed.checkpoint_step >= good) == (1, True)
         cluster.wait_step(job, missed.step + 4)
         intact = [read_checkpoint(each).step for each in list_checkpoints(away)]

@@ -138,7 +138,7 @@ def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
     with Cluster(tmp_path, tiers=2) as cluster:
         command = [
             *apart, sys.executable, "-m", "cli.main", "worker", "--name", "apart", "--exit-with-parent",
-            "--aggregator", cluster.aggregator.address,
+            "--aggregator", cluster.aggregator.address, "--state-dir", str(tmp_path / "apart"),
         ]  # fmt: skip
         log = tmp_path / "apart.log"
         with (
