@@ -120,7 +120,6 @@ def describe_local_run() -> dict[str, Any]:
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout.splitlines()[-1])
         drawn = _run_process("generate", result["checkpoint"], "--max-new-tokens", "3", "--json")
-        refused = _run_process("aggregator", "--listen", "nonsense", "--log-format", "json")
         files = [each for each in Path(root).rglob("*") if each.is_file()]
         names = sorted(each.relative_to(root).as_posix().replace(result["job"], "<job>") for each in files)
         log = (Path(root) / "logs" / f"{result['job']}.jsonl").read_text().replace(result["job"], "<job>")
@@ -129,6 +128,8 @@ def describe_local_run() -> dict[str, Any]:
         served = re.findall(r"INFO +(.* serves on port .*)", daemons)
         with contextlib.closing(sqlite3.connect(Path(root) / "queue.sqlite")) as queue:
             tables = queue.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        refusal = ("--listen", "nonsense", "--log-format", "json", "--state-dir", root)
+        refused = _run_process("aggregator", *refusal)
     return {
         "result": keep_types(result),
         "generate": keep_types(json.loads(drawn.stdout.splitlines()[-1])),
