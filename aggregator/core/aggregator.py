@@ -43,6 +43,7 @@ from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, take_back_start
 from aggregator.core.waits import OptimizerWait, describe_optimizer_debt, describe_wait
+from aggregator.core.worker_reports import take_report
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Wait
 from protos.jobs_pb2 import Member as MemberStatus
@@ -368,21 +369,7 @@ class AggregatorCore:
             return
         if self.run is None or self.run.ended or body.job != self.run.job.id or member.refusal is not None:
             return
-        match body:
-            case pb.Ready():
-                self.run.ready(member, body, now)
-            case pb.WeightsLoaded():
-                self.run.weights_loaded(member, body, now)
-            case pb.Computed():
-                self.run.computed(member, body, now)
-            case pb.Evaluated():
-                self.run.evaluated(member, body, now)
-            case pb.Description():
-                self.run.description(member, body)
-            case pb.Fetching():
-                self.run.job_members.note_fetching(member, body, now)
-            case pb.Failure():
-                self.run.failed(member, body, now)
+        take_report(self.run, member, body, now)
 
     def _ticked(self, now: float) -> None:
         for member in list(self.members.values()):

@@ -1,4 +1,4 @@
-"""One running job: initialise, train, evaluate, checkpoint.
+"""One running job: initialise, train, evaluate, checkpoint. What its workers report of it is in worker_reports.py.
 
 One training step goes like this. Workers get leases for nodes of the reduction tree of (generation, step) as soon as
 its weights begin to stream to them. Their chunks are merged and passed on to the optimizer. The optimizer commits,
@@ -64,6 +64,7 @@ class RunningJob:
         report: saves the job's record and publishes events.
         quorum: whether the job has enough workers.
         lease_book: the leases of its workers, or of their rows.
+        lease_results: what became of these leases.
         holders: the workers, or their rows, as the holders of these leases.
         router: its chunks on their way.
         progress: its version, its phase and its layout's size.
@@ -111,7 +112,7 @@ class RunningJob:
         self.job_members = JobMembers(
             members, self._admission, self._exclusions, self._deaths, self._orders, self.report
         )
-        self._lease_results = LeaseResults(job, self.lease_book, self.job_members)
+        self.lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.holders: Holders = WorkersAsHolders(self.job_members, self.lease_book)
         if plan.stages > 1:
             self.holders = JobRows(
@@ -218,6 +219,11 @@ class RunningJob:
         if not self.ended:
             self.dispatch(now)
 
+    def initialise(self, description: pb.Description) -> None:
+        """Have the optimizer prepare for the initial weights that a worker describes."""
+        initialise = pb.Initialise(job=self.job.id, layout=description.layout, files=description.files)
+        self._out.put(ToOptimizer(initialise))
+
     def checkpoint_missed(self, missed: pb.CheckpointMissed) -> None:
         """Record that a checkpoint is not on disk, or that the optimizer has no space for the job's files."""
         self.lacks_space = not missed.generation
@@ -253,10 +259,10 @@ class RunningJob:
         whole = self.holders.take_piece(member, header)
         if whole is not None:
             # The workers of a row share one window, even if some of them are on this host.
-            self._route(holder, whole, in_place=in_place and holder is member)
+            self.route(holder, whole, in_place=in_place and holder is member)
         return None
 
-    def _route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:
+    def route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:
         """Route a whole chunk of the worker or row that has its lease."""
         if header.kind == INITIAL_WEIGHTS:
             self.router.route_initial_weights(header)
@@ -295,7 +301,7 @@ class RunningJob:
         self.holders.join([member], now)
         self._end_if_hopeless(now)
 
-    def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
+    def admit(self, member: Member, ready: pb.Ready, now: float) -> None:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
         if not self.holders.expects(member, ready):
             return  # it has been told to build other stages since
@@ -320,9 +326,9 @@ class RunningJob:
         self.holders.release(member, now)
         self._end_if_hopeless(now)
 
-    def _unfit(self, member: Member, reason: str, now: float) -> None:
+    def set_unfit(self, member: Member, reason: Refusal, now: float) -> None:
         """Record that a worker can't open its mesh, or lacks an input of the job; release its leases if it had both."""
-        self.job_members.mark_unfit(member, Refusal(reason))
+        self.job_members.mark_unfit(member, reason)
         self.holders.release(member, now)
         self._end_if_hopeless(now)
 
@@ -330,72 +336,6 @@ class RunningJob:
         refusal = self.job_members.check_hope(now)
         if refusal is not None:
             self.end(FAILED, str(refusal))
-
-    def failed(self, member: Member, failure: pb.Failure, now: float) -> None:
-        """Go on without what a worker can't do: the job, for good or for now, its stages together, or a lease."""
-        if failure.retries:
-            self._unfit(member, failure.reason, now)
-        elif failure.lease:
-            self._lease_failed(member, failure, now)
-        else:
-            fault = Refusal(failure.reason)
-            refusal = self.holders.note_too_large(member, failure, now) if failure.too_large else fault
-            if refusal is not None:
-                self.refuse(member, refusal, now)
-        if not self.ended:
-            self.dispatch(now)
-
-    def _lease_failed(self, member: Member, failure: pb.Failure, now: float) -> None:
-        """Release a failed lease; refuse its worker, or end the job, if the failures repeat."""
-        holder = self.holders.void_failed(member, failure, now)
-        if holder is None:
-            return
-        blame = self._lease_results.record_failure(holder, member, failure, self.progress.version, now)
-        if blame.job is not None:
-            self.end(FAILED, blame.job)
-        elif blame.worker is not None:
-            self.refuse(member, blame.worker, now)
-
-    def weights_loaded(self, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
-        """Record the version whose complete weights are on a worker's mesh."""
-        found = self.holders.weights_loaded(member, Version(loaded.generation, loaded.step))
-        if found is not None:
-            self._lease_results.record_weights_loaded(*found, now)
-        self.dispatch(now)
-
-    def description(self, member: Member, description: pb.Description) -> None:
-        """Pass the layout from the worker that makes the initial weights on to the optimizer."""
-        holder = self.holders.find_described(member)
-        lease = description.lease
-        current = None if holder is None else self.lease_book.find_initialisation(holder.session, lease)
-        if current is None:
-            return
-        current.described = True
-        initialise = pb.Initialise(job=self.job.id, layout=description.layout, files=description.files)
-        self._out.put(ToOptimizer(initialise))
-
-    def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
-        """Record that a worker has computed a lease, whose chunks are on the way, or a check."""
-        found = self.holders.computed(member, computed)
-        if found is None or not self._lease_results.record_computed(*found, now):
-            return
-        holder, joined, _ = found
-        waiting = self.holders.take_waiting(holder, joined)
-        if waiting is not None:
-            self._route(holder, waiting, in_place=False)
-        self.dispatch(now)
-
-    def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
-        """Record a worker's losses of a lease, and the validation loss if they are the last ones."""
-        found, version = self.holders.evaluated(member, evaluated), self.progress.version
-        evaluation = None if found is None else self._lease_results.record_losses(*found, version)
-        if evaluation is None or self.progress.version is None:
-            return
-        if evaluation.complete:
-            self.report.record_evaluation(self.progress.version, evaluation.loss, now)
-            self.progress.next_phase(now)
-        if not self.ended:
-            self.dispatch(now)
 
     def lost(self, member: Member, reason: str, now: float) -> None:
         """Release the leases of a worker that is gone, and is no longer among the members."""
@@ -456,7 +396,7 @@ class RunningJob:
         for member in waiting:
             code_wait, member.code_wait = member.code_wait, None
             if code_wait is not None and not self.ended:
-                self.ready(member, code_wait.ready, now)
+                self.admit(member, code_wait.ready, now)
 
     def _is_void(self, version: Version) -> bool:
         return self._exclusions.is_void(version) or self._code_pin.is_void(version)

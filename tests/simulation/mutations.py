@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.core import worker_reports
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.events import CloseWorker, Submitted
 from aggregator.core.job_report import CommittedStep, JobReport
@@ -247,7 +248,7 @@ def grants_work_below_the_quorum(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunningJob, "failed", lambda self, member, failure, now: None)
+    patch.setattr(worker_reports, "note_failure", lambda run, member, failure, now: None)
 
 
 def skips_a_step_that_must_stop_the_job(patch: pytest.MonkeyPatch) -> None:
