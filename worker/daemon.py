@@ -36,7 +36,7 @@ class WorkerOptions(DaemonOptions):
     Attributes:
         aggregator: `HOST:PORT` of its aggregator, or several separated by commas: the aggregator and its standbys.
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path.
-        state_dir: folder of the process record (process_record.py); None for no record.
+        state_dir: folder of the process record; None for no record.
         cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
         cache_bytes: largest size of these files.
         advertise: host at which workers of other stages reach it; empty for the one of `listen`, or the one that the

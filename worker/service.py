@@ -27,6 +27,7 @@ from services.protocol.hello import check_welcome
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import WorkerMetrics
 from services.runtime.process import make_state_dir
+from services.runtime.process_record import ProcessRecord
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.addresses import AddressRotation
@@ -53,7 +54,6 @@ from worker.job_on_mesh import JobBuilder
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.row_links import RowLinks
 from worker.pipeline.streams import Sharing
-from worker.process_record import ProcessRecord
 from worker.row_exchange import RowExchange
 from worker.shard_streams import ShardStreams
 from worker.step_interface import StepFactory
@@ -79,7 +79,7 @@ class WorkerService:
         security: the worker's certificate, and the authorities whose certificates it trusts.
         data_dir: folder that is searched for corpora and tokenizers that are missing at the job's path; None for none.
         metrics: metrics of this worker.
-        state_dir: folder of the process record (process_record.py); None for no record.
+        state_dir: folder of the process record; None for no record.
         cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
         cache_bytes: largest size of these files.
         allowed_models: code of users' own models that jobs may name.
@@ -296,7 +296,8 @@ class WorkerService:
     def _feed(self, event: ev.Input, chunk: TensorChunk | None = None) -> None:
         effects = self._core.handle(event)
         if self._record is not None:
-            self._record.note_duty(self._core.duty)  # before the device thread begins it
+            duty = self._core.duty
+            self._record.note_duty(*((duty.job, duty.lease) if duty else ()))  # before the device begins it
         for effect in effects:
             if isinstance(effect, ev.ToAggregator):
                 self._send(effect.body)

@@ -55,6 +55,7 @@ class SimulatedShardLink:
         self.stripe = stripe
         self.tensor_port = 0
         self.is_up = False
+        self.killed = None
         self.down_reason = "not connected yet"
         self.heard_seconds = 0.0
         self.payload: Any = None  # what comes with the report that is being handled

@@ -15,6 +15,7 @@ import grpc
 from aggregator.broken_jobs import ShardFailed
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
+from aggregator.core.leasing.deaths import FAULTS, describe_fault
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.link import ShardLink
 from aggregator.shards.client.released_weights import ReleasedWeights
@@ -69,6 +70,7 @@ class ShardedDataPlane:
         self._last_refusal: Refusal | None = None
         self._wake_scheduled = False
         shards.on_lost.append(self._lost)
+        shards.on_killed.append(self._shard_killed)
         shards.report_handlers.update(
             {
                 pb.ArrivedChunk: self._arrived,
@@ -87,6 +89,15 @@ class ShardedDataPlane:
         """Fail as if the error had happened here: the job that causes it again and again is set aside."""
         if self._core.run is not None:  # else the shard's stream ends alone
             self._on_failure(ShardFailed(f"{link}: {body.reason}"))
+
+    def _shard_killed(self, link: ShardLink, killed: cluster.Predecessor) -> None:
+        """Fail as after an error of a shard, if a fault has killed it while it had the running job's tensors.
+
+        A person's kill is no fault, nor is one of the kernel for a lack of memory: nobody can tell them apart.
+        """
+        run = self._core.run
+        if run is not None and run.job.id == killed.job and killed.signal in FAULTS:
+            self._on_failure(ShardFailed(f"{link}: its process died: {describe_fault(killed)}"))
 
     # ---- workers ----
 

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from aggregator.shards.client.link import ShardLink
 from protos import cluster_pb2
+from protos.cluster_pb2 import Predecessor
 from protos.jobs_pb2 import ShardStatus
 from services.errors import Refusal
 from services.protocol.hello import check_stages
@@ -44,6 +45,7 @@ class ShardGroup:
         ready: whether all links are up.
         on_ready: callbacks for when the last link has come up, called in order.
         on_lost: callbacks for the loss of a link after `on_ready`, called with the shard and the reason.
+        on_killed: callbacks for a shard whose last process was killed by a fault, called with its link and the fault.
         on_waiting: callbacks while a link is down, called with the shard and the reason whenever they change.
         report_handlers: handlers of reports by message type, called on the event loop while `ready`.
     """
@@ -63,6 +65,7 @@ class ShardGroup:
         self.ready = False
         self.on_ready: list[Callable[[], None]] = []
         self.on_lost: list[Callable[[str], None]] = []
+        self.on_killed: list[Callable[[ShardLink, Predecessor], None]] = []
         self.on_waiting: list[Callable[[str], None]] = []
         self._reported_wait = ""
         self.report_handlers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
@@ -137,6 +140,9 @@ class ShardGroup:
 
     def _link_up(self, link: ShardLink) -> None:
         self._report_waiting()
+        if link.killed is not None:
+            for on_killed in self.on_killed:
+                on_killed(link, link.killed)
         if not self.ready and all(each.is_up for each in self.links):
             self.ready = True
             log.info("all %d shards are connected", len(self.links))

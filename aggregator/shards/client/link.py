@@ -77,6 +77,7 @@ class ShardLink:
 
     Attributes:
         name: name of the shard; empty before its first Hello.
+        killed: how the shard's last process, which was attended, was killed by a fault; None if it was not.
         protocol: newest version of the protocol that the shard speaks; 0 before its first Hello.
         tensor_port: port of the shard's data streams; 0 if they use the port of `address`.
         down_reason: reason why the link is down; empty while it is up.
@@ -102,7 +103,9 @@ class ShardLink:
         self.address = address
         self.stripe = stripe
         self.name = ""
+        self.killed: cluster_pb2.Predecessor | None = None
         self.protocol = 0
+        self._incarnation = ""  # of the shard's process that was attended last
         self.tensor_port = 0
         self.down_reason = "not connected yet"
         self.last_heard_seconds = 0.0
@@ -189,6 +192,9 @@ class ShardLink:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._checkpoint_channel, self.name, self.down_reason = tensors, hello.name, ""
             self.protocol, self.tensor_port = hello.protocol, hello.tensor_port
+            last, self._incarnation = self._incarnation, hello.incarnation
+            known = last != "" and hello.incarnation != last == hello.predecessor.incarnation
+            self.killed = hello.predecessor if known else None
             self.last_heard_seconds = asyncio.get_running_loop().time()
             self._backoff.reset()
             log.info("%s: connected to %s", self, hello.name)

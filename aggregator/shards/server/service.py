@@ -36,6 +36,7 @@ from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, 
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.process_record import ProcessRecord
 from services.transport.access.enforcement import check_daemon, confirm_caller
 from services.transport.access.permissions import FILES_OF_DAEMON
 from services.transport.control.attend_server import serve_attend
@@ -59,12 +60,19 @@ class ShardService:
         state_dir: folder of the identity of its cluster.
         metrics: metrics of this process.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
+        keeps_record: whether a fault that kills this process is reported by the next one.
     """
 
     service_names = ("tiermesh.Shard", "tiermesh.Cluster", "tiermesh.Files")
 
     def __init__(
-        self, *, name: str, state_dir: Path, metrics: AggregatorMetrics, shared_memory: bool = True
+        self,
+        *,
+        name: str,
+        state_dir: Path,
+        metrics: AggregatorMetrics,
+        shared_memory: bool = True,
+        keeps_record: bool = False,
     ) -> None:
         self.name = name
         self._use = StateDirUse(state_dir)
@@ -78,6 +86,9 @@ class ShardService:
         )  # a shard keeps nothing beyond its process
         self._files = FileStore(Path(self._folder.name))
         self._incarnation = uuid.uuid4().hex
+        self._record = (
+            ProcessRecord.open(state_dir, f"shard {name}", self._incarnation) if keeps_record else None
+        )
         self._epoch = 0
         self._session: ShardSession | None = None
 
@@ -100,6 +111,8 @@ class ShardService:
         """End all streams."""
         if self._session is not None:
             self._session.close("the shard stops")
+        if self._record is not None:
+            self._record.close()
         await asyncio.to_thread(self._folder.cleanup)
         self._use.close()
 
@@ -177,6 +190,7 @@ class ShardService:
             optimizer_metrics=self._optimizer_metrics,
             shared_memory=self._shared_memory,
             files=self._files,
+            note_job=self._note_job,
         )
         session.reports.put(
             wrap_report(
@@ -188,6 +202,7 @@ class ShardService:
                     shard_count=hello.shard_count,
                     tensor_port=self._tensor_port,
                     cluster=self._identity.cluster,
+                    predecessor=self._record.predecessor if self._record is not None else None,
                 )
             )
         )
@@ -206,7 +221,13 @@ class ShardService:
             session.close(reason)
             if self._session is session:
                 self._session = None
+                self._note_job("")
             log.info("%s; the tensors of its job are freed", reason)
+
+    def _note_job(self, job: str) -> None:
+        """Record whose tensors are here, in case that a fault kills this process."""
+        if self._record is not None:
+            self._record.note_duty(job)
 
     # ---- workers ----
 

@@ -63,6 +63,7 @@ class ShardSession:
         optimizer_metrics: metrics of the updates of this shard's chunks.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
         files: files that orders refer to.
+        note_job: called with the id of the job whose tensors are to be here, empty for none; on any thread.
 
     Attributes:
         name: name of the aggregator.
@@ -83,6 +84,7 @@ class ShardSession:
         optimizer_metrics: OptimizerMetrics,
         shared_memory: bool,
         files: FileStore,
+        note_job: Callable[[str], None] = lambda job: None,
     ) -> None:
         self.name, self.incarnation, self.epoch = hello.name, hello.incarnation, hello.epoch_seen
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
@@ -90,6 +92,7 @@ class ShardSession:
         self.copies = TensorCopies()
         self._own_incarnation = incarnation
         self._files = files
+        self._note_job = note_job
         self._optimizer_metrics = optimizer_metrics
         self._loop = asyncio.get_running_loop()
         self._core = ShardCore(self.epoch, self.stripe)
@@ -328,6 +331,7 @@ class ShardSession:
         self._newest.clear()
         self._call_on_loop(self._core.drop_job)
         self._optimizer_metrics.end_job()
+        self._note_job(order.job if isinstance(order, pb.OpenPart) else "")
         if isinstance(order, pb.OpenPart):
             self._kernel_state.opening = order.opening
             tensors = ShardTensors(

@@ -1,4 +1,4 @@
-"""Record of a worker process, from which the next start reports the fault that ended it.
+"""Record of a daemon's process, from which the next start reports the fault that ended it.
 
 Two small files in the state dir: the process's unfinished work, and the reports of `faulthandler` if a fault kills it.
 A signal that `faulthandler` does not name has a place of its own in the second file. Both outlive the process, since
@@ -19,10 +19,9 @@ from typing import NoReturn
 from urllib.parse import quote
 
 from protos.cluster_pb2 import Predecessor
-from worker.core.job import Duty
-from worker.fault_report import REPORT_BYTES, UNNAMED_SIGNALS, Fault, parse_fault
+from services.runtime.fault_report import REPORT_BYTES, UNNAMED_SIGNALS, Fault, parse_fault
 
-log = logging.getLogger("tiermesh.worker")
+log = logging.getLogger("tiermesh")
 
 RECORD_BYTES = 4096
 """Size of the record; it is written in one piece within a page."""
@@ -30,11 +29,9 @@ RECORD_BYTES = 4096
 _PLACES = {number: place * REPORT_BYTES for place, number in enumerate(UNNAMED_SIGNALS, 1)}
 """Offset of the report on each signal that `faulthandler` does not name. The file is sparse."""
 
-_IDLE = Duty("", 0)
-
 
 class ProcessRecord:
-    """Record of one worker process; `open` reads its predecessor's and replaces it.
+    """Record of one process; `open` reads its predecessor's and replaces it.
 
     Attributes:
         predecessor: how the process before this one ended; None if no fault is known to have killed it.
@@ -45,8 +42,8 @@ class ProcessRecord:
         self._descriptors = descriptors
         self._record = descriptors[0]
         self._incarnation = incarnation
-        self._written: Duty | None = None
-        self.note_duty(None)
+        self._written: tuple[str, int] | None = None
+        self.note_duty()
 
     @classmethod
     def open(cls, state_dir: Path, name: str, incarnation: str) -> ProcessRecord | None:
@@ -54,12 +51,12 @@ class ProcessRecord:
 
         Args:
             state_dir: folder of the files; created if it is missing.
-            name: name of the worker.
+            name: name of the daemon.
             incarnation: id of this process start.
 
         Returns:
             None, after a line in the log, if the folder can't be written or another process of that name lives. The
-            worker works without a record, too, but then a fault that kills it looks like a person's `kill -9`.
+            daemon works without a record, too, but then a fault that kills it looks like a person's `kill -9`.
         """
         stem = quote(name, safe="")
         descriptors: list[int] = []
@@ -94,15 +91,17 @@ class ProcessRecord:
             )
             return None
 
-    def note_duty(self, duty: Duty | None) -> None:
-        """Write the process's unfinished work, if it has changed; None for no work."""
-        duty = duty or _IDLE
-        if duty == self._written:
+    def note_duty(self, job: str = "", lease: int = 0) -> None:
+        """Write the process's unfinished work, if it has changed.
+
+        Args:
+            job: id of the job that it works for; empty for no work.
+            lease: id of the oldest lease that it holds; 0 for none.
+        """
+        if (job, lease) == self._written:
             return
-        self._written = duty
-        content = json.dumps(
-            {"incarnation": self._incarnation, "job": duty.job, "lease": duty.lease}
-        ).encode()
+        self._written = job, lease
+        content = json.dumps({"incarnation": self._incarnation, "job": job, "lease": lease}).encode()
         try:
             os.pwrite(self._record, content.ljust(RECORD_BYTES), 0)
         except OSError as error:  # a full disk; the old content would blame a job that was left
@@ -111,7 +110,7 @@ class ProcessRecord:
 
     def close(self) -> None:
         """Close the record of a process that ends without a fault."""
-        self.note_duty(None)
+        self.note_duty()
         os._exit = _exit
         faulthandler.enable()  # back to standard error, for what happens while the interpreter ends
         for number in UNNAMED_SIGNALS:

@@ -11,18 +11,16 @@ from pathlib import Path
 import pytest
 
 from protos.cluster_pb2 import Predecessor
-from worker.core.job import Duty
-from worker.fault_report import TEXT_CHARACTERS, parse_fault
-from worker.process_record import ProcessRecord
+from services.runtime.fault_report import TEXT_CHARACTERS, parse_fault
+from services.runtime.process_record import ProcessRecord
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading
 from pathlib import Path
-from worker.core.job import Duty
-from worker.process_record import ProcessRecord
+from services.runtime.process_record import ProcessRecord
 
 record = ProcessRecord.open(Path(sys.argv[1]), "w/1", "first")
-record.note_duty(Duty("job-1", 7))
+record.note_duty("job-1", 7)
 
 def in_thread(work):
     thread = threading.Thread(target=work)
@@ -106,7 +104,7 @@ def test_other_ends_are_no_faults(tmp_path: Path, code: str) -> None:
 
 
 def test_a_fault_after_the_work_names_no_job(tmp_path: Path) -> None:
-    end_by("record.note_duty(None); layer()", tmp_path)
+    end_by("record.note_duty(); layer()", tmp_path)
     found = predecessor(tmp_path)
     assert found is not None and (found.job, found.lease) == ("", 0)
 
@@ -116,7 +114,7 @@ def test_a_second_process_of_the_name_leaves_the_record_alone(tmp_path: Path) ->
     assert first is not None
     try:
         assert ProcessRecord.open(tmp_path, "w", "second") is None
-        first.note_duty(Duty("job-1", 3))
+        first.note_duty("job-1", 3)
         assert b"first" in (tmp_path / "w.process").read_bytes()
     finally:
         first.close()
