@@ -329,7 +329,7 @@ class WorkerService:
             self._send(pb.Failure(job=row.job, reason=str(refused)))
             return
         seats = "; ".join(
-            f"{StageRun(each.first_stage, each.stages)} on {each.name} at {each.address}"
+            f"{StageRun(each.first_stage, each.stages)} on {each.name}{f' at {each.address}' if each.address else ''}"
             for each in row.seats
         )
         log.info("job %s: row %d: %s", row.job, row_number(row.row), seats)
