@@ -1,7 +1,10 @@
-"""pipeline_links: MB/s of activations between the workers of two stages over loopback, over a plain gRPC stream's.
+"""pipeline_links: CPU time of activations between two stages' workers over loopback, over plain gRPC's; also MB/s.
 
 Both are processes of their own and carry the same pieces, in turns, without and with TLS (peers/array_link.py). The
 workers' link checks each piece, and waits for credits. The gRPC stream does neither.
+
+The speeds have no bound, because other programs slow the two by different factors: a worker's link has one thread at
+each end, grpcio has several.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from cli.certs.folder import write_private_file
 from services.errors import Failed
 from services.transport.access.permissions import CallerKind
 
-LEAST_RATIO = 1.0
+MOST_CPU = 1.0
 ROUNDS = 7
 LIMIT_SECONDS = 60.0
 KINDS = ("tiermesh", "grpc")
@@ -81,14 +84,15 @@ def run() -> bool:
                     each.measure()  # it opens the connection
                 rounds = [{kind: ends[kind].measure() for kind in KINDS} for _ in range(ROUNDS)]
             speeds = {kind: median([each[kind][0] for each in rounds]) for kind in KINDS}
+            cpu = {kind: median([each[kind][1] for each in rounds]) for kind in KINDS}
             details = [
                 f"{kind}: {speeds[kind]:.0f} MB/s [{min(each[kind][0] for each in rounds):.0f} - "
                 f"{max(each[kind][0] for each in rounds):.0f}], "
-                f"{median([each[kind][1] for each in rounds]):.2f} CPU seconds a GB at both ends, n = {ROUNDS}"
+                f"{cpu[kind]:.2f} CPU seconds a GB at both ends, n = {ROUNDS}"
                 for kind in KINDS
             ]
-            ratio = speeds["tiermesh"] / speeds["grpc"]
-            kept &= report(name, ratio, LEAST_RATIO, *details, decimals=2, at_least=True)
+            details.append(f"speed over grpc's: {speeds['tiermesh'] / speeds['grpc']:.2f}")
+            kept &= report(name, cpu["tiermesh"] / cpu["grpc"], MOST_CPU, *details, decimals=2)
     return kept
 
 
