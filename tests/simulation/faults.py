@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from services.timeouts import STANDARD_TIMEOUTS
+from tests.simulation.job_model import require
 from tests.simulation.process import Process
 from tests.simulation.row_links import RowConnection
 from tests.simulation.scenario import MOST_SECONDS
@@ -13,6 +16,8 @@ from tests.simulation.simulated_worker import SimulatedWorker
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
 
+NAMED_SECONDS = STANDARD_TIMEOUTS.stall / 0.9 + 30.0
+"""Time after which a hang has been noticed, also by the clock of a worker that is slow."""
 FREEZE_SECONDS = (1.0, 10.0, 25.0, 60.0)
 HANG_SECONDS = 1500.0
 """Duration of a device's hang, longer than the aggregator waits for a lease."""
@@ -24,12 +29,14 @@ class Faults:
     Attributes:
         active: whether more faults may happen.
         hung: workers whose devices have hung.
+        named: workers that the aggregator has named for it.
         parted_until: times until which two workers can't reach each other, by their names.
     """
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.active = True
         self.hung: set[str] = set()
+        self.named: set[str] = set()
         self.parted_until: dict[frozenset[str], float] = {}
         self._cluster = cluster
         self._disturbed_until = 0.0
@@ -130,6 +137,26 @@ class Faults:
                 # A second hang would start after the first one, long after the last fault.
                 self.hung.add(worker.name)
                 self.disturb(HANG_SECONDS)
+
+    def check_named(self, text: str) -> None:
+        """Check that only a worker whose device has hung, or whose clock has jumped, is named for a hang."""
+        found = re.match(r"worker (\S+): its device .* has not got on", text)
+        if found is None:
+            return
+        self.named.add(found[1])
+        worker = self._cluster.workers[found[1]]
+        require(found[1] in self.hung or worker.clock_ahead_seconds > 0, f"{text}, but it does not hang")
+
+    def check_hangs(self) -> None:
+        """Check that each device that hangs amid a job is named in time, if nothing else happens."""
+        if self._cluster.scenario.fault_kinds != ("hang",):
+            return
+        for worker in self._cluster.workers.values():
+            since, job = worker.device.hung_since, worker.core.job
+            if since is None or job is None or job.built is None or worker.name in self.named:
+                continue
+            seconds = self._cluster.loop.now - since
+            require(seconds < NAMED_SECONDS, f"{worker.title} has hung for {seconds:.0f} s, and is not named")
 
     def take_over(self, former: SimulatedAggregator) -> None:
         """Start another aggregator while one is alive. Half of the time the old one is frozen, and continues late."""

@@ -12,7 +12,9 @@ from aggregator.core import worker_reports
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.events import CloseWorker, Submitted
 from aggregator.core.job_report import CommittedStep, JobReport
+from aggregator.core.membership.devices import Device
 from aggregator.core.membership.exclusions import Exclusions
+from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.progress import JobProgress
 from aggregator.core.rows.former import RowFormer
@@ -375,6 +377,27 @@ def performs_leases_again(patch: pytest.MonkeyPatch) -> None:
     ignored = property(lambda self: 0, lambda self, lease: None)
     patch.setattr(JoinedJob, "newest_lease", ignored, raising=False)
 
+
+def names_workers_that_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Device, "is_busy", property(lambda self: bool(self.task)))
+
+
+def names_no_hanging_device(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobMembers, "mark_hangs", lambda self, most_seconds: None)
+
+
+def believes_that_devices_get_on(patch: pytest.MonkeyPatch) -> None:
+    read = Device.read
+    patch.setattr(
+        Device, "read", lambda heartbeat: replace(read(heartbeat) or Device(0, 0.0, ""), seconds=0.0)
+    )
+
+
+HANG_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    names_workers_that_wait,
+    names_no_hanging_device,
+    believes_that_devices_get_on,
+]
 
 MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,

@@ -50,6 +50,7 @@ class Scenario:
         liar: whether a worker that sometimes lies takes part.
         upgrade_seconds: time from which workers are replaced by others of new code, or None.
         fault_kinds: kinds of faults that may happen; empty means all.
+        quiet_workers: share of workers that say nothing of their devices, as older ones do.
         checks: times from which a person asks for a check of meshes and links, until no job runs.
     """
 
@@ -69,6 +70,7 @@ class Scenario:
     liar: bool = False
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
+    quiet_workers: float = 0.25
     checks: tuple[float, ...] = ()
     shards: int = 0
 
@@ -273,6 +275,12 @@ class Scenario:
     def sharded(cls, seed: int) -> Scenario:
         """Return a short scenario with shards whose jobs all have pipelines, with most kinds of faults."""
         return replace(cls.split(seed), tiers=2).with_shards(seed)
+
+    @classmethod
+    def hanging(cls, seed: int) -> Scenario:
+        """Return a scenario with pipelines and spares, whose only faults are devices that hang."""
+        usual = cls.split(seed)
+        return replace(usual, workers=usual.workers + 3, faults=6, fault_kinds=("hang",), quiet_workers=0.0)
 
     @classmethod
     def lying_in_rows(cls, seed: int) -> Scenario:

@@ -133,6 +133,7 @@ class SimulatedCluster:
 
     def _watch(self) -> None:
         """Check that the cluster makes progress."""
+        self.faults.check_hangs()
         idle = self.loop.now - self._progress_seconds
         if idle > PATIENCE_SECONDS + 2 * HANG_SECONDS * bool(self.faults.hung):
             aggregator = self.aggregator
@@ -341,6 +342,7 @@ class SimulatedCluster:
     def noted(self, note: Note) -> None:
         """Check a report of the aggregator."""
         self.checks.noted(note)
+        self.faults.check_named(note.text)
         if note.kind in ("evaluation", "checkpoint", "state"):
             self.moved()
 

@@ -44,37 +44,59 @@ class DeviceQueue:
 
     Attributes:
         hang_seconds: additional duration of the next piece of work; 0 for no hang.
+        hung_since: when the hang began, in the loop's time, as long as it lasts; None for no hang.
     """
 
     def __init__(self, process: Process) -> None:
         self.hang_seconds = 0.0
+        self.hung_since: float | None = None
         self._process = process
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[tuple[pb.DeviceTask, Task]] = deque()
         self._busy = False
         self._waiting = False
+        self._since_seconds = 0.0
 
-    def submit(self, task: Task) -> None:
+    def submit(self, kind: pb.DeviceTask, task: Task) -> None:
         """Run the task after all earlier ones."""
-        self._tasks.append(task)
+        self._tasks.append((kind, task))
         if not self._busy:
             self._work()
+
+    @property
+    def task(self) -> pb.DeviceTask:
+        """What kind of task is under way."""
+        return self._tasks[0][0] if self._tasks else pb.DEVICE_TASK_UNSPECIFIED
+
+    def report(self) -> pb.DeviceReport:
+        """Return what the device does, as a heartbeat says it."""
+        if not self._busy:
+            return pb.DeviceReport()
+        seconds = max(0.0, self._process.now - self._since_seconds)
+        waits_for = "another process" if self._waiting else ""
+        return pb.DeviceReport(task=self.task, seconds=seconds, waits_for=waits_for)
 
     def wake(self) -> None:
         """Continue a task that waits, because a chunk has arrived or a lease was dropped."""
         if self._waiting:
             self._waiting = False
-            self._work()
+            self._work(waited_since=self._since_seconds)
 
-    def _work(self) -> None:
-        self._busy = True
+    def _work(self, waited_since: float | None = None) -> None:
+        self._busy, self.hung_since = True, None
         while self._tasks:
-            seconds = next(self._tasks[0], None)
+            self._since_seconds = self._process.now
+            seconds = next(self._tasks[0][1], None)
+            if seconds == WAIT:
+                self._waiting = True
+                if waited_since is not None:  # it was woken for nothing
+                    self._since_seconds = waited_since
+                return
+            waited_since = None
             if seconds is None:
                 self._tasks.popleft()
-            elif seconds == WAIT:
-                self._waiting = True
-                return
             elif seconds or self.hang_seconds:
+                if self.hang_seconds:
+                    self.hung_since = self._process.cluster.loop.now
                 seconds, self.hang_seconds = seconds + self.hang_seconds, 0.0
                 self._process.later(seconds, self._work)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +62,8 @@ class SimulatedWorker(Process):
         self.name = name
         self.core = WorkerCore(name=name)
         self.device = DeviceQueue(self)
+        draw = random.Random(f"{name}-{incarnation}")  # of its own, so that it changes nothing else of a seed
+        self.tells_of_device = draw.random() >= cluster.scenario.quiet_workers
         self.lies = LIE * (name == LIAR)
         self.sick_leases = 0
         self.failed_in_a_row = 0
@@ -158,7 +161,8 @@ class SimulatedWorker(Process):
         elif self.core.job is not None:
             answer(pb.MeshChecked(number=order.number))
         else:
-            self.device.submit(self._check_mesh(partial(answer, pb.MeshChecked(number=order.number))))
+            check = self._check_mesh(partial(answer, pb.MeshChecked(number=order.number)))
+            self.device.submit(pb.CHECK_THE_MESH, check)
 
     def _check_mesh(self, done: Callable[[], None]) -> Task:
         yield 10 * self.cluster.rng.random()
@@ -192,7 +196,8 @@ class SimulatedWorker(Process):
 
     def _beat(self) -> None:
         if self._link is not None:
-            self._link.up_control.send(self.core.epoch, pb.Heartbeat())
+            device = self.device.report() if self.tells_of_device else None
+            self._link.up_control.send(self.core.epoch, pb.Heartbeat(device=device))
             silent = self.now - self._heard_seconds
             if silent > STANDARD_TIMEOUTS.deaf:
                 self._link.abandon(f"silent for {silent:.1f} s")
@@ -242,12 +247,12 @@ class SimulatedWorker(Process):
         match effect:
             case ev.Load():
                 self._mesh.put(effect.header, payload)
-                self.device.submit(self._load())
+                self.device.submit(pb.LOAD_WEIGHTS, self._load())
                 self.device.wake()
             case ev.Perform():
                 state = self._sums[effect.lease.lease] = LeaseState(effect.lease)
                 self._check_bound(effect.lease)
-                self.device.submit(self._perform(state))
+                self.device.submit(pb.COMPUTE_GRADIENTS, self._perform(state))
             case ev.DropLease():
                 state = self._sums.pop(effect.lease)
                 state.dropped = True
@@ -258,11 +263,11 @@ class SimulatedWorker(Process):
                 if self._link is not None:
                     self._link.up_control.send(self.core.epoch, effect.body)
             case ev.Build():
-                self.device.submit(self._build(effect))
+                self.device.submit(pb.BUILD_JOB, self._build(effect))
             case ev.BuildLater():
                 self.later(effect.seconds, lambda: self.feed(ev.BuildDue(effect.attempt)))
             case ev.DropJob():
-                self.device.submit(self._drop())
+                self.device.submit(pb.CLOSE_MESH, self._drop())
             case ev.OpenRow():
                 self.row_links.set_row(effect.row, self.cluster.jobs[effect.row.job].pipeline)
             case ev.CloseRow():

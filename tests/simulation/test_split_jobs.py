@@ -14,7 +14,13 @@ from aggregator.core.verification.opinions import agree
 from services.pipeline.split import StageRun
 from services.tensors.layout_parts import check_cover
 from tests.simulation.job_model import SimulationFailed
-from tests.simulation.mutations import SPLIT_MUTATIONS, drops_a_piece, puts_chunks_together_without_all_pieces
+from tests.simulation.mutations import (
+    HANG_MUTATIONS,
+    SPLIT_MUTATIONS,
+    drops_a_piece,
+    names_workers_that_wait,
+    puts_chunks_together_without_all_pieces,
+)
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
@@ -84,6 +90,44 @@ def test_a_mutation_fails_a_seed(
         except Exception as error:
             assert not isinstance(error, TypeError), "the mutation no longer fits the core"
             print(f"seed {seed}: {type(error).__name__}: {error}")
+            return
+    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+
+
+# ---- devices that hang ----
+
+
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(range(6, 7), id="usual"), pytest.param(range(20), marks=pytest.mark.long)]
+)
+def test_a_stage_whose_device_hangs_is_named_within_one_stall(seeds: range) -> None:
+    """The checks are those of `Faults`: no other worker is named, and none that hangs is missed."""
+    named = 0
+    for seed in seeds:
+        cluster = SimulatedCluster(seed, scenario=Scenario.hanging(seed))
+        cluster.run()
+        named += len(cluster.faults.named)
+    assert named >= len(seeds)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(
+            each, marks=() if each is names_workers_that_wait else pytest.mark.long, id=each.__name__
+        )
+        for each in HANG_MUTATIONS
+    ],
+)
+def test_a_mutation_misses_a_hang_or_names_another(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation(monkeypatch)
+    for seed in range(MUTATION_SEEDS):
+        try:
+            SimulatedCluster(seed, scenario=Scenario.hanging(seed)).run()
+        except SimulationFailed as error:
+            print(f"seed {seed}: {error}")
             return
     pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
 
