@@ -12,7 +12,6 @@ from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.piece_book import PieceBook
 from aggregator.shards.client import data_plane
 from aggregator.shards.client.data_plane import ShardedDataPlane
-from aggregator.shards.client.staged_sums import StagedSums
 from aggregator.shards.messages import SequenceFilter, assembly_to_order
 from services.tensors.layout_parts import Piece
 
@@ -48,13 +47,6 @@ def drops_arrived_pieces(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardedDataPlane, "_arrived", arrived_as_whole)
 
 
-def measures_sums_that_were_discarded(patch: pytest.MonkeyPatch) -> None:
-    def note_order(self: StagedSums[Any], chunk: int) -> None:
-        self._pending[chunk] += 1
-
-    patch.setattr(StagedSums, "note_order", note_order)
-
-
 def keeps_no_chunk_that_is_put_together(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(data_plane, "assembly_to_order", lambda assembly, kept: assembly_to_order(assembly, None))
 
@@ -71,6 +63,3 @@ SHARD_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     keeps_no_chunk_that_is_put_together,
     carries_out_repeated_orders,
 ]
-
-SHARD_LIE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [measures_sums_that_were_discarded]
-"""Mutations that show only where a liar's step starts over."""

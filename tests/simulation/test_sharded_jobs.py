@@ -9,7 +9,6 @@ import pytest
 
 from tests.simulation.scenario import Scenario
 from tests.simulation.shard_mutations import (
-    SHARD_LIE_MUTATIONS,
     SHARD_MUTATIONS,
     carries_out_repeated_orders,
     counts_a_piece_twice,
@@ -66,17 +65,16 @@ def test_shards_beside_all_else(scenario: Callable[[int], Scenario]) -> None:
     "mutation",
     [
         pytest.param(each, marks=() if each in SOON_FOUND else pytest.mark.long, id=each.__name__)
-        for each in SHARD_MUTATIONS + SHARD_LIE_MUTATIONS
+        for each in SHARD_MUTATIONS
     ],
 )
 def test_a_mutation_fails_a_seed(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutation(monkeypatch)
-    make = Scenario.lying_sharded if mutation in SHARD_LIE_MUTATIONS else Scenario.sharded
     for seed in range(MUTATION_SEEDS):
         try:
-            SimulatedCluster(seed, scenario=make(seed)).run()
+            SimulatedCluster(seed, scenario=Scenario.sharded(seed)).run()
         except Exception as error:
             assert not isinstance(error, TypeError), "the mutation no longer fits the core"
             print(f"seed {seed}: {type(error).__name__}: {error}")
