@@ -82,6 +82,9 @@ class HangingDevice:
     def close(self) -> None:
         """End the hang and the thread."""
         self._ends.set()
+        if self._hangs_in in ("open_mesh", "__init__"):
+            # `DeviceThread.close` would abandon the build, and its mesh.
+            self.inputs.get(timeout=LIMIT_SECONDS)
         self.thread.close()
 
     def _open_mesh(self, *arguments: Any, **settings: Any) -> Mesh:
