@@ -12,7 +12,6 @@ import grpc
 from protos import cluster_pb2 as pb
 from protos.checks_pb2 import LinkReport, MeshReport
 from services.errors import Refused
-from services.printable import LINE_CHARACTERS, printable
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.transport.data.data_streams import DataStreamConnector
 from services.transport.link_check.measure import LinkPeer, check_link
@@ -20,6 +19,7 @@ from services.transport.link_check.serve import serve_link_check
 from services.transport.links import LinkClosed
 from services.transport.security import Security, split_address
 from worker.device_thread import DeviceThread
+from worker.pipeline.remedies import add_remedy
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -106,11 +106,7 @@ class ClusterCheck:
         report = await check_link(self._neighbours, peer, shared_memory=False, speed=False)
         if report.problem and not report.wrong_bits:
             cause = report.problem.removeprefix(f"{order.address}: ")
-            report.problem = printable(
-                f"{order.address}: {cause}; look at that worker's --listen, --advertise, --tensor-port and "
-                "certificate, and at firewalls",
-                LINE_CHARACTERS,
-            )
+            report.problem = add_remedy(f"{order.address}: {cause}", order.peer)
         return report
 
 

@@ -60,7 +60,7 @@ class WorkerOptions(DaemonOptions):
             Refused: `advertise` is no host.
         """
         if self.advertise:
-            _check_host("--advertise", self.advertise)
+            _check_advertised("--advertise", self.advertise)
             return self.advertise
         host, _ = split_address("--listen", self.listen)
         return "" if host in ("0.0.0.0", "::") else host
@@ -110,15 +110,21 @@ def run(
     return run_role("worker", options, build)
 
 
-def _check_host(name: str, host: str) -> None:
-    """Check that a text is a host name or an IP address (Refused)."""
+def _check_advertised(name: str, host: str) -> None:
+    """Check that a text is a host name or an IP address that others can connect to (Refused)."""
     try:
-        ipaddress.ip_address(host)
+        is_any = ipaddress.ip_address(host).is_unspecified
     except ValueError:
+        is_any = False
         if not _HOST_NAME.fullmatch(host):
             raise Refused(
                 f"{name}: {format_value(host)} given, expected a host name or an IP address without a port; correct it"
             ) from None
+    if is_any:
+        raise Refused(
+            f"{name}: {format_value(host)} given, expected a host at which others reach this one, and not any of its "
+            "addresses; name one, or leave it out"
+        )
 
 
 def log_python_warnings() -> None:

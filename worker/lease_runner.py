@@ -159,7 +159,7 @@ class LeaseRunner:
         except TokenFileDamaged as error:
             self._report_damaged(job.job, error)
         except NeighbourLost as lost:
-            log.error("lease %d: %s", lease.lease, lost)
+            log.error("lease %d: worker %s is lost: %s", lease.lease, lost.neighbour, lost)
             self._feed(ev.LeaseFailed(lease.lease, str(lost), lost.neighbour))
         except (
             BaseException

@@ -90,7 +90,10 @@ def test_a_worker_that_its_neighbour_can_not_reach_is_replaced_by_a_spare(
         cluster.wait_workers(3)
         job = cluster.finish(cluster.submit(spec))
         assert (bits(job), job.loss) == undamaged
-        assert f"at {host}:{first.tensor_port} is lost: not heard for" in cluster.workers[1].log_text()
+        assert (
+            f"worker {first.name} is lost: {host}:{first.tensor_port}: not heard for"
+            in cluster.workers[1].log_text()
+        )
 
 
 @pytest.fixture(scope="module")

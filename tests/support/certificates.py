@@ -26,8 +26,9 @@ def make_certificate(
     kind: CallerKind | None = None,
     days: float = 2,
     bound_names: Sequence[str] = (),
+    hosts: Sequence[str] = HOSTS,
 ) -> tuple[Path, Path]:
-    """Create or replace a certificate `name`.pem for loopback; return the paths of it and its key.
+    """Create or replace a certificate `name`.pem, for loopback; return the paths of it and its key.
 
     Args:
         folder: folder of the files.
@@ -36,9 +37,10 @@ def make_certificate(
         kind: kind of caller; None for a certificate without a role.
         days: how long it is valid; negative for one that has expired.
         bound_names: names that the daemon that shows it may have; none for any.
+        hosts: names and addresses of hosts that it is valid for.
     """
     signer = ca.load_pair(authority.read_bytes(), authority.with_suffix(".key").read_bytes())
-    return _write(folder, name, ca.issue(signer, kind, name, HOSTS, days, bound_names))
+    return _write(folder, name, ca.issue(signer, kind, name, list(hosts), days, bound_names))
 
 
 def make_certificates(folder: Path) -> Path:

@@ -30,7 +30,7 @@ def test_the_host_is_the_advertised_or_else_the_one_of_listen(
     assert options(listen, advertise).pipeline_host == expected
 
 
-@pytest.mark.parametrize("advertise", ["box 1", "box:7072:1", "a/b"])
+@pytest.mark.parametrize("advertise", ["box 1", "box:7072:1", "a/b", "0.0.0.0", "::"])
 def test_what_is_no_host_is_refused(advertise: str) -> None:
     with pytest.raises(Refused, match="--advertise"):
         assert options("0.0.0.0:7072", advertise).pipeline_host

@@ -41,6 +41,7 @@ from worker.pipeline.messages import (
     encode_reference,
     encode_state,
 )
+from worker.pipeline.remedies import add_remedy
 from worker.pipeline.seats import Place, RowPlaces
 from worker.pipeline.shared_arrays import SharedArrays
 from worker.row_exchange import LeaseDropped, NeighbourLost
@@ -123,7 +124,7 @@ class Link:
         self._shared: SharedArrays | None = None  # once there is a plan
         self._lease = pb.Lease()  # the one opened last
         self._dropped = 0  # the last one that was dropped
-        self._lost = ""  # why the neighbour counts as lost now
+        self._lost = ""  # why the neighbour counts as lost now, and the remedy
         self._refusals = 0  # messages refused since the last array that arrived
         self._problem = ""  # why there was no connection last
         self._signals: Signals | None = None  # to the one of the moment
@@ -191,7 +192,7 @@ class Link:
         if lease <= self._dropped:
             raise LeaseDropped(f"lease {lease}: dropped while it exchanged arrays with {self}")
         if self._lost:
-            raise NeighbourLost(self.neighbour.name, f"{self}: {self._lost}")
+            raise NeighbourLost(self.neighbour.name, self._lost)
         return True
 
     # ---- called on any thread ----
@@ -249,25 +250,27 @@ class Link:
 
     def note_problem(self, problem: str) -> None:
         """Note why there is no connection; empty if there is one."""
-        self._problem = problem
+        self._problem = problem.removeprefix(f"{self.neighbour.address}: ")
 
     def note_refusal(self, reason: str) -> None:
         """Note that a message was refused, at this end or at the other one."""
         self._refusals += 1
         if self._refusals >= MOST_REFUSALS:
-            self.set_lost(reason)
+            self._set_lost(reason)
 
     def note_silence(self, seconds: float, limit_seconds: float) -> None:
         """Note how long nothing was heard of the neighbour, which counts as lost after a limit."""
         if self._refusals >= MOST_REFUSALS:
             return
-        reason = f"; {self._problem}" if self._problem else ""
-        self.set_lost(f"not heard for {seconds:.1f} s{reason}" if seconds > limit_seconds else "")
+        reason = f": {self._problem}" if self._problem else ""
+        self._set_lost(f"not heard for {seconds:.1f} s{reason}" if seconds > limit_seconds else "")
 
-    def set_lost(self, reason: str) -> None:
-        """Choose whether the neighbour counts as lost: the reason, or empty."""
+    def _set_lost(self, cause: str) -> None:
+        """Choose whether the neighbour counts as lost: the cause, or empty."""
+        name = self.neighbour.name
+        reason = add_remedy(f"{self.neighbour.address}: {cause}", name) if cause else ""
         if reason and not self._lost:
-            log.warning("%s is lost: %s", self, reason)
+            log.warning("worker %s is lost: %s", name, reason)
         with self._changed:
             self._lost = reason
             self._changed.notify_all()

@@ -79,6 +79,7 @@ class LinkStreams:
         self._stream: Any = None  # the newest one
         self._received_bytes = 0  # on it, when `watch` last looked
         self._backoff = Backoff(max_seconds=timeouts.retry)
+        self._opens = False
 
     async def watch(self) -> None:
         """Send signs of life, and notice a silent neighbour, until cancelled."""
@@ -95,7 +96,9 @@ class LinkStreams:
                 self._heard_seconds = now
             if now - max(self._heard_seconds, self._connected_seconds) > self._timeouts.silent:
                 self.link.disconnect()
-            self.link.note_silence(now - self._heard_seconds, self._timeouts.deaf)
+            # The end that opens streams knows why it can't: it is to be the first to report it.
+            limit_seconds = self._timeouts.deaf + (0.0 if self._opens else 2 * self._timeouts.beat)
+            self.link.note_silence(now - self._heard_seconds, limit_seconds)
 
     def _has_received(self) -> bool:
         """Return whether bytes have come on the stream since the last call. A slow link takes long for one message."""
@@ -108,6 +111,7 @@ class LinkStreams:
     async def keep_open(self) -> None:
         """Open streams to the neighbour, one after another, until cancelled."""
         link = self.link
+        self._opens = True
         while True:
             try:
                 await self._open()
