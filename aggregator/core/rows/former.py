@@ -8,8 +8,10 @@ from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member, total_peak_flops
+from aggregator.core.rows.broken_links import BrokenLinks, Link, links_of
 from aggregator.core.rows.built_stages import BuiltStages
-from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps, form_rows
+from aggregator.core.rows.detours import count_avoided, form_linked_rows
+from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps
 from aggregator.core.rows.gathering import Gathering
 from aggregator.core.rows.row_table import Row, RowTable
 from protos import cluster_pb2 as pb
@@ -70,7 +72,8 @@ class RowFormer:
         # By session: broken links that others name it for, and trials of spares in its place.
         self._blames: dict[int, int] = {}
         self._late_rows: dict[int, int] = {}  # by session: rows that took too long while it was silent
-        self._broken_link = ""
+        self._broken_links = BrokenLinks(timeouts)
+        self._avoided: frozenset[Link] = frozenset()  # when rows were formed last
         self._mismatch: Refusal | None = None
         self._present: list[int] = []
         self._shares_from_seconds = 0.0  # when workers begin to share stages that no worker has
@@ -107,7 +110,9 @@ class RowFormer:
         candidates.sort(key=self._rank)
         if not self._gathering.update([each for each in expected if each.pipeline_address], now):
             candidates.clear()
-        wanted = [seats for seats in form_rows(self._count, candidates, former, shares=shares) if seats]
+        self._avoided = self._broken_links.avoided(now)
+        linked = form_linked_rows(self._count, candidates, list(former), self._avoided, shares=shares)
+        wanted = [seats for seats in linked if seats]
         wanted += [seats for each in able if not each.pipeline_address for seats in self._alone(each)]
         for row in self._table:
             if row.seats not in wanted:
@@ -117,10 +122,13 @@ class RowFormer:
             if seats not in known:
                 self._table.add(seats, now)
         seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
+        leaves_out = any(each.count > 1 for each in seated.values())  # spares would have them otherwise
         for member in self._workers.values():
             stages = seated.get(member.session)
             member.spare = stages is None and self._may_take(member)
             member.spare_reason = self._why_alone(member) if member.spare else ""
+            if member.spare and leaves_out and not member.spare_reason:
+                member.spare_reason = self._broken_links.why_avoided(member.session, now)
             build = None if stages is None else self._built.order(member.session, stages)
             if stages is not None and build is not None:
                 member.lose_build()
@@ -142,6 +150,7 @@ class RowFormer:
 
     def _forget_lost(self) -> None:
         self._built.keep_only(self._workers.keys())
+        self._broken_links.keep_only(self._workers.keys())
         for known in (self._most_stages, self._blames, self._late_rows):
             for session in known.keys() - self._workers.keys():
                 del known[session]
@@ -200,7 +209,7 @@ class RowFormer:
         """Return whether the workers of a row, which are all ready, have all stages and the whole layout."""
         if row.introduced:
             return True
-        if find_gaps(self._count, row.seats):
+        if find_gaps(self._count, row.seats) or count_avoided(row.seats, self._avoided):
             return False
         self._mismatch = self._built.check_cover([seat.worker for seat in row.seats])
         return self._mismatch is None
@@ -219,8 +228,9 @@ class RowFormer:
                 stages=seat.stages.count,
             )
         self._table.send(row.member.session, order)
-        seats = ", ".join(f"{each.stages} on {self._workers[each.worker].name}" for each in row.seats)
-        self._report.note("member", f"row {row_number(row.row)} is ready: {seats}")
+        if all(pair.is_telling for pair in self._broken_links.find(row.seats)):
+            seats = ", ".join(f"{each.stages} on {self._workers[each.worker].name}" for each in row.seats)
+            self._report.note("member", f"row {row_number(row.row)} is ready: {seats}")
 
     # ---- stages that don't fit, and links that break ----
 
@@ -239,16 +249,28 @@ class RowFormer:
         self.settle(now)
         return None
 
-    def note_broken_link(self, row: Row, member: Member, failure: pb.Failure, now: float) -> None:
-        """Form a row again whose worker can't exchange activations with another: without it, if there is a spare."""
-        self._broken_link = f"worker {member.name} can't reach worker {failure.neighbour}: {failure.reason}"
-        self._report.note("member", self._broken_link)
-        blamed = (seat for seat in row.seats if self._workers[seat.worker].name == failure.neighbour)
-        self._form_without(row, next(blamed, None), now)
+    def note_broken_link(self, row: Row, member: Member, failure: pb.Failure, now: float) -> bool:
+        """Form a row again whose worker can't exchange activations with another: without it, if there is a spare.
 
-    def note_links_work(self) -> None:
-        """Forget the broken link, since a whole lease has passed those of a row."""
-        self._broken_link = ""
+        Returns:
+            Whether the failure names a neighbour of the worker. It is the worker's own failure if not.
+        """
+        blamed = next(
+            (each for each in row.seats if self._workers[each.worker].name == failure.neighbour), None
+        )
+        pair = {member.session, blamed.worker if blamed is not None else None}
+        link = next((each for each in links_of(row.seats) if each.pair == pair), None)
+        if blamed is None or link is None:
+            return False
+        reason = printable(f"worker {member.name} can't reach worker {failure.neighbour}: {failure.reason}")
+        if self._broken_links.note(link, reason, now).is_telling:
+            self._report.note("member", reason)
+        self._form_without(row, blamed, now)
+        return True
+
+    def note_links_work(self, row: Row) -> None:
+        """Forget failures of a row's links, since a whole lease has passed them."""
+        self._broken_links.note_works(row.seats)
 
     def replace_late(self, now: float) -> None:
         """Replace a worker whose device hangs, or of a row that takes too long, if there is a spare."""
@@ -318,12 +340,13 @@ class RowFormer:
 
     def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can."""
-        if any(row.member.ready for row in self._table):
-            return f"forms its row again after: {self._broken_link}" if self._broken_link else None
+        rows = list(self._table)
+        ready = [self._broken_links.find(row.seats) for row in rows if row.member.ready]
+        if ready:
+            return f"tries again after: {ready[0][0].reason}" if all(ready) else None
         gathering = self._gathering.describe(now)
         if gathering is not None:
             return gathering
-        rows = list(self._table)
         gaps = find_gaps(self._count, rows[0].seats) if rows else [StageRun(0, self._count)]
         if gaps:
             reasons = self._describe_others()
@@ -335,6 +358,9 @@ class RowFormer:
                 else ""
             )
             return f"waits for a worker for {lacking} of {self._count}{f' ({reasons})' if reasons else ''}{shared}"
+        broken = self._broken_links.find(rows[0].seats)
+        if broken and count_avoided(rows[0].seats, self._avoided):
+            return f"tries again in {max(0.0, broken[0].until_seconds - now):.0f} s after: {broken[0].reason}"
         if all(self._workers[seat.worker].able for seat in rows[0].seats) and self._mismatch is not None:
             return f"waits for workers that fit together: {self._mismatch}"
         building = [

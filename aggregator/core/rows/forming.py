@@ -67,7 +67,7 @@ def form_rows(
     """
     known = {each.worker: each for each in candidates}
     wanted = max(1, len(known) // stages) if known else 0
-    kept = [_without_lost(seats, known) for seats in former]
+    kept = [without_lost(seats, known) for seats in former]
     whole_first = sorted((each for each in kept if each), key=lambda seats: -_held(seats))  # stable
     rows = [_Row(stages, known, seats) for seats in whole_first[:wanted]]
     rows += [_Row(stages, known, ()) for _ in range(wanted - len(rows))]
@@ -93,7 +93,7 @@ def find_gaps(stages: int, seats: Iterable[Seat]) -> list[StageRun]:
     return gaps
 
 
-def _without_lost(seats: Seats, known: dict[int, Candidate]) -> Seats:
+def without_lost(seats: Seats, known: dict[int, Candidate]) -> Seats:
     """Return the seats of workers that are still there and that their stages still fit."""
     return tuple(
         seat for seat in seats if seat.worker in known and seat.stages.count <= known[seat.worker].most_stages

@@ -150,7 +150,7 @@ class JobRows:
         lease.computed[member.session] = computed
         if len(lease.computed) < len(row.seats):
             return None
-        self._former.note_links_work()
+        self._former.note_links_work(row)
         self._note_findings(row, lease)
         parts = lease.computed.values()
         joined = pb.Computed(
@@ -203,8 +203,7 @@ class JobRows:
         if found is None:
             return None
         row, _ = found
-        if failure.neighbour:
-            self._former.note_broken_link(row, member, failure, now)
+        if failure.neighbour and self._former.note_broken_link(row, member, failure, now):
             return None
         self._table.void(row, failure.lease)
         return row.member
