@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from services.timeouts import STANDARD_TIMEOUTS
@@ -22,6 +23,9 @@ FREEZE_SECONDS = (1.0, 10.0, 25.0, 60.0)
 HANG_SECONDS = 1500.0
 """Duration of a device's hang, longer than the aggregator waits for a lease."""
 
+LONG_PART_SECONDS = 7200.0
+"""Duration for which no worker reaches another one, longer than several pauses of a broken link."""
+
 
 class Faults:
     """The faults of one run.
@@ -30,6 +34,7 @@ class Faults:
         active: whether more faults may happen.
         hung: workers whose devices have hung.
         named: workers that the aggregator has named for it.
+        parted_long: whether no worker could reach another one for long.
         parted_until: times until which two workers can't reach each other, by their names.
     """
 
@@ -37,6 +42,7 @@ class Faults:
         self.active = True
         self.hung: set[str] = set()
         self.named: set[str] = set()
+        self.parted_long = False
         self.parted_until: dict[frozenset[str], float] = {}
         self._cluster = cluster
         self._disturbed_until = 0.0
@@ -128,6 +134,8 @@ class Faults:
                 rng.choice(rows).cut()
             case "parted" if rows := [each for each in cluster.links if isinstance(each, RowConnection)]:
                 self._part(rng.choice(rows))
+            case "parted long":
+                self._part_all()
             case "sick" if alive:
                 self._sicken(rng.choice(alive), len(alive))
             case "hang" if healthy := [each for each in alive if each.name not in self.hung]:
@@ -182,6 +190,20 @@ class Faults:
         self.disturb(seconds)
         self.parted_until[connection.names] = cluster.loop.now + seconds
         connection.cut()
+
+    def _part_all(self) -> None:
+        """Let no worker reach another one for long."""
+        cluster = self._cluster
+        cluster.injected["all workers parted"] += 1
+        self.parted_long = True
+        self.disturb(
+            LONG_PART_SECONDS + STANDARD_TIMEOUTS.unfit
+        )  # the longest pause of a link that works again
+        for pair in combinations(cluster.workers, 2):
+            self.parted_until[frozenset(pair)] = cluster.loop.now + LONG_PART_SECONDS
+        for link in cluster.links:
+            if isinstance(link, RowConnection):
+                link.cut()
 
     def are_parted(self, names: frozenset[str]) -> bool:
         """Return whether two workers can't reach each other now."""

@@ -17,6 +17,7 @@ from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.progress import JobProgress
+from aggregator.core.rows.broken_links import BrokenLinks
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.running_job import RunningJob
@@ -398,6 +399,11 @@ HANG_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     names_no_hanging_device,
     believes_that_devices_get_on,
 ]
+
+
+def tries_broken_links_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BrokenLinks, "avoided", lambda self, now: frozenset())
+
 
 MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,

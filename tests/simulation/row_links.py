@@ -261,7 +261,7 @@ class RowLinks:
     Attributes:
         worker: the worker.
         row: the row; NO_ROW for none.
-        ends: its ends of the links, by the name of the other worker.
+        ends: its ends of the links to its neighbours, by their names.
         run: its stages.
     """
 
@@ -292,8 +292,13 @@ class RowLinks:
             "gradient": chosen.gradients,
             "tied": chosen.tied,
         }
-        for seat in row.seats:
-            if seat.name != self.worker.name:
+        place, count = self._seats.index(own), len(self._seats)
+        neighbours = {
+            (place - 1) % count,
+            (place + 1) % count,
+        }  # the first and the last one are neighbours too
+        for index, seat in enumerate(self._seats):
+            if index in neighbours and index != place:
                 dials = seat.first_stage < own.first_stage
                 self.ends[seat.name] = LinkEnd(self, seat, dials, credits)
         for end in list(self.ends.values()):
@@ -342,6 +347,8 @@ class RowLinks:
             end.say_state()
             if self.worker.now - end.heard_seconds > STANDARD_TIMEOUTS.deaf:
                 end.abandon()
+        if self.lost_neighbour():
+            self.worker.device.wake()
 
     @staticmethod
     def take(end: LinkEnd, kind: ArrayKind, lease: int) -> PassArray | None:

@@ -283,6 +283,21 @@ class Scenario:
         return replace(usual, workers=usual.workers + 3, faults=6, fault_kinds=("hang",), quiet_workers=0.0)
 
     @classmethod
+    def parted(cls, seed: int) -> Scenario:
+        """Return a scenario with a worker for each stage of one job, of which no one reaches another for long."""
+        draw = random.Random(f"pipelines of {seed}")
+        workers = draw.choice((2, 3))
+        usual = cls.hostile(seed)
+        [job] = jobs = usual.jobs[:1]
+        job.plan = replace(job.plan, min_workers=1)
+        job.pipeline = None
+        while job.pipeline is None or job.pipeline.stages != workers:
+            job.split(draw, workers)
+        if seed % 2:
+            job.pipeline = replace(job.pipeline, most_stages=1)
+        return replace(usual, jobs=jobs, workers=workers, faults=1, fault_kinds=("parted long",))
+
+    @classmethod
     def lying_in_rows(cls, seed: int) -> Scenario:
         """Return a scenario with a lying worker that has stages of a job. One row alone checks itself."""
         draw = random.Random(f"pipelines of {seed}")

@@ -19,7 +19,7 @@ from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
 from tests.simulation.disk import Disk, QueueBackup
-from tests.simulation.faults import HANG_SECONDS, Faults
+from tests.simulation.faults import HANG_SECONDS, LONG_PART_SECONDS, Faults
 from tests.simulation.job_checks import JobChecks
 from tests.simulation.job_model import SimulatedJob, SimulationFailed, require
 from tests.simulation.links import Link
@@ -135,7 +135,10 @@ class SimulatedCluster:
         """Check that the cluster makes progress."""
         self.faults.check_hangs()
         idle = self.loop.now - self._progress_seconds
-        if idle > PATIENCE_SECONDS + 2 * HANG_SECONDS * bool(self.faults.hung):
+        patience_seconds = PATIENCE_SECONDS + 2 * HANG_SECONDS * bool(self.faults.hung)
+        if self.faults.parted_long:
+            patience_seconds += LONG_PART_SECONDS + STANDARD_TIMEOUTS.unfit
+        if idle > patience_seconds:
             aggregator = self.aggregator
             waits = (
                 aggregator.core.describe_wait(self.loop.now)

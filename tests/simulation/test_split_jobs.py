@@ -20,6 +20,7 @@ from tests.simulation.mutations import (
     drops_a_piece,
     names_workers_that_wait,
     puts_chunks_together_without_all_pieces,
+    tries_broken_links_at_once,
 )
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
@@ -62,6 +63,34 @@ def test_workers_that_are_parted_for_long_are_not_left_in_a_row() -> None:
         cluster.run()
         lost += cluster.injected["neighbour lost"]
     assert lost
+
+
+MOST_LOST = 100
+"""Most neighbours that workers may report lost while they are parted. Tried at once, it would be more than 200."""
+
+
+def run_parted(seeds: range) -> list[int]:
+    """Run seeds in which no worker reaches another one for long; return how many reported a lost neighbour, by seed."""
+    found = []
+    for seed in seeds:
+        cluster = SimulatedCluster(seed, scenario=Scenario.parted(seed))
+        cluster.run()
+        found.append(cluster.injected["neighbour lost"])
+    return found
+
+
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(range(1, 2), id="usual"), pytest.param(range(2, 30), marks=pytest.mark.long)]
+)
+def test_links_that_stay_broken_are_tried_ever_more_rarely_until_they_heal(seeds: range) -> None:
+    lost = run_parted(seeds)
+    assert 0 < min(lost) <= max(lost) < MOST_LOST, lost
+
+
+@pytest.mark.long
+def test_links_that_are_tried_at_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries_broken_links_at_once(monkeypatch)
+    assert max(run_parted(range(1, 2))) > MOST_LOST
 
 
 def test_the_parts_of_a_split_cover_the_layout_once() -> None:

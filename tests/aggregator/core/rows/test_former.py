@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from services.pipeline.row_ids import row_number
@@ -452,7 +454,7 @@ def test_a_row_whose_link_stays_broken_waits_longer_each_time() -> None:
             before = set(dialogue.leases.values())
     assert 5 < rows < 6 + 2 * hours
     lines = [
-        each for each in dialogue.notes if "can't reach" in each or "row " in each and "is ready" in each
+        each for each in dialogue.notes if "can't reach" in each or ("row " in each and "is ready" in each)
     ]
     assert len(lines) < 14, lines
 
