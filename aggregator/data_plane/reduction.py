@@ -60,7 +60,7 @@ Sum: TypeAlias = "TensorChunk | Float32Array | SiblingSum"
 
 
 class NotStored(LookupError):
-    """An effect on a sum or on pieces that are not stored: whoever has decided it expects other payloads here."""
+    """An effect on a sum, or on pieces, that are not stored: what decided it expects other payloads here."""
 
 
 class StoredPieces:

@@ -11,6 +11,7 @@ from aggregator.core.leasing import deaths
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.running_job import RunningJob
 from protos.jobs_pb2 import FAILED, SUCCEEDED
+from tests.simulation.checked_runs import check_mutation
 from tests.simulation.job_model import CRASH
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
@@ -70,12 +71,4 @@ def test_a_mutation_of_the_core_fails_a_seed(
     scenario: Callable[[int], Scenario],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mutation(monkeypatch)
-    for seed in range(MOST_SEEDS):
-        try:
-            SimulatedCluster(seed, scenario=scenario(seed)).run()
-        except Exception as error:
-            assert not isinstance(error, TypeError), "the mutation no longer fits the core"
-            print(f"seed {seed}: {error}")
-            return
-    pytest.fail(f"{mutation.__name__} passes {MOST_SEEDS} seeds")
+    check_mutation(mutation, monkeypatch, MOST_SEEDS, scenario)

@@ -14,6 +14,7 @@ from itertools import count, islice
 
 import pytest
 
+from tests.simulation.checked_runs import check_mutation
 from tests.simulation.job_model import SimulationFailed
 from tests.simulation.mutations import (
     FAULTS_THAT_SHOW,
@@ -48,15 +49,12 @@ def test_a_mutation_of_a_core_fails_a_seed(
     fault_kinds: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mutation(monkeypatch)
-    for seed in range(MUTATION_SEEDS):
-        try:
-            SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), fault_kinds=fault_kinds)).run()
-        except Exception as error:
-            assert not isinstance(error, TypeError), "the mutation no longer fits the core"
-            print(f"seed {seed}: {type(error).__name__}: {error}")
-            return
-    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+    check_mutation(
+        mutation,
+        monkeypatch,
+        MUTATION_SEEDS,
+        lambda seed: replace(Scenario.hostile(seed), fault_kinds=fault_kinds),
+    )
 
 
 def test_a_step_that_must_stop_a_job_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

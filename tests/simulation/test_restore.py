@@ -6,14 +6,13 @@ generations that rise, and no epoch that is obeyed of two aggregators.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from tests.simulation.checked_runs import check_mutation, run_seeds
 from tests.simulation.mutations import RESTORE_MUTATIONS
 from tests.simulation.scenario import Scenario
-from tests.simulation.simulated_cluster import SimulatedCluster
 
 QUICK_SEEDS, SEEDS = 20, 300
 MUTATION_SEEDS = 60
@@ -29,14 +28,7 @@ MUTATION_SEEDS = 60
 )
 @pytest.mark.timeout(900)
 def test_clusters_end_in_the_same_bits_after_restores(seeds: range) -> None:
-    injected: Counter[str] = Counter()
-    for seed in seeds:
-        cluster = SimulatedCluster(seed, scenario=Scenario.restored(seed))
-        try:
-            cluster.run()
-        except AssertionError as error:
-            pytest.fail(f"seed {seed}: {error}")
-        injected += cluster.injected
+    injected = run_seeds(seeds, Scenario.restored)
     assert injected["queue restored"] > 2 * len(seeds)
 
 
@@ -44,11 +36,4 @@ def test_clusters_end_in_the_same_bits_after_restores(seeds: range) -> None:
 def test_a_mutation_fails_a_seed(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutation(monkeypatch)
-    for seed in range(MUTATION_SEEDS):
-        try:
-            SimulatedCluster(seed, scenario=Scenario.restored(seed)).run()
-        except AssertionError as error:
-            print(f"seed {seed}: {error}")
-            return
-    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+    check_mutation(mutation, monkeypatch, MUTATION_SEEDS, Scenario.restored, AssertionError)

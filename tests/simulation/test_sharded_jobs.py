@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from tests.simulation.checked_runs import check_mutation, run_seeds
 from tests.simulation.scenario import Scenario
 from tests.simulation.shard_mutations import (
     SHARD_MUTATIONS,
@@ -31,14 +31,7 @@ SOON_FOUND = (counts_a_piece_twice, keeps_no_chunk_that_is_put_together, carries
 )
 @pytest.mark.timeout(900)
 def test_pieces_that_come_to_shards_give_the_bits_of_an_undisturbed_run(seeds: range) -> None:
-    injected: Counter[str] = Counter()
-    for seed in seeds:
-        cluster = SimulatedCluster(seed, scenario=Scenario.sharded(seed))
-        try:
-            cluster.run()
-        except AssertionError as error:
-            pytest.fail(f"seed {seed}: {error}")
-        injected += cluster.injected
+    injected = run_seeds(seeds, Scenario.sharded)
     if len(seeds) > QUICK_SEEDS:
         assert injected["shard dies"] and injected["worker dies"] and injected["second aggregator"]
 
@@ -71,12 +64,4 @@ def test_shards_beside_all_else(scenario: Callable[[int], Scenario]) -> None:
 def test_a_mutation_fails_a_seed(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutation(monkeypatch)
-    for seed in range(MUTATION_SEEDS):
-        try:
-            SimulatedCluster(seed, scenario=Scenario.sharded(seed)).run()
-        except Exception as error:
-            assert not isinstance(error, TypeError), "the mutation no longer fits the core"
-            print(f"seed {seed}: {type(error).__name__}: {error}")
-            return
-    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+    check_mutation(mutation, monkeypatch, MUTATION_SEEDS, Scenario.sharded)

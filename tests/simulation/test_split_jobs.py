@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from aggregator.core.verification.answers import Answer
 from aggregator.core.verification.opinions import agree
 from services.pipeline.split import StageRun
 from services.tensors.layout_parts import check_cover
+from tests.simulation.checked_runs import check_mutation, run_seeds
 from tests.simulation.job_model import SimulationFailed
 from tests.simulation.mutations import (
     HANG_MUTATIONS,
@@ -40,14 +40,7 @@ SOON_FOUND = (drops_a_piece, puts_chunks_together_without_all_pieces)
 )
 @pytest.mark.timeout(900)
 def test_split_jobs_end_in_the_bits_of_an_undisturbed_run(seeds: range) -> None:
-    injected: Counter[str] = Counter()
-    for seed in seeds:
-        cluster = SimulatedCluster(seed, scenario=Scenario.split(seed))
-        try:
-            cluster.run()
-        except AssertionError as error:
-            pytest.fail(f"seed {seed}: {error}")
-        injected += cluster.injected
+    injected = run_seeds(seeds, Scenario.split)
     if len(seeds) > QUICK_SEEDS:
         assert injected["worker dies"] and injected["link of a row cut"] and injected["neighbour lost"]
 
@@ -112,15 +105,7 @@ def test_the_parts_of_a_split_cover_the_layout_once() -> None:
 def test_a_mutation_fails_a_seed(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutation(monkeypatch)
-    for seed in range(MUTATION_SEEDS):
-        try:
-            SimulatedCluster(seed, scenario=Scenario.split(seed)).run()
-        except Exception as error:
-            assert not isinstance(error, TypeError), "the mutation no longer fits the core"
-            print(f"seed {seed}: {type(error).__name__}: {error}")
-            return
-    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+    check_mutation(mutation, monkeypatch, MUTATION_SEEDS, Scenario.split)
 
 
 # ---- devices that hang ----
@@ -151,21 +136,14 @@ def test_a_stage_whose_device_hangs_is_named_within_one_stall(seeds: range) -> N
 def test_a_mutation_misses_a_hang_or_names_another(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutation(monkeypatch)
-    for seed in range(MUTATION_SEEDS):
-        try:
-            SimulatedCluster(seed, scenario=Scenario.hanging(seed)).run()
-        except SimulationFailed as error:
-            print(f"seed {seed}: {error}")
-            return
-    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+    check_mutation(mutation, monkeypatch, MUTATION_SEEDS, Scenario.hanging, SimulationFailed)
 
 
 # ---- a stage that lies ----
 
 
 def run_liars(seeds: range) -> int:
-    """Run seeds with a lying worker in a row; return in how many it was excluded. Nobody else may be."""
+    """Run seeds with a lying worker in a row; return in how many it was excluded. No other worker may be."""
     found = 0
     for seed in seeds:
         cluster = SimulatedCluster(seed, scenario=Scenario.lying_in_rows(seed))

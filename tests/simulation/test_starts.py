@@ -9,20 +9,11 @@ import pytest
 from optimizer.core.events import Loaded
 from optimizer.core.optimizer import OptimizerCore
 from protos.jobs_pb2 import SUCCEEDED
+from tests.simulation.checked_runs import run_seed
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
 QUICK_SEEDS, SEEDS = 30, 300
-
-
-def run(seed: int) -> SimulatedCluster:
-    """Run a seed; the cluster itself checks that the job ends in the weights of an undisturbed run."""
-    cluster = SimulatedCluster(seed, scenario=Scenario.continued(seed))
-    try:
-        cluster.run()
-    except AssertionError as error:
-        pytest.fail(f"seed {seed}: {error}")
-    return cluster
 
 
 @pytest.mark.parametrize(
@@ -37,7 +28,7 @@ def test_a_job_that_goes_on_ends_in_the_bits_of_an_undisturbed_run(seeds: range)
     injected: Counter[str] = Counter()
     ended = 0
     for seed in seeds:
-        cluster = run(seed)
+        cluster = run_seed(seed, Scenario.continued(seed))
         injected += cluster.injected
         second = cluster.jobs["job-1"]
         written = cluster.disk.checkpoints[second.id]

@@ -165,7 +165,7 @@ def test_a_hang_shows_in_the_report(make_device: Callable[[str], HangingDevice],
     assert device.thread.report() == pb.DeviceReport(task=task, seconds=700)
 
 
-def test_a_task_inside_another_begins_and_ends_anew() -> None:
+def test_a_task_inside_another_begins_and_ends_with_its_own_time() -> None:
     now = [0.0]
     watch = DeviceWatch(lambda: now[0])
 

@@ -93,7 +93,7 @@ class ShardedDataPlane:
     def _shard_killed(self, link: ShardLink, killed: cluster.Predecessor) -> None:
         """Fail as after an error of a shard, if a fault has killed it while it had the running job's tensors.
 
-        A person's kill is no fault, nor is one of the kernel for a lack of memory: nobody can tell them apart.
+        A person's kill is no fault, nor is one by the kernel for lack of memory: both are SIGKILL.
         """
         run = self._core.run
         if run is not None and run.job.id == killed.job and killed.signal in FAULTS:

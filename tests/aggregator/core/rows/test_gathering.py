@@ -1,4 +1,4 @@
-"""The first rows of a job: they follow from the names of the workers that run, whoever comes first."""
+"""The first rows of a job: they follow from the names of the workers that run, not from who comes first."""
 
 from __future__ import annotations
 
