@@ -124,7 +124,7 @@ class Link:
         self._shared: SharedArrays | None = None  # once there is a plan
         self._lease = pb.Lease()  # the one opened last
         self._dropped = 0  # the last one that was dropped
-        self._lost = ""  # why the neighbour counts as lost now, and the remedy
+        self._lost = ""  # why the neighbour counts as lost now
         self._refusals = 0  # messages refused since the last array that arrived
         self._problem = ""  # why there was no connection last
         self._signals: Signals | None = None  # to the one of the moment
@@ -256,21 +256,23 @@ class Link:
         """Note that a message was refused, at this end or at the other one."""
         self._refusals += 1
         if self._refusals >= MOST_REFUSALS:
-            self._set_lost(reason)
+            self._set_lost(f"{self.neighbour}: {reason}")
 
     def note_silence(self, seconds: float, limit_seconds: float) -> None:
         """Note how long nothing was heard of the neighbour, which counts as lost after a limit."""
         if self._refusals >= MOST_REFUSALS:
             return
-        reason = f": {self._problem}" if self._problem else ""
-        self._set_lost(f"not heard for {seconds:.1f} s{reason}" if seconds > limit_seconds else "")
+        if seconds <= limit_seconds:
+            self._set_lost("")
+            return
+        problem = f": {self._problem}" if self._problem else ""
+        cause = f"{self.neighbour.address}: not heard for {seconds:.1f} s{problem}"
+        self._set_lost(add_remedy(cause, self.neighbour.name))
 
-    def _set_lost(self, cause: str) -> None:
-        """Choose whether the neighbour counts as lost: the cause, or empty."""
-        name = self.neighbour.name
-        reason = add_remedy(f"{self.neighbour.address}: {cause}", name) if cause else ""
+    def _set_lost(self, reason: str) -> None:
+        """Choose whether the neighbour counts as lost: the reason, or empty."""
         if reason and not self._lost:
-            log.warning("worker %s is lost: %s", name, reason)
+            log.warning("worker %s is lost: %s", self.neighbour.name, reason)
         with self._changed:
             self._lost = reason
             self._changed.notify_all()
