@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
-from protos.jobs_pb2_grpc import JobsStub
 from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_certificate, make_certificates
@@ -33,7 +32,7 @@ def test_the_remedy_in_status_lets_the_job_go_on(tmp_path: Path, corpus: Path) -
         Cluster(tmp_path / "split", workers=2, certificates=files, heartbeat_seconds=1.0) as cluster,
         grpc.secure_channel(cluster.aggregator.address, credentials) as channel,
     ):
-        cluster.stub = JobsStub(channel)  # type: ignore[no-untyped-call]
+        cluster.call_over(channel)
         cluster.wait_workers(2)
         job = cluster.submit(spec_of(tmp_path, split_config(config, (1, 1))))
 

@@ -362,7 +362,11 @@ class Cluster:
             self.to_aggregator.address,
             options=(("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 500)),
         )
-        self.stub = JobsStub(self._channel)  # type: ignore[no-untyped-call]
+        self.call_over(self._channel)
+
+    def call_over(self, channel: grpc.Channel) -> None:
+        """Make job calls over a channel."""
+        self.stub = JobsStub(channel)  # type: ignore[no-untyped-call]
 
     def start_worker(
         self, *arguments: object, name: str = "", aggregator: str = "", wait: bool = True

@@ -174,3 +174,29 @@ def training_rows(
     dialogue.weights(generation, step, *range(dialogue.layout.chunks))
     dialogue.job().starts = 0  # as after a step, which would be saved
     return dialogue
+
+
+def waits_for(dialogue: RowDialogue) -> str:
+    """Return what the job waits for."""
+    return dialogue.core.describe_wait(dialogue.now) or ""
+
+
+def state_of(dialogue: RowDialogue) -> dict[str, str]:
+    """Return the state and stages of each worker."""
+    return {
+        each.name: f"{each.state} {StageRun(each.first_stage, each.stages)}" if each.stages else each.state
+        for each in dialogue.core.status(dialogue.now).workers
+    }
+
+
+def lost(dialogue: RowDialogue, session: int) -> list[str]:
+    """Lose a worker."""
+    return dialogue.give(ev.WorkerLost(session, "gone"))
+
+
+def too_large(dialogue: RowDialogue, session: int, stages: StageRun | None = None) -> list[str]:
+    """Report that the stages of a worker do not fit its chips: those it was told last, or others."""
+    told = stages or dialogue.told[session]
+    failure = pb.Failure(job="a", reason="they take 9 GB of a chip's 8 GB", too_large=True)
+    failure.first_stage, failure.stages = told.first, told.count
+    return dialogue.says(session, failure)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from services.pipeline.row_ids import row_number
@@ -11,25 +9,10 @@ from services.pipeline.split import StageRun
 from services.protocol.versions import STAGES_PROTOCOL
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import FINGERPRINT
-from tests.support.dialogues.rows import RowDialogue, training_rows
+from tests.support.dialogues.rows import RowDialogue, lost, state_of, too_large, training_rows, waits_for
 from tests.support.facts import has_facts
 
 SHARE_AFTER = STANDARD_TIMEOUTS.deaf + 2.5
-
-
-def waits_for(dialogue: RowDialogue) -> str:
-    return dialogue.core.describe_wait(dialogue.now) or ""
-
-
-def state_of(dialogue: RowDialogue) -> dict[str, str]:
-    return {
-        each.name: f"{each.state} {StageRun(each.first_stage, each.stages)}" if each.stages else each.state
-        for each in dialogue.core.status(dialogue.now).workers
-    }
-
-
-def lost(dialogue: RowDialogue, session: int) -> list[str]:
-    return dialogue.give(ev.WorkerLost(session, "gone"))
 
 
 def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease() -> None:
@@ -301,13 +284,6 @@ def test_a_row_of_new_code_goes_on_once_no_worker_of_the_old_code_is_left() -> N
 # ---- stages that don't fit ----
 
 
-def too_large(dialogue: RowDialogue, session: int, stages: StageRun | None = None) -> list[str]:
-    told = stages or dialogue.told[session]
-    failure = pb.Failure(job="a", reason="they take 9 GB of a chip's 8 GB", too_large=True)
-    failure.first_stage, failure.stages = told.first, told.count
-    return dialogue.says(session, failure)
-
-
 def test_a_worker_gets_no_more_stages_than_fit() -> None:
     dialogue = training_rows(1, 2, stages=4)
     dialogue.goes_by(SHARE_AFTER, 1, 2)
@@ -366,227 +342,6 @@ def test_a_worker_that_others_cannot_reach_has_all_stages_or_none() -> None:
     )
     lost(dialogue, 2)
     assert has_facts(waits_for(dialogue), "stage 1 of 2 (w3: ... no other worker can reach it")
-
-
-# ---- links ----
-
-
-def broken(dialogue: RowDialogue, session: int, neighbour: str, lease: int = 0) -> list[str]:
-    lease = lease or dialogue.leases[session]
-    failure = pb.Failure(job="a", lease=lease, reason="no answer for 30 s", neighbour=neighbour)
-    return dialogue.says(session, failure)
-
-
-def test_a_spare_replaces_the_worker_at_the_other_end_of_a_broken_link() -> None:
-    dialogue = training_rows(1, 2, 3)
-    former = dialogue.leases[2]
-    assert broken(dialogue, 1, "w2") == ["1 <- revoke", "2 <- revoke", "3 <- join stage 1"]
-    assert broken(dialogue, 2, "w1", former) == [], "its lease is void already"
-    assert state_of(dialogue) == {"w1": "ready stage 0", "w2": "spare", "w3": "building stage 1"}
-    assert has_facts(dialogue.notes[-1], "w1 can't reach worker w2: no answer for 30 s")
-
-
-def builds_all(dialogue: RowDialogue, *sessions: int) -> list[str]:
-    """Report that workers have built what they were told, if they had not; return what they are told then."""
-    return [line for each in sessions for line in dialogue.builds(each, holds=(1, 0))]
-
-
-def keep_from_sharing(dialogue: RowDialogue, *sessions: int) -> None:
-    """Report that two stages do not fit workers."""
-    for each in sessions:
-        assert dialogue.told[each].count == 2
-        too_large(dialogue, each)
-
-
-def test_without_a_spare_the_two_workers_of_a_broken_link_change_places() -> None:
-    dialogue = training_rows(1, 2)
-    former = dialogue.leases[1]
-    orders = broken(dialogue, 2, "w1")
-    assert orders == ["1 <- revoke", "2 <- revoke", "1 <- join stage 1", "2 <- join stage 0"], (
-        "w1 opens the link"
-    )
-    orders = builds_all(dialogue, 1, 2)
-    assert orders[:2] == ["2 <- row of stage 0 w2, stage 1 w1", "1 <- row of stage 0 w2, stage 1 w1"]
-    assert dialogue.leases[1] == dialogue.leases[2] > former
-    assert has_facts(waits_for(dialogue), "again after: worker w2 can't reach worker w1: no answer")
-    dialogue.tells(2)
-    dialogue.tells(1, losses=[1, 2, 3, 4])
-    assert has_facts(waits_for(dialogue), "rows with its weights: 1 of 1"), "a lease has passed the links"
-
-
-def part(dialogue: RowDialogue) -> None:
-    """Let the only link of two workers fail both ways around."""
-    broken(dialogue, 2, "w1")
-    builds_all(dialogue, 1, 2)
-    broken(dialogue, 1, "w2")
-
-
-def test_a_worker_that_no_other_reaches_is_left_out_until_it_may_be_tried_again() -> None:
-    dialogue = training_rows(1, 2)
-    part(dialogue)
-    dialogue.goes_by(SHARE_AFTER, 1, 2)
-    assert dialogue.told[1] == StageRun(0, 2)
-    assert has_facts(dialogue.core.status(dialogue.now).workers[1].detail, "w1 can't reach worker w2")
-    builds_all(dialogue, 1)
-    assert state_of(dialogue) == {"w1": "computing stages 0-1", "w2": "spare"}
-    dialogue.goes_by(120.0, 1, 2)
-    assert dialogue.told == {1: StageRun(0, 1), 2: StageRun(1, 1)}, "the network may have healed meanwhile"
-
-
-def test_a_row_whose_link_stays_broken_waits_longer_each_time() -> None:
-    dialogue = training_rows(1, 2)
-    part(dialogue)
-    dialogue.goes_by(SHARE_AFTER, 1, 2)
-    for session in (1, 2):
-        if dialogue.told[session].count == 2:
-            keep_from_sharing(dialogue, session)
-    keep_from_sharing(dialogue, *(each for each in (1, 2) if dialogue.told[each].count == 2))
-    builds_all(dialogue, 1, 2)
-    assert has_facts(waits_for(dialogue), "after: worker w1 can't reach worker w2: no answer")
-    assert waits_for(dialogue).startswith("tries again in ")
-    rows, hours = 0, 6
-    before = set(dialogue.leases.values())
-    for _ in range(hours * 1200):
-        dialogue.later(3.0, 1, 2)
-        if set(dialogue.leases.values()) != before:
-            rows += 1
-            broken(dialogue, 1, "w2")
-            before = set(dialogue.leases.values())
-    assert 5 < rows < 6 + 2 * hours
-    lines = [
-        each for each in dialogue.notes if "can't reach" in each or ("row " in each and "is ready" in each)
-    ]
-    assert len(lines) < 14, lines
-
-
-def test_a_worker_that_is_started_again_is_tried_at_once() -> None:
-    dialogue = training_rows(1, 2)
-    part(dialogue)
-    lost(dialogue, 2)
-    dialogue.arrives(3)
-    assert {dialogue.told[1], dialogue.told[3]} == {StageRun(0, 1), StageRun(1, 1)}
-    builds_all(dialogue, 1, 3)
-    assert dialogue.leases[1] == dialogue.leases[3]
-
-
-def test_a_failure_that_names_no_neighbour_is_the_workers_own() -> None:
-    for named in ("w9", "w1"):
-        dialogue = training_rows(1, 2)
-        assert broken(dialogue, 1, named)[:2] == ["1 <- revoke", "2 <- revoke"]
-        for _ in range(8):
-            broken(dialogue, 1, named)
-        assert state_of(dialogue)["w1"] == "refused"
-
-
-# ---- rows that take too long ----
-
-STALL = STANDARD_TIMEOUTS.stall + 2.5
-
-
-def test_a_spare_replaces_one_worker_after_another_of_a_row_that_hangs() -> None:
-    dialogue = training_rows(1, 2, 3)
-    assert dialogue.goes_by(STALL, 1, 2, 3) == ["1 <- revoke", "2 <- revoke", "3 <- join stage 0"]
-    assert has_facts(
-        dialogue.notes[-1], "the row of w1, w2 takes too long over a lease; a spare replaces worker w1"
-    )
-    dialogue.builds(3, holds=(1, 0))
-    assert dialogue.goes_by(STALL, 1, 2, 3) == ["3 <- revoke", "2 <- revoke", "1 <- join stage 1"]
-    dialogue.builds(1, holds=(1, 0))
-    assert dialogue.leases[1] == dialogue.leases[3]
-
-
-def test_a_worker_that_has_done_its_part_is_not_the_one_that_hangs() -> None:
-    dialogue = training_rows(1, 2, 3)
-    dialogue.tells(1)
-    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 1"
-
-
-def test_a_row_that_waits_for_weights_does_not_hang() -> None:
-    dialogue = training_rows(1, 2, 3)
-    dialogue.commits(1, 0)
-    dialogue.weights(1, 1, 0)
-    assert dialogue.goes_by(STALL, 1, 2, 3) == []
-    dialogue.weights(1, 1, 1)
-    for session in (1, 2):
-        dialogue.weights_loaded(session, 1, 1)
-    assert dialogue.later(2.5, 1, 2, 3) == [], "its time begins with the weights"
-    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 0"
-
-
-def test_a_row_that_hangs_goes_on_hanging_without_a_spare() -> None:
-    dialogue = training_rows(1, 2)
-    dialogue.hello(3)
-    dialogue.give(ev.DataStreamOpened(3))
-    too_large(dialogue, 3)
-    assert dialogue.goes_by(STALL, 1, 2, 3) == [], "worker 3 can have no stage beside others"
-
-
-# ---- devices that hang, by what their workers say of them ----
-
-
-def busy(task: pb.DeviceTask = pb.COMPUTE_GRADIENTS) -> pb.DeviceReport:
-    return pb.DeviceReport(task=task)
-
-
-def waiting(worker: str = "w2") -> pb.DeviceReport:
-    return pb.DeviceReport(task=pb.COMPUTE_GRADIENTS, waits_for=f"gradient of micro-batch 0, worker {worker}")
-
-
-@pytest.mark.parametrize("guilty", range(4))
-def test_the_worker_whose_device_hangs_is_found_within_one_stall(guilty: int) -> None:
-    workers = (1, 2, 3, 4)
-    dialogue = training_rows(*workers, 5, stages=4)
-    dialogue.devices = {each: waiting() for each in workers}
-    dialogue.devices[workers[guilty]] = busy()
-    dialogue.devices[5] = pb.DeviceReport()
-    assert dialogue.goes_by(STALL, *workers, 5)[-1] == f"5 <- join stage {guilty}"
-    name = f"w{workers[guilty]}"
-    found = [note for note in dialogue.notes if "device" in note]
-    assert has_facts(found[0], f"worker {name}: its device computes gradients ... not got on for 602 s")
-    assert has_facts(found[1], f"a spare replaces worker {name}")
-    assert state_of(dialogue)[name] == "stalled", "it is no spare"
-    dialogue.devices[workers[guilty]] = pb.DeviceReport()
-    dialogue.later(2.5, *workers, 5)
-    assert dialogue.notes[-1] == f"worker {name}: its device goes on"
-    assert state_of(dialogue)[name] == "spare"
-
-
-def test_a_row_that_loads_weights_hangs_with_its_worker() -> None:
-    dialogue = training_rows(1, 2, 3)
-    dialogue.commits(1, 0)
-    dialogue.weights(1, 1, 0, 1)
-    dialogue.weights_loaded(1, 1, 1)
-    dialogue.devices = {1: waiting(), 2: busy(pb.LOAD_WEIGHTS), 3: pb.DeviceReport()}
-    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 1"
-    assert any(has_facts(note, "worker w2: its device loads weights") for note in dialogue.notes)
-
-
-def test_without_a_spare_the_row_waits_for_the_worker_that_is_named() -> None:
-    dialogue = training_rows(1, 2)
-    dialogue.devices = {1: waiting(), 2: busy()}
-    assert dialogue.goes_by(2 * STALL, 1, 2) == []
-    assert state_of(dialogue) == {"w1": "computing stage 0", "w2": "stalled stage 1"}
-    assert has_facts(waits_for(dialogue), "worker w2: its device computes gradients ... restart it")
-    assert dialogue.arrives(3)[-1] == "3 <- join stage 1", "a spare came"
-
-
-def test_a_slow_row_whose_devices_get_on_is_left_alone() -> None:
-    dialogue = training_rows(1, 2, 3)
-    for _ in range(30):
-        dialogue.devices = {1: waiting(), 2: busy(), 3: pb.DeviceReport()}
-        assert dialogue.goes_by(STALL / 10, 1, 2, 3) == []
-
-
-def test_workers_that_all_wait_are_replaced_one_after_another() -> None:
-    dialogue = training_rows(1, 2, 3)
-    dialogue.devices = {1: waiting("w2"), 2: waiting("w1"), 3: pb.DeviceReport()}
-    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 0"
-
-
-def test_a_worker_that_says_nothing_is_tried_before_those_that_wait() -> None:
-    dialogue = training_rows(1, 2, 3)
-    dialogue.devices = {1: waiting(), 3: pb.DeviceReport()}
-    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 1"
 
 
 # ---- workers that do not fit together, or take no part ----
