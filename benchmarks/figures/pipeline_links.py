@@ -10,6 +10,7 @@ each end, grpcio has several.
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -66,6 +67,10 @@ class Ends:
 
     def _read_line(self, process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
+        if not select.select([process.stdout], [], [], LIMIT_SECONDS)[0]:
+            raise Failed(
+                f"an end of a link said nothing for {LIMIT_SECONDS:g} s; run it again on a machine less busy"
+            )
         line = process.stdout.readline()
         if not line:
             raise Failed(f"an end of a link ended with exit code {process.wait(LIMIT_SECONDS)}")
