@@ -42,6 +42,7 @@ from mesh.backend import drives_chips
 from protos import jobs_pb2
 from services.config.job import JobConfig
 from services.errors import Failed, Refused, TiermeshError
+from services.threads import finish_in_thread
 
 MESH_CHECK_SECONDS = 600.0
 """Limit of `tiermesh check` on a host; the first one compiles kernels."""
@@ -150,7 +151,7 @@ async def _launch(
         async with Cluster(links, run.members) as cluster:
             own_files = certificates.launcher_files() if certificates else {}
             # Beside the heartbeats: a busy disk may take longer than agents wait for one.
-            await asyncio.to_thread(write_run, run, folder, own_files)
+            await finish_in_thread(write_run, run, folder, own_files)
             for role in START_ORDER:
                 starts = []
                 for command in commands:
@@ -164,7 +165,7 @@ async def _launch(
                 job = await _until_gone(cluster, _submit(client, config, plan, output), output.say)
                 if not options.detach:
                     return await _follow(cluster, client, job.id, output)
-                await asyncio.to_thread(write_run, replace(run, job=job.id), folder, {})
+                await finish_in_thread(write_run, replace(run, job=job.id), folder, {})
                 await cluster.detach(_watch_requests(job.id, run, links, certificates))
                 detached = True
                 return job

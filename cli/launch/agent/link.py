@@ -177,12 +177,22 @@ class AgentLink:
         for task in self._tasks[1:]:
             task.cancel()
         self._requests.close()
+        deadline = time.monotonic() + _END_SECONDS
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._read_to_end(), _END_SECONDS)
         if not self._detached:
-            self._process.terminate()
-            await asyncio.to_thread(self._process.wait)
+            await self._wait_ended(max(0.0, deadline - time.monotonic()))
         self._tasks[0].cancel()
+
+    async def _wait_ended(self, limit_seconds: float) -> int:
+        """Return the exit code of the agent or of ssh, which is asked to end after a limit and killed after another."""
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                return await asyncio.to_thread(self._process.wait, limit_seconds)
+            except subprocess.TimeoutExpired:
+                end()
+                limit_seconds = _END_SECONDS
+        return await asyncio.to_thread(self._process.wait)
 
     async def _read_to_end(self) -> None:
         while await self._answers.read(MAX_LINE_BYTES):
@@ -234,7 +244,7 @@ class AgentLink:
         if line.endswith(b"\n"):
             return line
         await asyncio.wait([self._tasks[0]], timeout=_ERRORS_SECONDS)
-        code = await asyncio.to_thread(self._process.wait)
+        code = await self._wait_ended(_END_SECONDS)
         raise self._explain_end(code, tuple(self._errors))
 
     async def _read_errors(self, errors: asyncio.StreamReader) -> None:

@@ -50,6 +50,7 @@ from services.durable_files import new_file
 from services.errors import Failed, Refused, TiermeshError, describe_internal_error
 from services.printable import one_line, printable_path
 from services.system_errors import system_error, unexplained_system_error
+from services.threads import finish_in_thread
 from services.version import tiermesh_version
 
 if TYPE_CHECKING:
@@ -119,14 +120,13 @@ class Agent:
             if server is not None:
                 server.close()
                 (self._folder / SOCKET).unlink(missing_ok=True)
-            await self._stop(list(self._daemons), GRACE_SECONDS)
-            for task in (*self._tasks, *([] if job_end is None else [job_end])):
-                task.cancel()
-            await (
-                asyncio.get_running_loop().shutdown_default_executor()
-            )  # a secret may still be being written
-            for path in self._secrets:
-                path.unlink(missing_ok=True)
+            try:
+                await self._stop(list(self._daemons), GRACE_SECONDS)
+            finally:  # nothing is awaited here, so that a signal can't keep the secrets
+                for task in (*self._tasks, *([] if job_end is None else [job_end])):
+                    task.cancel()
+                for path in self._secrets:
+                    path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
         """Answer one launcher until it is gone, or has detached or ended the run."""
@@ -160,7 +160,7 @@ class Agent:
                 if message.secret:
                     self._secrets.append(path)
                 # Beside the heartbeats: a busy disk may take long.
-                await asyncio.to_thread(_write, path, message.text)
+                await finish_in_thread(_write, path, message.text)
             case Start():
                 self._start(message)
             case Check():

@@ -142,6 +142,19 @@ def test_daemons_end_when_the_launcher_or_the_agent_does(tmp_path: Path, how: st
 
 
 @pytest.mark.long
+def test_a_launcher_that_has_closed_leaves_no_daemon(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with agent(tmp_path) as link:
+            link.send(start(tmp_path, IGNORES_SIGTERM))
+            assert await link.receive() == Ready(0)
+            pid = int((tmp_path / "rank0" / "pid").read_text())
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run(test)
+
+
+@pytest.mark.long
 def test_a_stubborn_daemon_of_a_silent_launcher_ends_within_30_seconds(tmp_path: Path) -> None:
     async def test() -> None:
         async with agent(tmp_path) as link:
@@ -152,6 +165,28 @@ def test_a_stubborn_daemon_of_a_silent_launcher_ends_within_30_seconds(tmp_path:
             with pytest.raises(Failed, match="here: heard nothing of the launcher for 15 s; see its host"):
                 await link.receive()
             await asyncio.wait_for(wait_gone(pid), 30)
+
+    run(test)
+
+
+def test_a_signal_while_daemons_stop_leaves_no_secret(tmp_path: Path) -> None:
+    async def test() -> None:
+        secret = tmp_path / "rank0" / "daemon.key"
+        async with agent(tmp_path) as link:
+            link.send(WriteFile(str(secret), "secret", secret=True))
+            link.send(start(tmp_path, IGNORES_SIGTERM))
+            assert await link.receive() == Ready(0)
+            pid = int((tmp_path / "rank0" / "pid").read_text())
+            assert secret.exists()
+            link.send(
+                Detach()
+            )  # a defect of a launcher, so that the agent ends the connection and stops its daemons
+            with pytest.raises(Refused, match="before WatchJob"):
+                await link.receive()
+            os.kill(link.pid, signal.SIGTERM)
+            await wait_gone(link.pid)
+            os.kill(pid, signal.SIGKILL)
+            assert not secret.exists()
 
     run(test)
 
