@@ -16,6 +16,7 @@ from services.files.service import IDLE_SECONDS
 from services.files.store import FileStore
 from services.files.transfer import Retries, receive_pieces
 from services.protocol.file_refs import check_ref
+from services.threads import finish_in_thread
 from services.transport.backoff import Backoff
 
 MAX_WRONG_FILES = 3
@@ -119,7 +120,7 @@ async def _fetch_on(
         async with contextlib.aclosing(receive_pieces(channel, ref.sha256, offset)) as pieces:
             async for piece in pieces:
                 if piece.data:
-                    await asyncio.to_thread(upload.write, piece.data)
+                    await finish_in_thread(upload.write, piece.data)
                     retries.progressed()
                     tell(ref, upload.size, "")
         if upload.size < ref.size:
@@ -127,6 +128,6 @@ async def _fetch_on(
                 f"file {ref.sha256[:12]}: {upload.size} of {ref.size} bytes arrived; continuing there"
             )
         try:
-            await asyncio.to_thread(upload.finish)
+            await finish_in_thread(upload.finish)
         except FileDamaged as damaged:
             raise _WrongFile(str(damaged)) from None

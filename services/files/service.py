@@ -19,6 +19,7 @@ from services.files.store import FileStore
 from services.files.upload import Upload
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.file_refs import MAX_PIECE_BYTES, MAX_TEXT_BYTES
+from services.threads import finish_in_thread
 from services.transport.access.enforcement import (
     Caller,
     Denied,
@@ -157,9 +158,9 @@ class FilesServicer:
                     raise FileDamaged(  # repeated or lost on the way
                         f"Write: a piece at byte {piece.offset}, expected {upload.size}; continue the upload there"
                     )
-                await asyncio.to_thread(upload.write, piece.data)
+                await finish_in_thread(upload.write, piece.data)
                 piece = await self._next_piece(context)
-            await asyncio.to_thread(upload.finish)
+            await finish_in_thread(upload.finish)
             self._full = False
         finally:
             upload.close()
