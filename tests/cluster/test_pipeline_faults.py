@@ -55,7 +55,9 @@ def reported_steps(cluster: Cluster, job: str) -> list[int]:
 @pytest.mark.parametrize("stage", range(len(BLOCKS_PER_STAGE)))
 def test_a_killed_stage(tmp_path: Path, spec: str, expected: Bits, stage: int, spares: int) -> None:
     workers = len(BLOCKS_PER_STAGE) + spares
-    with Cluster(tmp_path, tiers=3, workers=workers, heartbeat_seconds=HEARTBEAT_SECONDS) as cluster:
+    with Cluster(
+        tmp_path, tiers=3, workers=workers, heartbeat_seconds=HEARTBEAT_SECONDS, steps=STEPS - 1
+    ) as cluster:
         cluster.wait_workers(workers)
         job = cluster.submit(spec)
         cluster.wait_step(job, 3)
@@ -69,7 +71,7 @@ def test_a_killed_stage(tmp_path: Path, spec: str, expected: Bits, stage: int, s
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_frozen_stage(tmp_path: Path, spec: str, expected: Bits, spares: int) -> None:
     workers = len(BLOCKS_PER_STAGE) + spares
-    with Cluster(tmp_path, tiers=3, workers=workers, heartbeat_seconds=3.0) as cluster:
+    with Cluster(tmp_path, tiers=3, workers=workers, heartbeat_seconds=3.0, steps=STEPS - 1) as cluster:
         cluster.wait_workers(workers)
         job = cluster.submit(spec)
         cluster.wait_step(job, 3)

@@ -10,7 +10,7 @@ import pytest
 from aggregator.core.aggregator import AggregatorCore
 from optimizer.core.optimizer import OptimizerCore
 from services.runtime.recording import replay
-from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
+from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of
 from tests.support.cluster.harness import ENDED, Cluster
 
 SPLIT = {"blocks_per_rank": {0: 1, 1: 1}, "schedule": "1f1b"}
@@ -27,7 +27,7 @@ def piped_spec(corpus: Path) -> str:
 def test_a_shard_killed_and_restarted(
     tmp_path: Path, shards: int, piped_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, workers=2, shards=shards, recorded=True) as cluster:
+    with Cluster(tmp_path, workers=2, shards=shards, recorded=True, steps=STEPS - 1) as cluster:
         job = cluster.submit(piped_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 2)
         cluster.shards[1].kill()
@@ -43,7 +43,7 @@ def test_a_shard_killed_and_restarted(
 def test_a_stage_killed_in_the_middle_of_a_job(
     tmp_path: Path, workers: int, piped_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, workers=workers, shards=2) as cluster:
+    with Cluster(tmp_path, workers=workers, shards=2, heartbeat_seconds=1.0, steps=STEPS - 1) as cluster:
         job = cluster.submit(piped_spec)
         cluster.wait_step(job, 3)
         cluster.workers[0].kill()

@@ -65,7 +65,8 @@ class _Started(dict[str, ProxiedCluster]):
         self._folders = folders
 
     def __missing__(self, how: str) -> ProxiedCluster:
-        cluster = ProxiedCluster(self._folders.mktemp(how), workers=1, shards=2, options=OPTIONS[how])
+        folder = self._folders.mktemp(how)
+        cluster = ProxiedCluster(folder, workers=1, shards=2, options=OPTIONS[how], steps=STEPS)
         self[how] = cluster.__enter__()
         return cluster
 
@@ -103,6 +104,7 @@ def test_the_job_ends_in_the_same_bits(
         least_bytes=CHUNK_BYTES if large else 0,
     )
     if method == "WritePart":  # A checkpoint is restored to the shards after one of them was lost.
+        cluster.allow_steps(CHECKPOINT_EVERY + 1)
         job = cluster.submit(spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 1)
         proxy.strike(fault)

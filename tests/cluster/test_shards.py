@@ -83,7 +83,7 @@ def test_wire_types_give_the_same_bits_with_and_without_shards(tmp_path: Path, c
 
 @pytest.mark.long
 def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, gpt_spec: str) -> None:
-    with Cluster(tmp_path, workers=2, shards=2, recorded=True) as cluster:
+    with Cluster(tmp_path, workers=2, shards=2, recorded=True, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 1)
         cluster.to_shards[0].cut()
@@ -103,7 +103,7 @@ def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Pat
 
 @pytest.mark.long
 def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+    with Cluster(tmp_path, workers=2, shards=2, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_workers(2, "ready", "computing")
         cluster.wait_step(job, 3)
@@ -114,7 +114,7 @@ def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, u
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_shard_killed_and_restarted(tmp_path: Path, lost: int, gpt_spec: str, undisturbed: Bits) -> None:
-    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+    with Cluster(tmp_path, workers=2, shards=2, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 2)
         cluster.shards[lost].kill()
@@ -130,7 +130,7 @@ def test_a_shard_killed_and_restarted(tmp_path: Path, lost: int, gpt_spec: str, 
 
 @pytest.mark.long
 def test_a_frozen_shard_is_dropped_and_may_return(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    with Cluster(tmp_path, workers=1, shards=2, heartbeat_seconds=0.5) as cluster:
+    with Cluster(tmp_path, workers=1, shards=2, heartbeat_seconds=0.5, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 1)
         cluster.shards[0].freeze()
@@ -141,7 +141,7 @@ def test_a_frozen_shard_is_dropped_and_may_return(tmp_path: Path, gpt_spec: str,
 
 @pytest.mark.long
 def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+    with Cluster(tmp_path, workers=2, shards=2, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 2)
         cluster.aggregator.kill()
@@ -154,7 +154,7 @@ def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undi
 @pytest.mark.long
 def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     """Break the relay that the control stream and the workers' streams share."""
-    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+    with Cluster(tmp_path, workers=2, shards=2, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 2)
         cluster.to_shards[1].cut()
@@ -167,7 +167,7 @@ def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbe
 def test_a_job_continues_with_another_number_of_shards(
     tmp_path: Path, then: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+    with Cluster(tmp_path, workers=2, shards=2, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 2)
         cluster.aggregator.kill()

@@ -43,6 +43,7 @@ class Pair(Cluster):
             shards=shards,
             aggregator_options=("--standby",),
             heartbeat_seconds=HEARTBEAT_SECONDS,
+            steps=STEPS - 1,
         )
 
     def __enter__(self) -> Pair:
@@ -122,6 +123,7 @@ def test_a_leader_that_is_killed_amid_a_pipeline(tmp_path: Path, tiers: int, cor
         pair.first.kill()
         pair.taken_over()
         assert bits(pair.finish(job)) == expected
+        pair.wait_workers(2)
         assert {each.name for each in pair.status().workers} == set(stages)
 
 

@@ -32,7 +32,9 @@ def test_each_micro_batch_is_counted_once_despite_kills(tmp_path: Path, tiers: i
         optimizer={"type": "SGD", "lr": 1.0},
     )
     module = "tests.support.cluster.tally_worker"
-    with Cluster(tmp_path / "cluster", tiers=tiers, workers=2, worker_module=module) as cluster:
+    with Cluster(
+        tmp_path / "cluster", tiers=tiers, workers=2, worker_module=module, steps=STEPS - 1
+    ) as cluster:
         job = cluster.submit(spec_of(tmp_path, config))
         cluster.wait_workers(2, "ready", "computing")
         for step in (10, 30):

@@ -26,6 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from tests.support.cluster import held_steps
+
 if TYPE_CHECKING:
     from services.runtime.launcher import Spawn
 
@@ -195,6 +197,8 @@ def main(descriptor: int, role: str) -> None:
                 os._exit(0)  # skip the slow teardown of the imported modules
             module, arguments, settings = json.loads(request)
             os.environ.update(settings)
+            if held_steps.VARIABLE in settings:
+                held_steps.hold_steps(Path(settings[held_steps.VARIABLE]))
             sys.argv = [module, *arguments]
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             return

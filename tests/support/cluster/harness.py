@@ -21,6 +21,7 @@ from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.instrumentation import failpoints
 from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all
+from tests.support.cluster import held_steps
 from tests.support.cluster.fork_server import ROLES, fork_server, spawner
 from tests.support.cluster.relay import Relay
 
@@ -185,6 +186,7 @@ class Cluster:
         modules: the same for other roles, by role; "shard" for shards alone. What changes holds for later starts.
         failpoints: function that returns the failpoints of a daemon about to start, from its role or "shard". They are
             logged to `failpoints.log` in `folder`. None for no failpoints.
+        steps: number of steps that its jobs make until `allow_steps` or `finish`; None for no limit.
     """
 
     known: ClassVar[list[Cluster]] = []  # The report of a failed test shows their logs.
@@ -206,8 +208,10 @@ class Cluster:
         worker_module: str = "cli.main",
         modules: Mapping[str, str] | None = None,
         failpoints: Callable[[str], str] | None = None,
+        steps: int | None = None,
     ) -> None:
         self._failpoints = failpoints
+        self._steps = steps
         self.folder = folder
         self.modules = {"worker": worker_module, **(modules or {})}
         self._kernels = kernels
@@ -236,6 +240,8 @@ class Cluster:
     def __enter__(self) -> Cluster:
         Cluster.known.append(self)
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self._steps is not None:
+            self.allow_steps(self._steps)
         try:
             if self.tiers == 3:
                 self.start_optimizer()
@@ -274,6 +280,8 @@ class Cluster:
         if self._failpoints is not None:
             settings[failpoints.VARIABLE] = self._failpoints(kind)
             settings[failpoints.LOG_VARIABLE] = str(self.folder / "failpoints.log")
+        if self._steps is not None and role == "worker":
+            settings[held_steps.VARIABLE] = str(self._steps_file)
         daemon = Daemon(
             role, name, self.folder, *options, kernels=self._kernels, module=module, settings=settings
         )
@@ -426,8 +434,19 @@ class Cluster:
         """Watch a job until this many updates are done."""
         return self.wait(job, lambda each: each.step >= step, f"step {step}")
 
+    def allow_steps(self, steps: int | None) -> None:
+        """Let jobs of a cluster with a limit of steps make this many, or any number."""
+        assert self._steps is not None, "give the cluster a limit when it is made"
+        held_steps.allow_steps(self._steps_file, steps)
+
+    @property
+    def _steps_file(self) -> Path:
+        return self.folder / "steps"
+
     def finish(self, job: str) -> jobs.Job:
-        """Wait for the job's end; check that it succeeded."""
+        """Let the job make all its steps, and wait for its end; check that it succeeded."""
+        if self._steps is not None:
+            self.allow_steps(None)
         ended = self.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.SUCCEEDED, ended
         return ended
