@@ -66,8 +66,9 @@ def relay(folder: str) -> int:
 
     threading.Thread(target=forward, name="standard-input", daemon=True).start()
     with os.fdopen(os.dup(1), "wb", buffering=0) as output:
-        _pump(lambda: connection.recv(_BLOCK_BYTES), output.write)
-    return ExitCode.DONE
+        answered = _pump(lambda: connection.recv(_BLOCK_BYTES), output.write)
+    # An agent that is about to end serves nobody.
+    return ExitCode.DONE if answered else _tell_result(path)
 
 
 def _tell_result(folder: Path) -> int:
@@ -84,10 +85,14 @@ async def _serve_standard_streams(folder: Path) -> None:
     await Agent(folder).run(*await _open_standard_streams())
 
 
-def _pump(source: Callable[[], bytes], sink: Callable[[bytes], object]) -> None:
+def _pump(source: Callable[[], bytes], sink: Callable[[bytes], object]) -> bool:
+    """Pass on all bytes to their end, or until one side is gone; return whether there were any."""
+    passed = False
     with contextlib.suppress(OSError):
         while content := source():
+            passed = True
             sink(content)
+    return passed
 
 
 async def _open_standard_streams() -> tuple[asyncio.StreamReader, asyncio.WriteTransport]:

@@ -87,39 +87,28 @@ class Agent:
         self._over = False
         self._detached = False
         self._job_watch: JobWatch | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: asyncio.Queue[Streams] = asyncio.Queue(1)
+        self._closed = False
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
         """Serve the launcher on a connection and, once detached, those that attach later, until the run is over."""
-        connections: asyncio.Queue[Streams] = asyncio.Queue(1)
-
-        async def offer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if self._launcher is not None or connections.full():
-                text = "another launcher is attached to this run; end it first"
-                writer.write(protocol.encode(Problem(text, refused=True)))
-                writer.close()
-            else:
-                connections.put_nowait((reader, writer.transport))
-
-        server: asyncio.Server | None = None
         job_end: asyncio.Task[RunOver] | None = None
         try:
             while True:
                 await self._serve(reader, writer)
                 if self._over or not self._detached or self._job_watch is None:
                     return
-                if server is None or job_end is None:
+                if job_end is None:
                     _release_standard_streams(self._folder / LOG)
-                    server = await _listen(self._folder, offer)
                     job_end = asyncio.create_task(self._job_watch.wait())
-                streams = await _next_launcher(connections, job_end)
+                streams = await _next_launcher(self._connections, job_end)
                 if streams is None:
-                    await self._end_by_itself(server, job_end.result())
+                    await self._end_by_itself(job_end.result())
                     return
                 reader, writer = streams
         finally:
-            if server is not None:
-                server.close()
-                (self._folder / SOCKET).unlink(missing_ok=True)
+            self._close()
             try:
                 await self._stop(list(self._daemons), GRACE_SECONDS)
             finally:  # nothing is awaited here, so that a signal can't keep the secrets
@@ -127,6 +116,26 @@ class Agent:
                     task.cancel()
                 for path in self._secrets:
                     path.unlink(missing_ok=True)
+
+    async def _offer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a launcher that attaches, unless there is another one."""
+        if self._closed:
+            writer.close()
+        elif self._launcher is not None or self._connections.full():
+            text = "another launcher is attached to this run; end it first"
+            writer.write(protocol.encode(Problem(text, refused=True)))
+            writer.close()
+        else:
+            self._connections.put_nowait((reader, writer.transport))
+
+    def _close(self) -> None:
+        """Take no more launchers. Those that wait get no answer, so they look for the result."""
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+            (self._folder / SOCKET).unlink(missing_ok=True)
+        while not self._connections.empty():
+            self._connections.get_nowait()[1].close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
         """Answer one launcher until it is gone, or has detached or ended the run."""
@@ -175,6 +184,8 @@ class Agent:
                     raise Refused(
                         "Detach: before WatchJob, so the end would not be noticed; report this as a defect"
                     )
+                if self._server is None:  # before the launcher goes, so that the next one can come at once
+                    self._server = await _listen(self._folder, self._offer)
                 self._detached = True
                 self._send(Detached())
             case Heartbeat():
@@ -204,16 +215,15 @@ class Agent:
         self._job_watch = watch
         self._send(JobSeen())
 
-    async def _end_by_itself(self, server: asyncio.Server, over: RunOver) -> None:
+    async def _end_by_itself(self, over: RunOver) -> None:
         """Keep how the job has ended for those who attach later, then stop the daemons."""
-        server.close()
-        (self._folder / SOCKET).unlink(missing_ok=True)
         if not over.job:  # a daemon that ended here may be the reason
             ends = [state.text for state in self._states.values() if isinstance(state, Ended)]
             over = RunOver("", "; ".join(ends) or over.text)
         try:
             _write(self._folder / RESULT_FILE, protocol.encode(over).decode())
         finally:
+            self._close()
             for role in _STOP_ORDER:
                 await self._stop([rank for rank, daemon in self._daemons.items() if daemon.role == role])
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from cli.launch.agent.job_watch import read_ended_job
 from cli.launch.agent.link import AgentLink, RunEnded
+from cli.launch.agent.process import RESULT_FILE, SOCKET
 from cli.launch.agent.protocol import (
     Check,
     Detach,
@@ -25,14 +26,17 @@ from cli.launch.agent.protocol import (
     Probe,
     Probed,
     Ready,
+    RunOver,
     Start,
     Stop,
     Stopped,
     WatchJob,
     WriteFile,
+    encode,
 )
 from protos import jobs_pb2
 from services.errors import Failed, Refused
+from tests.support.cluster.harness import eventually
 from tests.support.fake_aggregator import FakeAggregator, serving
 
 OPTIMIZER = FakeAggregator().status.optimizer
@@ -55,9 +59,29 @@ def run(test: Callable[[], Any]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+HELD = """
+import sys, time
+from pathlib import Path
+from cli.launch.agent import process
+held = process.{held}
+def hold(first, *rest):
+    folder = Path(first).parent
+    (folder / "holds").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return held(first, *rest)
+process.{held} = hold
+from cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""Program of an agent that waits in a function, whose first argument is a file of the run's folder."""
+
+
 @asynccontextmanager
-async def agent(folder: Path, *more: str) -> AsyncIterator[AgentLink]:
-    command = [sys.executable, "-m", "cli.main", "launch-agent", "--folder", str(folder), *more]
+async def agent(
+    folder: Path, *more: str, program: tuple[str, ...] = ("-m", "cli.main")
+) -> AsyncIterator[AgentLink]:
+    command = [sys.executable, *program, "launch-agent", "--folder", str(folder), *more]
     link = await AgentLink.open("here", command, lambda code, errors: Failed(f"{code}: {errors[-1]}"))
     try:
         yield link
@@ -71,6 +95,24 @@ def start(folder: Path, program: str = ENDS_WITH_PARENT, rank: int = 0) -> Start
     return Start(
         rank, "worker", f"rank{rank}", str(own), ready, (sys.executable, "-c", program, ready), {"A": "1"}, ()
     )
+
+
+@contextmanager
+def socket_path(folder: Path) -> Iterator[str]:
+    """Yield a path of a detached agent's socket that is short enough for one."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{opened}/{SOCKET}"
+    finally:
+        os.close(opened)
+
+
+def connect(folder: Path) -> socket.socket:
+    """Connect to a detached agent, as a launcher does that attaches."""
+    connection = socket.socket(socket.AF_UNIX)
+    with socket_path(folder) as path:
+        connection.connect(path)
+    return connection
 
 
 async def wait_gone(pid: int) -> None:
@@ -233,6 +275,56 @@ def test_a_detached_agent_outlives_its_launcher_and_is_attached_and_stopped(
         with pytest.raises(Failed, match="the run has ended"):
             async with agent(tmp_path, "--attach"):
                 pass
+
+    run(test)
+
+
+def test_a_detached_agent_can_be_attached_to_at_once(tmp_path: Path, aggregator: FakeAggregator) -> None:
+    async def test() -> None:
+        program = ("-c", HELD.format(held="_release_standard_streams"))
+        async with agent(tmp_path, program=program) as link:
+            await detach(link, aggregator)
+            connect(tmp_path).close()
+            os.kill(link.pid, signal.SIGKILL)
+
+    run(test)
+
+
+def test_a_launcher_that_attaches_while_the_agent_ends_finds_the_result(
+    tmp_path: Path, aggregator: FakeAggregator
+) -> None:
+    async def test() -> None:
+        aggregator.jobs["job-1"].state = jobs_pb2.SUCCEEDED
+        lingers_not = "from cli.launch.agent import process; process.LINGER_SECONDS = 0.0\n"
+        async with agent(tmp_path, program=("-c", lingers_not + HELD.format(held="_write"))) as link:
+            await detach(link, aggregator)
+            await asyncio.to_thread(eventually, (tmp_path / "holds").exists, "the end of the agent")
+            with connect(tmp_path) as connection:
+                (tmp_path / "go").touch()
+                with suppress(ConnectionResetError):
+                    assert await asyncio.to_thread(connection.recv, 1) == b"", "it answers no more launchers"
+        with pytest.raises(RunEnded) as ended:
+            async with agent(tmp_path, "--attach"):
+                pass
+        assert read_ended_job(ended.value.over.job) == aggregator.jobs["job-1"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("result", [RunOver("", "the optimizer ended"), None])
+def test_a_launcher_that_gets_no_answer_looks_for_the_result(tmp_path: Path, result: RunOver | None) -> None:
+    async def test() -> None:
+        async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if result is not None:
+                (tmp_path / RESULT_FILE).write_bytes(encode(result))
+            writer.close()
+
+        with socket_path(tmp_path) as path:
+            server = await asyncio.start_unix_server(end, path)
+        async with server:
+            with pytest.raises(Failed if result is None else RunEnded, match="the run has ended"):
+                async with agent(tmp_path, "--attach"):
+                    pass
 
     run(test)
 
