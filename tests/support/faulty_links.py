@@ -109,6 +109,7 @@ def cutting_relay(
     *,
     bytes_per_second: float = math.inf,
     count: Callable[[], None] = lambda: None,
+    count_bytes: Callable[[int], None] = lambda count: None,
 ) -> Iterator[int]:
     """Relay connections to a port of this host, and disturb one after the other.
 
@@ -119,6 +120,7 @@ def cutting_relay(
         seed: seed of the draws.
         bytes_per_second: speed of each direction.
         count: called for each connection that is relayed.
+        count_bytes: called with the number of bytes, before they are passed on.
 
     Yields:
         The relay's port.
@@ -145,6 +147,7 @@ def cutting_relay(
                 content = content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
                 cut = None
             passed += len(content)
+            count_bytes(len(content))
             writer.write(content)
             await writer.drain()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from protos import cluster_pb2 as pb
-from services.timeouts import Timeouts
+from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 from services.transport.http2.server import Handler, StreamServer
 from services.transport.security import Security
 from worker.pipeline.row_links import RowLinks
@@ -18,8 +20,22 @@ from worker.pipeline.streams import Sharing
 JOB = "20260101-000000-0123456789abcdef"
 EPOCH = 3
 LIMIT_SECONDS = 60.0
+_OF_STREAMS = ("tick", "beat", "retry", "lock", "grace", "hello", "silent")
+"""Timeouts after which a stream is replaced. Those after which its neighbour is lost are longer."""
 
 Result = TypeVar("Result")
+
+
+def quick_streams(heartbeat_seconds: float) -> Timeouts:
+    """Return timeouts by which streams are replaced soon, while a neighbour is lost no sooner than usual.
+
+    Args:
+        heartbeat_seconds: heartbeat of the streams.
+    """
+    quick = asdict(Timeouts.from_heartbeat(heartbeat_seconds))
+    timeouts = replace(STANDARD_TIMEOUTS, **{name: quick[name] for name in _OF_STREAMS})
+    timeouts.check()
+    return timeouts
 
 
 class LinkedWorker:
@@ -31,6 +47,7 @@ class LinkedWorker:
         security: its certificates.
         wrap: returns the handler of its streams from the real one.
         shares: whether its arrays may go through shared memory.
+        clock: clock of its links, in seconds.
 
     Attributes:
         links: its links.
@@ -46,6 +63,7 @@ class LinkedWorker:
         wrap: Callable[[Handler], Handler] = lambda handler: handler,
         *,
         shares: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.loop = asyncio.new_event_loop()
@@ -53,7 +71,8 @@ class LinkedWorker:
         self._thread.start()
         self.shared_links = 0
         sharing = Sharing(shares, self._count_shared)
-        self.links = RowLinks(name, f"incarnation of {name}", security, timeouts, sharing=sharing)
+        incarnation = f"incarnation of {name}"
+        self.links = RowLinks(name, incarnation, security, timeouts, sharing=sharing, clock=clock)
         handlers = {method: wrap(handler) for method, handler in self.links.handlers().items()}
         self._server = self.call(StreamServer.start("127.0.0.1:0", security, handlers))
         self.port = self._server.port
@@ -98,28 +117,30 @@ class LinkedWorker:
 def linked_workers(
     runs: Sequence[int],
     *,
-    heartbeat_seconds: float = 5.0,
+    timeouts: Sequence[Timeouts] = (),
     security: Sequence[Security] = (),
     wrap: Callable[[Handler], Handler] = lambda handler: handler,
     shares: bool = False,
     address_of: Callable[[LinkedWorker], str] = lambda worker: "",
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[LinkedWorker]]:
     """Run the workers of a row.
 
     Args:
         runs: number of stages of each.
-        heartbeat_seconds: heartbeat of the links.
+        timeouts: timeouts of each; none for the standard ones.
         security: certificates of each; none for plain text.
         wrap: returns the handler of streams from the real one.
         shares: whether arrays may go through shared memory.
         address_of: returns the address at which the others reach a worker; empty for its own.
+        clock: clock of the links, in seconds.
     """
-    timeouts = Timeouts.from_heartbeat(heartbeat_seconds)
     with ExitStack() as stack:
         workers = []
         for index in range(len(runs)):
             own = security[index] if security else Security()
-            worker = LinkedWorker(f"w{index}", timeouts, own, wrap, shares=shares)
+            limits = timeouts[index] if timeouts else STANDARD_TIMEOUTS
+            worker = LinkedWorker(f"w{index}", limits, own, wrap, shares=shares, clock=clock)
             stack.callback(worker.stop)
             workers.append(worker)
         row = form_row(workers, runs, address_of=address_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,7 @@ class RowLinks:
         timeouts: timeouts of rows to come; the service sets them to the cluster's.
         sharing: whether and how arrays go through memory shared with a neighbour on this host.
         count_sent: callback, called with the job and the bytes of each array that is sent.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -82,9 +84,11 @@ class RowLinks:
         *,
         sharing: Sharing = SHARING,
         count_sent: Callable[[str, int], None] = lambda job, size_bytes: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sharing = sharing
         self._count_sent = count_sent
+        self._clock = clock
         self.timeouts = timeouts
         self._name = name
         self._incarnation = incarnation
@@ -120,7 +124,11 @@ class RowLinks:
         loop = asyncio.get_running_loop()
         streams = {
             each.stages.first: LinkStreams(
-                Link(places, each, loop, self._count_sent), self._security, self._sharing, self.timeouts
+                Link(places, each, loop, self._count_sent),
+                self._security,
+                self._sharing,
+                self.timeouts,
+                self._clock,
             )
             for each in places.neighbours
         }

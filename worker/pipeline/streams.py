@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -68,7 +67,7 @@ class LinkStreams:
         security: Security,
         sharing: Sharing,
         timeouts: Timeouts,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.link = link
         self._security = security
