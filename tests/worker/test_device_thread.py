@@ -30,6 +30,7 @@ from services.tensors.kernels.arithmetic import Float32Array
 from tests.support.facts import has_facts
 from training.pipeline.build import build_step
 from training.step import TrainingStep
+from worker import device_thread
 from worker.chip_memory import ChipMemoryShort
 from worker.core import events as ev
 from worker.device_thread import ABANDON_SECONDS, DeviceThread
@@ -141,8 +142,9 @@ def test_a_damaged_file_is_no_failed_lease(make_device: Callable[..., Device], i
 
 @pytest.mark.parametrize("ends_by", ["another job", "a dropped job", "a stop"])
 def test_a_build_that_reads_files_ends_when_it_is_not_wanted(
-    make_device: Callable[..., Device], ends_by: str
+    make_device: Callable[..., Device], ends_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(device_thread, "ABANDON_SECONDS", LIMIT_SECONDS)
     reads, wanted = threading.Event(), threading.Event()
 
     def read_or_make(*arguments: Any, **settings: Any) -> TrainingStep:
