@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +131,9 @@ def test_another_daemon_at_that_port(ends: Ends) -> None:
         ("box.invalid:7080", "give worker w1 an --advertise that this host can resolve"),
     ],
 )
-def test_nothing_is_at_that_address(address: str, remedy: str) -> None:
+def test_nothing_is_at_that_address(address: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = partial(socket.getaddrinfo, flags=socket.AI_NUMERICHOST)  # names are asked of no server
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *hints: look_up(host, port))
     cause = asyncio.run(find_cause(address.format(port=free_port()), Security()))
     assert remedy in add_remedy(cause, "w1"), cause
 
