@@ -140,8 +140,9 @@ def test_it_runs_in_the_background_and_ends_at_once(folder: DataFolder, data: Pa
 
     async def scenario() -> None:
         running = asyncio.ensure_future(folder.run())
-        while read(folder, name) is None:
+        while folder.size_of(name) is None:
             await asyncio.sleep(0.001)
+        assert read(folder, name) == b"a"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -22,7 +22,8 @@ from services.transport.security import Security
 from services.transport.server import open_channel, start_server
 from tests.support.fake_aggregator import FakeAggregator
 
-TIMEOUTS = Timeouts.from_heartbeat(0.4)
+TIMEOUTS = Timeouts.from_heartbeat(20.0, {"tick": 0.1})
+"""A short tick, since tests wait for it, and a long wait for another process that writes to the queue."""
 LIMIT_SECONDS = 30.0
 TENSOR_PORT = 4711
 

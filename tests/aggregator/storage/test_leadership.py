@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,8 +18,33 @@ from aggregator.storage.leadership import Leadership
 from services.errors import Failed
 from services.timeouts import Timeouts
 
-TIMEOUTS = Timeouts.from_heartbeat(0.5)
-LIMIT_SECONDS = 30.0
+TIMEOUTS = Timeouts.from_heartbeat(20.0, {"tick": 0.05})
+"""A short tick, since tests wait for it. No pause of this machine or its disk is as long as the other timeouts."""
+LIMIT_SECONDS = 300.0
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop whose clock goes on when a test says so, besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_seconds = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._passed_seconds
+
+    def let_pass(self, seconds: float) -> None:
+        """Have time pass in which the loop stands still, like a stopped process."""
+        self._passed_seconds += seconds
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    try:
+        yield loop
+    finally:
+        loop.close()
 
 
 @contextmanager
@@ -29,11 +54,10 @@ def leading(path: Path) -> Iterator[JobQueue]:
         yield queue
 
 
-def leadership_with_known_standbys(queue: JobQueue) -> Leadership:
-    behind_seconds = 2 * TIMEOUTS.takeover
-    leadership = Leadership(queue, TIMEOUTS, lambda: time.monotonic() - behind_seconds)
-    behind_seconds = 0.0
-    leadership.check_leading(time.monotonic())  # after a long silence it reads the standbys at once
+def leadership_with_known_standbys(queue: JobQueue, loop: Loop, timeouts: Timeouts = TIMEOUTS) -> Leadership:
+    leadership = Leadership(queue, timeouts, loop.time)
+    loop.let_pass(2 * timeouts.takeover)
+    leadership.check_leading(loop.time())  # after a long silence it reads the standbys at once
     return leadership
 
 
@@ -47,6 +71,10 @@ async def error_at_end(leadership: Leadership) -> Exception:
 
 def run_to_end(leadership: Leadership) -> Exception:
     return asyncio.run(error_at_end(leadership))
+
+
+def run_within(loop: Loop, scenario: Coroutine[None, None, Exception]) -> Exception:
+    return loop.run_until_complete(asyncio.wait_for(scenario, LIMIT_SECONDS))
 
 
 def test_a_leader_beats_for_standbys_and_ends_when_one_takes_over(tmp_path: Path) -> None:
@@ -64,7 +92,7 @@ def test_a_leader_beats_for_standbys_and_ends_when_one_takes_over(tmp_path: Path
         other.raise_epoch("b")
         return await ending
 
-    with leading(path) as queue, JobQueue(path) as other:
+    with leading(path) as queue, JobQueue(path, TIMEOUTS.lock) as other:
         error = asyncio.run(scenario(queue, other))
     assert isinstance(error, Deposed)
     assert "epoch 2" in str(error) and "epoch 1" in str(error)
@@ -80,18 +108,41 @@ def test_without_standbys_nothing_is_written(tmp_path: Path) -> None:
         assert path.read_bytes() == content
 
 
+class LockedQueue(JobQueue):
+    """A queue that waits shortly for another writer, and counts its attempts that failed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, lock_seconds=0.1)
+        self.failures = 0
+
+    def beat(self, forgotten: Iterable[str] = ()) -> None:
+        try:
+            super().beat(forgotten)
+        except Failed:
+            self.failures += 1
+            raise
+
+
 def test_unwritable_storage_ends_the_leader_before_a_standby_takes_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loop: Loop
 ) -> None:
     path = tmp_path / "queue.sqlite"
-    with leading(path) as queue, JobQueue(path) as other:
+
+    async def scenario(leadership: Leadership, queue: LockedQueue) -> Exception:
+        ending = asyncio.ensure_future(error_at_end(leadership))
+        while queue.failures < 2:
+            await asyncio.sleep(TIMEOUTS.tick)
+        assert not ending.done(), "a standby still waits"
+        loop.let_pass(TIMEOUTS.lapse)
+        return await ending
+
+    with LockedQueue(path) as queue, JobQueue(path) as other:
+        queue.raise_epoch("a", TIMEOUTS.takeover)
         other.look("b")
-        began = time.monotonic()
-        leadership = leadership_with_known_standbys(queue)
+        leadership = leadership_with_known_standbys(queue, loop)
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
-        error = run_to_end(leadership)
-        assert time.monotonic() - began > TIMEOUTS.lapse
+        error = run_within(loop, scenario(leadership, queue))
         blocker.close()
     assert isinstance(error, Deposed)
     assert str(path) in str(error) and "locked" in str(error)
@@ -120,36 +171,29 @@ class HangingQueue(JobQueue):
         raise Failed("it hung")
 
 
-def test_storage_that_hangs_ends_the_leader(tmp_path: Path) -> None:
+def test_storage_that_hangs_ends_the_leader(tmp_path: Path, loop: Loop) -> None:
     path = tmp_path / "queue.sqlite"
-
-    async def scenario(leadership: Leadership, queue: HangingQueue) -> Exception:
-        error = await error_at_end(leadership)
-        queue.answers.set()
-        await asyncio.get_running_loop().run_in_executor(None, leadership.close)
-        return error
-
     queue = HangingQueue(path)
     with queue, JobQueue(path) as other:
         queue.raise_epoch("a", TIMEOUTS.takeover)
         other.look("b")
-        leadership = leadership_with_known_standbys(queue)
+        leadership = leadership_with_known_standbys(queue, loop, Timeouts.from_heartbeat(0.5))
         queue.hang()
-        error = asyncio.run(scenario(leadership, queue))
+        error = run_within(loop, error_at_end(leadership))
+        queue.answers.set()
+        leadership.close()
     assert isinstance(error, Deposed)
     assert str(path) in str(error) and "does not answer" in str(error)
 
 
-def test_a_leader_stopped_during_a_renewal_waits_for_its_answer(tmp_path: Path) -> None:
+def test_a_leader_stopped_during_a_renewal_waits_for_its_answer(tmp_path: Path, loop: Loop) -> None:
     path = tmp_path / "queue.sqlite"
-    away = threading.Event()  # never set
 
     async def scenario(leadership: Leadership, queue: HangingQueue, other: JobQueue) -> Exception:
         ending = asyncio.ensure_future(error_at_end(leadership))
         while not queue.asked.is_set():
-            await asyncio.sleep(TIMEOUTS.tick / 10)
-        # The loop stands still, like a stopped process.
-        away.wait(TIMEOUTS.lapse + 2 * TIMEOUTS.tick)
+            await asyncio.sleep(TIMEOUTS.tick)
+        loop.let_pass(TIMEOUTS.lapse + 2 * TIMEOUTS.tick)
         other.raise_epoch("b")
         await asyncio.sleep(TIMEOUTS.tick)  # the loop runs what has become due
         assert not ending.done()
@@ -160,9 +204,9 @@ def test_a_leader_stopped_during_a_renewal_waits_for_its_answer(tmp_path: Path) 
     with queue, JobQueue(path) as other:
         queue.raise_epoch("a", TIMEOUTS.takeover)
         other.look("b")
-        leadership = leadership_with_known_standbys(queue)
+        leadership = leadership_with_known_standbys(queue, loop)
         queue.hang()
-        error = asyncio.run(scenario(leadership, queue, other))
+        error = run_within(loop, scenario(leadership, queue, other))
     assert isinstance(error, Deposed)
     assert "epoch 2" in str(error) and "epoch 1" in str(error)
 
@@ -181,14 +225,14 @@ def test_without_standbys_a_storage_error_ends_the_leader(tmp_path: Path) -> Non
 def test_a_leader_stopped_for_long_checks_before_it_acts(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
-        leadership = Leadership(queue, TIMEOUTS)
+        leadership = Leadership(queue, TIMEOUTS, lambda: 0.0)
         other.look("b")
-        leadership.check_leading(time.monotonic() + 2 * TIMEOUTS.takeover)
+        leadership.check_leading(2 * TIMEOUTS.takeover)
         assert other.look("b").beat == 1, "it still leads, and beats"
         other.raise_epoch("b")
-        leadership.check_leading(time.monotonic() + 2 * TIMEOUTS.takeover + 0.01)  # it led just now
+        leadership.check_leading(2 * TIMEOUTS.takeover + 0.01)  # it led just now
         with pytest.raises(Deposed, match=r"epoch 2.*epoch 1"):
-            leadership.check_leading(time.monotonic() + 4 * TIMEOUTS.takeover)
+            leadership.check_leading(4 * TIMEOUTS.takeover)
 
 
 def test_a_silent_standby_is_forgotten(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from google.protobuf.message import Message
 
 from aggregator.shards.client.group import ShardGroup
+from aggregator.shards.client.link import ShardLink
 from aggregator.shards.client.tensor_store import ShardedTensorStore
 from optimizer.core import events as ev
 from optimizer.master_tensors import MasterTensors
@@ -23,7 +25,7 @@ from services.errors import Failed
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
+from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.security import Security
 from tests.support.cluster.bits import regression_config, write_config
 
@@ -42,6 +44,11 @@ async def _no_files(contents: Sequence[bytes]) -> None:
     """Stand in for sending the shard its files."""
 
 
+def set_stall(link: ShardLink, seconds: float) -> None:
+    """Change how long a link waits for its shard's work."""
+    vars(link)["_timeouts"] = replace(STANDARD_TIMEOUTS, stall=seconds)
+
+
 async def _settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -50,7 +57,7 @@ async def _settle() -> None:
 class StoreDialogue:
     """A sharded tensor store over two links that record orders, without shards behind them."""
 
-    def __init__(self, heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS) -> None:
+    def __init__(self) -> None:
         self.reports: list[ev.Measured | ev.SaveFailed | ev.OperationFailed] = []
         self.updated: list[int] = []
         self.orders: list[tuple[int, Message]] = []
@@ -61,7 +68,7 @@ class StoreDialogue:
             incarnation="i",
             epoch=1,
             cluster="c0ffee00c0ffee00",
-            timeouts=Timeouts.from_heartbeat(heartbeat_seconds),
+            timeouts=STANDARD_TIMEOUTS,
         )
         for link in self.shards.links:
             index = link.stripe.index
@@ -87,11 +94,13 @@ class StoreDialogue:
 def with_store(
     config: JobConfig,
     scenario: Callable[[StoreDialogue], Any],
-    heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS,
+    stall_seconds: float = STANDARD_TIMEOUTS.stall,
 ) -> None:
     async def run() -> None:
-        dialogue = StoreDialogue(heartbeat_seconds)
+        dialogue = StoreDialogue()
         await dialogue.open(config)
+        for link in dialogue.shards.links:
+            set_stall(link, stall_seconds)
         result = scenario(dialogue)
         if result is not None:
             await result
@@ -166,7 +175,7 @@ def test_a_shard_that_never_does_its_work_for_a_step_is_lost(config: JobConfig, 
         reason = await lost.get()
         assert all(fact in reason for fact in ("shard 1 of 2 (b:1)", work, "within 0.6 s"))
 
-    with_store(config, scenario, heartbeat_seconds=0.005)
+    with_store(config, scenario, stall_seconds=0.6)
 
 
 def test_shards_that_did_their_work_are_not_lost(config: JobConfig) -> None:
@@ -180,7 +189,7 @@ def test_shards_that_did_their_work_are_not_lost(config: JobConfig) -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(lost.get(), 2 * 0.6)
 
-    with_store(config, scenario, heartbeat_seconds=0.005)
+    with_store(config, scenario, stall_seconds=0.6)
 
 
 def test_chunks_staged_before_a_step_started_over_are_not_measured(config: JobConfig) -> None:
@@ -237,8 +246,7 @@ def test_a_shard_without_memory_for_a_job_fails_it_at_once(config: JobConfig) ->
 
 def test_a_shard_that_never_allocates_its_tensors_is_lost(config: JobConfig) -> None:
     async def scenario(dialogue: StoreDialogue) -> None:
-        for link in dialogue.shards.links:
-            vars(link)["_timeouts"] = Timeouts.from_heartbeat(0.001)
+        set_stall(dialogue.shards.links[1], 0.12)
         opening = asyncio.ensure_future(dialogue.store.open("j", config, LAYOUT, None))
         await _settle()
         dialogue.report(0, pb.PartOpened(opening=2))
