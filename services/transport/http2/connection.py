@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, cast
@@ -134,6 +135,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._ignored_bytes = 0
         self._loss_reason: str | None = None
         self._heard_seconds = 0.0
+        self._pinged_seconds = -math.inf  # when the last ping was sent
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- asyncio ----
@@ -259,17 +261,24 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._timer = self._loop.call_later(seconds, self._check_keepalive)
 
     def _check_keepalive(self) -> None:
-        """Ping a silent peer, and abort the connection if it does not answer."""
-        silent = self._loop.time() - self._heard_seconds
+        """Ping a silent peer, and abort the connection if it does not answer.
+
+        Only a ping without an answer shows that the peer is gone: while this process is stopped, it pings nobody.
+        """
+        now = self._loop.time()
+        silent, unanswered = now - self._heard_seconds, now - self._pinged_seconds
         interval, timeout = self._times.keepalive_seconds, self._times.keepalive_timeout_seconds
-        if silent >= interval + timeout:
+        if silent < interval:
+            self._schedule_keepalive(interval - silent)
+        elif self._pinged_seconds <= self._heard_seconds:
+            self.write_all([frame(FrameType.PING, 0, 0, bytes(8))])
+            self._pinged_seconds = now
+            self._schedule_keepalive(min(interval, timeout))
+        elif unanswered < timeout:
+            self._schedule_keepalive(min(interval, timeout - unanswered))
+        else:
             self._loss_reason = f"no answer to a ping within {timeout:g} s"
             self._transport.abort()
-        elif silent >= interval:
-            self.write_all([frame(FrameType.PING, 0, 0, bytes(8))])
-            self._schedule_keepalive(min(interval, timeout))
-        else:
-            self._schedule_keepalive(interval - silent)
 
     # ---- frames ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import grpc
 import numpy as np
@@ -32,13 +33,17 @@ from services.transport.http2.stream import WINDOW_BYTES
 from services.transport.limits import MESSAGE_LIMIT_BYTES
 from services.transport.links import LinkClosed
 from tests.support.raw_http2 import (
+    LIMIT_SECONDS,
     OPENING,
     PATH,
     PLAIN,
+    FakeTransport,
     RawPeer,
     data_frame,
     echo,
+    give,
     headers_frame,
+    make_connection,
     message,
     raw_peer,
     request,
@@ -263,6 +268,40 @@ def test_a_silent_peer_is_pinged_and_then_disconnected() -> None:
     asyncio.run(run())
 
 
+def test_a_peer_is_pinged_after_a_pause_of_this_process_before_it_counts_as_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ping, answer = frame(FrameType.PING, 0, 0, bytes(8)), frame(FrameType.PING, Flags.ACK, 0, bytes(8))
+
+    async def ignore(stream: ServerStream) -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        connection = make_connection(ignore)
+        transport = FakeTransport(connection)
+        connection.connection_made(transport)
+        give(connection, OPENING)
+        loop, paused_seconds = asyncio.get_running_loop(), 0.0
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + paused_seconds)
+
+        async def pings_after_a_pause() -> int:
+            nonlocal paused_seconds
+            transport.sent.clear()
+            paused_seconds += 1000.0
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return transport.sent.count(ping)
+
+        for _ in range(2):
+            assert (await pings_after_a_pause(), transport.closed) == (1, False)
+            give(connection, answer)
+        assert (await pings_after_a_pause(), transport.closed) == (1, False)
+        assert (await pings_after_a_pause(), transport.closed) == (0, True)
+        await connection.closed.wait()
+
+    asyncio.run(run())
+
+
 def test_a_peer_that_answers_pings_stays_connected() -> None:
     times = ConnectionTimes(keepalive_seconds=0.05, keepalive_timeout_seconds=5.0)
 
@@ -280,14 +319,16 @@ def test_a_peer_that_answers_pings_stays_connected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("answer", "limit_seconds", "why"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP/2"),
-        (b"", "within 0.3 s"),
-        (None, "the connection "),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", LIMIT_SECONDS, "HTTP/2"),
+        (b"", 0.3, "within 0.3 s"),
+        (None, LIMIT_SECONDS, "the connection "),
     ],
 )
-def test_the_error_about_another_kind_of_server_says_so(answer: bytes | None, why: str) -> None:
+def test_the_error_about_another_kind_of_server_says_so(
+    answer: bytes | None, limit_seconds: float, why: str
+) -> None:
     async def run() -> None:
         async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if answer is None:
@@ -298,7 +339,7 @@ def test_the_error_about_another_kind_of_server_says_so(answer: bytes | None, wh
         listening = await asyncio.start_server(other, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await open_stream(f"127.0.0.1:{port}", PLAIN, PATH, limit_seconds=0.3)
+            await open_stream(f"127.0.0.1:{port}", PLAIN, PATH, limit_seconds=limit_seconds)
         listening.close()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         details = caught.value.details()
@@ -345,9 +386,14 @@ def test_nothing_can_be_written_after_a_cancelled_message() -> None:
             parts = [bytes(1 << 20)] * 4
             with pytest.raises(ValueError, match="bytes"):
                 await stream.write(*parts, b"x")
-            with pytest.raises(asyncio.TimeoutError):
-                while True:  # until the server's window is full
-                    await asyncio.wait_for(stream.write(*parts), 0.2)
+            writing: asyncio.Future[None]
+            while True:  # until the server's window is full
+                writing = asyncio.ensure_future(stream.write(*parts))
+                if not (await asyncio.wait([writing], timeout=0.2))[0]:  # it has begun
+                    break
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
             with pytest.raises(ValueError, match="was cut off"):
                 await stream.write(b"next")
             stream.cancel()
