@@ -132,7 +132,7 @@ class Security:
         return None if self.cert is None else identify(_read("--tls-cert", self.cert))
 
     def server_credentials(self, *, certificates: bool = True) -> grpc.ServerCredentials | None:
-        """Return the credentials of a gRPC server, which follow the files; None means plain text.
+        """Return the credentials of one port of a gRPC server, which follow the files; None means plain text.
 
         Args:
             certificates: whether clients need a certificate if there is an authority to check it by. Without, they
@@ -144,9 +144,24 @@ class Security:
         if not self.tls:
             return None
         files = WatchedFiles(self._server_files(), self._server_configuration)
-        # gRPC asks for the configuration at each handshake, in a thread of its own.
+        in_use = files.content()
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """Return the configuration if it is another one than gRPC uses.
+
+            gRPC asks at each handshake, in a thread of its own. What it is given replaces and frees what it uses, also
+            while a handshake in another thread does: giving it the same again crashes a server sooner or later
+            (https://github.com/grpc/grpc/issues/36693).
+            """
+            nonlocal in_use
+            newest = files.content()
+            if newest is in_use:
+                return None
+            in_use = newest
+            return newest
+
         return grpc.dynamic_ssl_server_credentials(
-            files.content(), files.content, require_client_authentication=certificates and self.ca is not None
+            in_use, renewed, require_client_authentication=certificates and self.ca is not None
         )
 
     def _server_files(self) -> list[Path]:
