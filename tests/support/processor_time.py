@@ -12,8 +12,9 @@ def limit_work(limit_seconds: float) -> Iterator[None]:
     """Check that the body uses less than so much processor time on this thread.
 
     Args:
-        limit_seconds: at least ten times what the body takes on an idle machine. What a limit is there to find, such
-            as quadratic work on untrusted input, takes much longer.
+        limit_seconds: at least thirty times what the body takes on an idle machine: a thread on a core that others use
+            too has been seen to take twenty times as long. What a limit is there to find, such as quadratic work on
+            untrusted input, takes much longer.
     """
     began = time.thread_time()
     yield

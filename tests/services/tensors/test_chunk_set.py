@@ -68,7 +68,7 @@ def test_runs_are_bounded_and_contain_the_set(period: int, length: int, start: i
 
 def test_work_does_not_grow_with_the_chunks() -> None:
     half = chunk_set(range(0, MAX_CHUNKS, 2), MAX_CHUNKS)
-    with limit_work(1):
+    with limit_work(2):
         ranges = to_ranges(half.runs())
         made = ChunkSet.from_ranges(ranges, MAX_CHUNKS)
         made.remove(half)

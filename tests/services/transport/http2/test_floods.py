@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from unittest.mock import patch
 
 import pytest
 
@@ -48,17 +49,23 @@ class Flood:
 
     async def _run(self, sent: bytes, whose: str) -> None:
         connection: Connection
-        if whose == "client":
-            connection = ClientConnection("peer:1")
-            before = settings_frame({})
-        else:
-            connection = make_pending_connection(ignore) if whose == "unknown" else make_connection(ignore)
-            before = opening(PATH)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        # No time passes for its budget, which on a slow machine would be refilled while it is spent.
+        with patch.object(loop, "time", lambda: began):
+            if whose == "client":
+                connection = ClientConnection("peer:1")
+                before = settings_frame({})
+            else:
+                connection = (
+                    make_pending_connection(ignore) if whose == "unknown" else make_connection(ignore)
+                )
+                before = opening(PATH)
         transport = FakeTransport(connection)
         connection.connection_made(transport)
         give(connection, before)
         await asyncio.sleep(0)
-        with limit_work(2):
+        with limit_work(10):
             for start in range(0, len(sent), _PIECE_BYTES):
                 if transport.closed:  # nothing is received any longer
                     break
@@ -151,7 +158,7 @@ def test_others_go_on_during_a_flood(kind: str) -> None:
             flooding = asyncio.create_task(flood())
             stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, PATH)
             for _ in range(50):
-                with limit_work(2):  # the server and the flood run on this thread, too
+                with limit_work(10):  # the server and the flood run on this thread, too
                     await stream.write(b"ping")
                     assert await asyncio.wait_for(stream.read(), 20) == b"ping"
                 await asyncio.sleep(0.01)
