@@ -49,7 +49,7 @@ def problems(result: dict[str, Any]) -> dict[tuple[str, str], str]:
     ("layout", "peer"), [({"tiers": 3}, "aggregator"), ({"shards": 2}, "shard")], ids=str
 )
 def test_an_older_worker_beside_one_of_this_version(
-    layout: dict[str, Any], peer: str, tmp_path: Path, gpt_spec: str, undisturbed: Bits
+    layout: dict[str, Any], peer: str, tmp_path: Path, corpus: Path, undisturbed: Bits
 ) -> None:
     with Cluster(tmp_path, worker_module=OLDER, **layout) as cluster:
         cluster.start_worker()
@@ -64,7 +64,8 @@ def test_an_older_worker_beside_one_of_this_version(
         assert old in meshes["worker-1"] and not meshes["worker-2"]
         ((ends, problem),) = problems(result).items()
         assert (ends, old in problem) == (("worker-1", peer), True)
-        assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
+        spec = spec_of(tmp_path, gpt_config(corpus, min_workers=2))
+        assert bits(cluster.finish(cluster.submit(spec))) == undisturbed
         for worker in cluster.workers:
             assert worker.metric("tiermesh_micro_batches_total") > 0, "both took part"
 

@@ -12,7 +12,7 @@ import pytest
 
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
-from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
+from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of
 from tests.support.cluster.fork_server import ROOT
 from tests.support.cluster.harness import Cluster, Daemon, environment, eventually
 from tests.support.cluster.stock_peers import StockWorker
@@ -49,10 +49,11 @@ def owned(daemon: Daemon) -> set[str]:
 
 
 def test_tensors_go_through_shared_memory_and_the_bits_are_the_same(
-    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+    tmp_path: Path, corpus: Path, undisturbed: Bits
 ) -> None:
+    spec = spec_of(tmp_path, gpt_config(corpus, min_workers=2))
     with Cluster(tmp_path, tiers=3, workers=2) as cluster:
-        job = cluster.submit(gpt_spec)
+        job = cluster.submit(spec)
         assert bits(cluster.finish(job)) == undisturbed
         assert cluster.aggregator.metric(LINKS) == 3, "two workers and the optimizer"
         assert [worker.metric(LINKS) for worker in cluster.workers] == [1, 1]
@@ -88,7 +89,8 @@ def test_stages_share_their_pieces_of_chunks(tmp_path: Path, corpus: Path, undis
     split = {"blocks_per_rank": {0: 1, 1: 1}, "schedule": "1f1b"}
     hosts = {"enabled": True, "num_workers": 2, "pipeline_parallel_config": split}
     spec = spec_of(tmp_path, gpt_config(corpus, project_name="piped") | {"multihost_config": hosts})
-    with Cluster(tmp_path, workers=2) as cluster:
+    with Cluster(tmp_path, workers=2, steps=STEPS - 1) as cluster:
+        cluster.wait_workers(2)
         job = cluster.submit(spec)
         cluster.wait_step(job, 2)
         for worker in cluster.workers:
@@ -99,7 +101,7 @@ def test_stages_share_their_pieces_of_chunks(tmp_path: Path, corpus: Path, undis
 
 @pytest.mark.long
 def test_killed_daemons_leave_no_shared_memory(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    with Cluster(tmp_path, tiers=3, workers=2) as cluster:
+    with Cluster(tmp_path, tiers=3, workers=2, steps=STEPS - 1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
 

@@ -246,6 +246,8 @@ def test_stages_exchange_arrays_by_tls_and_with_workers_alone(tmp_path: Path, co
     with Cluster(
         tmp_path / "cluster", tiers=2, workers=2, certificates=files, options=over_the_network
     ) as cluster:
+        for worker in cluster.workers:  # a worker that is late leaves all stages to the other
+            worker.wait_log("connected to aggregator")
         assert run(cluster, "piped", multihost_config=stages) == run(cluster, "plain")
         assert "connected to worker worker-1 (stage 0)" in cluster.workers[1].log_text()
         for kind in ("aggregator", "optimizer", "shard", "person", "admin", "metrics"):
