@@ -76,4 +76,6 @@ class Connection:
             LinkClosed: always.
         """
         await self._signals.over.wait()
-        raise LinkClosed(f"{self._link}: the stream is over, by silence, a newer one, or the end of the row")
+        raise LinkClosed(
+            f"{self._link}: the stream is over, by silence, a message without end, a newer one, or its row's end"
+        )

@@ -57,7 +57,7 @@ class LinkStreams:
         security: the worker's certificate, and the authorities whose certificates it trusts.
         sharing: whether and how arrays go through memory shared with a neighbour on this host.
         timeouts: `beat` is the interval between states, `silent` the longest silence of a stream, `deaf` that of a
-            neighbour that is not lost.
+            neighbour that is not lost, and the longest time that a message may take.
         clock: monotonic time in seconds.
     """
 
@@ -74,7 +74,7 @@ class LinkStreams:
         self._sharing = sharing
         self._timeouts = timeouts
         self._clock = clock
-        self._heard_seconds = self._connected_seconds = clock()
+        self._heard_seconds = self._message_seconds = self._connected_seconds = clock()
         self._stream: Any = None  # the newest one
         self._received_bytes = 0  # on it, when `watch` last looked
         self._backoff = Backoff(max_seconds=timeouts.retry)
@@ -89,11 +89,15 @@ class LinkStreams:
             now = self._clock()
             pause = max(0.0, now - before - self._timeouts.beat)
             self._heard_seconds += pause  # of this process: it is no silence of the neighbour
+            self._message_seconds += pause
             self._connected_seconds += pause
             before = now
             if self._has_received():
                 self._heard_seconds = now
             if now - max(self._heard_seconds, self._connected_seconds) > self._timeouts.silent:
+                self.link.disconnect()
+            # Where the length of a message was damaged, all that follows passes for more of it.
+            if now - max(self._message_seconds, self._connected_seconds) > self._timeouts.deaf:
                 self.link.disconnect()
             # The end that opens streams knows why it can't: it is to be the first to report it.
             limit_seconds = self._timeouts.deaf + (0.0 if self._opens else 2 * self._timeouts.beat)
@@ -221,7 +225,7 @@ class LinkStreams:
     def _take(self, connection: Connection, message: Received | PieceReference) -> None:
         was_heard = connection.is_heard
         connection.take(message)
-        self._heard_seconds = self._clock()
+        self._heard_seconds = self._message_seconds = self._clock()
         if not was_heard:
             self._backoff.reset()
             self.link.note_problem("")

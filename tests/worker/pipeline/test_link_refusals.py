@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,10 +17,14 @@ from protos.tensors_pb2 import BFLOAT16, FLOAT32
 from services.errors import Refused
 from services.pipeline.schedule import Pass
 from services.pipeline.split import Split
-from services.timeouts import STANDARD_TIMEOUTS
+from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 from services.transport.http2.client import ClientStream, open_stream
+from services.transport.http2.frames import PREFACE, settings_frame
+from services.transport.http2.messages import prefix
 from services.transport.security import Security
 from tests.support.linked_workers import EPOCH, JOB, LIMIT_SECONDS, LinkedWorker, make_lease
+from tests.support.raw_http2 import data_frame, headers_frame, raw_peer, request
+from tests.support.raw_http2 import message as framed
 from training.pipeline.exchange import ArraySizes
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.link import MOST_REFUSALS, NeighbourLost
@@ -34,9 +39,14 @@ VALUES = np.arange(8, dtype=np.float32)
 
 
 @pytest.fixture
-def worker() -> Iterator[LinkedWorker]:
+def timeouts() -> Timeouts:
+    return STANDARD_TIMEOUTS
+
+
+@pytest.fixture
+def worker(timeouts: Timeouts) -> Iterator[LinkedWorker]:
     """Return a worker of the first stage; the test is that of the second one."""
-    found = LinkedWorker("w0", STANDARD_TIMEOUTS, Security())
+    found = LinkedWorker("w0", timeouts, Security())
     row = pb.Row(job=JOB, row=ROW, seats=[found.seat(0, 1)])
     row.seats.add(name="w1", incarnation="the test", address="127.0.0.1:1", first_stage=1, stages=1)
     found.set_row(row)
@@ -239,6 +249,34 @@ def test_an_array_of_another_pass_is_not_taken_for_this_one(worker: LinkedWorker
         stream.cancel()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "timeouts", [replace(Timeouts.from_heartbeat(0.1), silent=LIMIT_SECONDS)], ids=["not-silent"]
+)
+def test_a_message_whose_length_was_damaged_ends_its_stream(worker: LinkedWorker) -> None:
+    """Signs of life go on, and would pass for more of the message for hours."""
+
+    async def run() -> dict[str, str]:
+        async with raw_peer(worker) as peer:
+
+            async def live() -> None:
+                while True:
+                    peer.send(data_frame(framed(state())))
+                    await asyncio.sleep(0.02)
+
+            peer.send(PREFACE, settings_frame({}), headers_frame(request(PASS_METHOD)))
+            peer.send(data_frame(framed(state())), data_frame(prefix(1 << 20)))
+            living = asyncio.ensure_future(live())
+            try:
+                await peer.headers()
+                return await asyncio.wait_for(peer.headers(), LIMIT_SECONDS)
+            finally:
+                living.cancel()
+
+    trailers = asyncio.run(run())
+    assert trailers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
+    assert "a message without end" in trailers["grpc-message"]
 
 
 @pytest.mark.parametrize(
