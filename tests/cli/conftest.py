@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from services.corpora import cache
 from tests.support.fake_aggregator import FakeAggregator, serving
+from tests.support.gated_model import Gate
 
 JOB = """
 training_config:
@@ -36,6 +38,12 @@ def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     return path
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with closing(Gate(tmp_path)) as gate:
+        yield gate
 
 
 @pytest.fixture(autouse=True)

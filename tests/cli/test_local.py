@@ -14,15 +14,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.gated_model import ALLOWED, Gate
+from tests.support.launches import STEP
+
 pytestmark = pytest.mark.usefixtures("quick_starts")
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("--set", "max_steps=1000000")
 
 
-def arguments(job_file: Path, state_dir: Path, *more: str) -> list[str]:
+def arguments(
+    job_file: Path, state_dir: Path, *more: str, program: tuple[str, ...] = ("-m", "cli.main")
+) -> list[str]:
     return [
-        sys.executable, "-m", "cli.main", "local", str(job_file), "--state-dir", str(state_dir),
+        sys.executable, *program, "local", str(job_file), "--state-dir", str(state_dir),
         "--sample-tokens", "0", *more,
     ]  # fmt: skip
 
@@ -49,7 +54,7 @@ def training(job_file: Path, state_dir: Path, *more: str) -> Iterator[subprocess
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if "  step " in line:
+            if STEP.match(line):
                 break
         else:
             raise AssertionError(f"ended before its first step: {line}")
@@ -150,35 +155,52 @@ def test_kernels_of_the_environment_give_the_same_bits(
 
 
 @pytest.mark.long
-def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: Path) -> None:
+def test_an_interrupted_job_is_refused_then_continued(gate: Gate, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    slow = ("--set", "max_steps=300", "--set", "model_save_interval=100", "--tiers", "2", "--workers", "1")
-    with training(job_file, state, *slow) as process:
+    more = ("--set", "max_steps=300", "--set", "model_save_interval=100", "--workers", "1", *ALLOWED)
+    gate.let(50)
+    with training(gate.job_file, state, "--tiers", "2", *more) as process:
         daemons = [daemon_pid(state, name) for name in ("aggregator", "worker-1")]
         process.send_signal(signal.SIGINT)
+        gate.let(50)  # so that no pass waits while its worker stops
         code, lines = rest_of(process)
     assert code == 1
     assert "is unfinished, continue it with: tiermesh local" in lines[-1]
     assert not any(map(runs, daemons))
-    code, result, line = run(job_file, state, "--tiers", "2")
+    gate.let(100)  # the job goes on while the command looks, but not to its end
+    code, result, line = run(gate.job_file, state, "--tiers", "2", *ALLOWED)
     assert code == 2
     assert "is unfinished at step" in line
     assert "continue it with --resume, or give another --state-dir" in line
-    code, result, line = run(job_file, state, "--tiers", "3", "--workers", "2", "--resume")
+    gate.let(1000)
+    code, result, line = run(gate.job_file, state, "--tiers", "3", "--workers", "2", "--resume", *ALLOWED)
     assert (code, result["state"], result["step"]) == (0, "succeeded", 300), line
+
+
+INTERRUPTED_STOP = """
+import os, signal, sys
+from cli import local, main
+
+async def interrupt(daemons, stop_all=local.stop_all):
+    os.kill(os.getpid(), signal.SIGINT)
+    await stop_all(daemons)
+
+local.stop_all = interrupt
+sys.exit(main.main(sys.argv[1:]))
+"""
+"""Program of a command that is interrupted while it stops its daemons."""
 
 
 @pytest.mark.long
 def test_an_interrupt_after_the_end_of_a_job_does_not_call_it_unfinished(
     job_file: Path, tmp_path: Path
 ) -> None:
-    with training(job_file, tmp_path / "state", "--tiers", "2", "--workers", "1") as process:
-        assert process.stdout is not None
-        assert next(line for line in process.stdout if "succeeded" in line)
-        process.send_signal(signal.SIGINT)
-        code, lines = rest_of(process)
-    assert code == 1 and "interrupted after the end of job" in lines[-1]
-    assert lines[-1].endswith(": succeeded")
+    cluster = ("--tiers", "2", "--workers", "1")
+    words = arguments(job_file, tmp_path / "state", *cluster, program=("-c", INTERRUPTED_STOP))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "interrupted after the end of job" in last
+    assert last.endswith(": succeeded")
 
 
 @pytest.mark.long
@@ -190,7 +212,7 @@ def test_a_job_continues_without_a_worker_and_fails_without_any(job_file: Path, 
         line = next(line for line in process.stdout if "worker-1 (process" in line)
         assert "ended, killed by SIGKILL" in line
         assert "the job continues with the other workers" in line
-        assert next(line for line in process.stdout if "  step " in line)
+        assert next(line for line in process.stdout if STEP.match(line))
         os.kill(daemon_pid(state, "worker-2"), signal.SIGKILL)
         code, lines = rest_of(process)
     assert code == 1

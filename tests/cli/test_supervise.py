@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,16 @@ from cli.output import Output
 from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, RestartBackoff, supervise
 from protos.jobs_pb2 import Job
 from services.runtime.launcher import DaemonProcess
-from tests.cli.conftest import JOB
 from tests.cli.test_local import daemon_pid, rest_of, run, training
+from tests.support.gated_model import ALLOWED, Gate
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 
-LENGTH = ("--workers", "1", "--set", "max_steps=400", "--set", "model_save_interval=50")
+LENGTH = ("--workers", "1", "--set", "max_steps=400", "--set", "model_save_interval=20", *ALLOWED)
+ALL_PASSES, FIRST_PASSES, PASSES_OF_A_DEATH = 2000, 50, 100
+"""Passes that a job may run in all, before the first death, and from each death on. The first deaths leave some of the
+400 steps to the last one. A death takes at most those since the latest checkpoint, and more follow up to the next one.
+"""
 
 
 def test_waits_double_up_to_a_limit_and_start_over_after_a_healthy_life() -> None:
@@ -42,8 +47,9 @@ def model_sha256(line: str) -> str:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """sha256 of the model of a run without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    (folder / "job.yaml").write_text(JOB)
-    code, result, line = run(folder / "job.yaml", folder / "state", "--tiers", "2", *LENGTH)
+    with closing(Gate(folder)) as gate:
+        gate.let(ALL_PASSES)
+        code, result, line = run(gate.job_file, folder / "state", "--tiers", "2", *LENGTH)
     assert code == 0, line
     return str(result["model_sha256"])
 
@@ -57,17 +63,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_each_role_is_killed_and_the_job_ends_with_the_same_bits(
-    job_file: Path, tmp_path: Path, tiers: str, victims: list[str], undisturbed: str
+    gate: Gate, tmp_path: Path, tiers: str, victims: list[str], undisturbed: str
 ) -> None:
     state = tmp_path / "state"
-    with training(job_file, state, "--tiers", tiers, "--supervise", *LENGTH) as process:
+    gate.let(FIRST_PASSES)
+    with training(gate.job_file, state, "--tiers", tiers, "--supervise", *LENGTH) as process:
         assert process.stdout is not None
         for name in victims:
             os.kill(daemon_pid(state, name), signal.SIGKILL)
             line = next(line for line in process.stdout if f"{name} (process" in line)
             assert "ended, killed by SIGKILL" in line
             assert "restart in 0.5 s" in line
+            gate.let(PASSES_OF_A_DEATH)
             assert next(line for line in process.stdout if "checkpoint of step" in line)
+        gate.let(ALL_PASSES)
         code, lines = rest_of(process)
     assert code == 0, lines
     assert "checkpoint of step 400" in lines[-1]

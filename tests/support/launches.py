@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ multihost_config: {{enabled: true, num_workers: 5, pipeline_parallel_config: {{b
 ENDLESS = ("max_steps=1000000",)
 TOO_LARGE = ("linear_regression_config.num_features=1000000", "linear_regression_config.num_targets=1000000")
 """Settings of `JOB` with which it needs many terabytes."""
+STEP = re.compile(r"\d\d:\d\d:\d\d  step \d")
+"""Line about a step of a job that is followed. A job that ended before has a line with "step" too."""
 GONE_SECONDS = 30.0
 """Longest life of a daemon after its launcher's death, by the promise of docs/launch.md."""
 
@@ -103,7 +106,7 @@ def training(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if "  step " in line:
+            if STEP.match(line):
                 break
         else:
             raise AssertionError(f"ended before its first step: {lines}")

@@ -18,6 +18,7 @@ from tests.support.cluster.harness import eventually
 from tests.support.launches import (
     ENDLESS,
     ONE_RANK_EACH,
+    STEP,
     TWO_HOSTS,
     command,
     job_of,
@@ -232,7 +233,7 @@ def test_a_host_that_is_lost_with_a_worker_does_not_end_the_run(sshd: Sshd, tmp_
             said = next(line for line in lines if f"host {LOST}" in line)
             assert "ssh lost the connection" in said
             assert "the job continues with the other workers" in said
-            assert any("  step " in line for line in lines)
+            assert any(STEP.match(line) for line in lines)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 1
         wait_until_nothing_is_left(sshd, killed=LOST)
