@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster.harness import eventually
 from tests.support.launches import (
     ENDLESS,
     ONE_RANK_EACH,
@@ -54,7 +55,7 @@ def test_a_configuration_folder_trains_to_the_bits_of_a_local_cluster(
 def ready_rows(runs: Path) -> list[str]:
     """Return the lines about rows in the log of the only job. Who follows the job may come too late for them."""
     (log,) = runs.glob("**/logs/*.jsonl")
-    texts = [json.loads(line)["text"] for line in log.read_text().splitlines()]
+    texts = [json.loads(line)["text"] for line in log.read_text().split("\n")[:-1]]  # complete lines
     return [text for text in texts if re.match(r"row \d is ready", text)]
 
 
@@ -83,10 +84,14 @@ def test_the_ranks_of_two_pipelines_are_stages_in_order(tmp_path: Path) -> None:
     (folder / "text.txt").write_text("to be or not to be " * 200)
     job = PIPELINE.format(text=folder / "text.txt").replace("auto", "auto, num_stages: 2")
     (folder / "job.yaml").write_text(job)
-    arguments = job_of(folder, "multihost_config.num_workers=4", "--state-dir", str(tmp_path / "runs"))
-    code, result, lines = run([sys.executable, "-m", "cli.main", "launch", *arguments])
-    assert (code, result["state"]) == (0, "succeeded"), lines
-    rows = [re.findall(r"stage (\d) on rank(\d)", line) for line in ready_rows(tmp_path / "runs")]
+    runs = tmp_path / "runs"
+    arguments = job_of(folder, "multihost_config.num_workers=4", *ENDLESS, "--state-dir", str(runs))
+    with training([sys.executable, "-m", "cli.main", "launch", *arguments]) as process:
+        # The job goes on with the first row that is ready.
+        lines = eventually(lambda: (found := ready_rows(runs))[1:] and found, "two rows")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 1
+    rows = [re.findall(r"stage (\d) on rank(\d)", line) for line in lines]
     assert sorted(rows) == [[("0", "0"), ("1", "1")], [("0", "2"), ("1", "3")]], lines
 
 
