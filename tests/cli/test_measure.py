@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -210,15 +211,24 @@ def test_the_limit_is_kept_between_passes(
 def test_a_pass_that_hangs_is_left_behind(
     job: str, paced: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    goes_on, ended = threading.Event(), threading.Event()
+    hangs, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def hang(self: object) -> None:
+        hangs.set()
         goes_on.wait(60)
         ended.set()
 
+    class Outcomes(SimpleQueue[Any]):
+        """Queue whose limit begins with the pass: the mesh may be opened slowly before."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            assert hangs.wait(60)
+            return super().get(block, timeout)
+
     monkeypatch.setattr(_Paced, "forward", hang)
-    monkeypatch.setattr(cli.measure.command, "_GRACE_SECONDS", -0.9)
-    assert main(["measure", job, "--limit-seconds", "1"]) == 1
+    monkeypatch.setattr(cli.measure.command, "SimpleQueue", Outcomes)
+    monkeypatch.setattr(cli.measure.command, "_GRACE_SECONDS", -59.9)
+    assert main(["measure", job, "--limit-seconds", "60"]) == 1
     assert "no end of a pass of block 0 after 0.1 s" in capsys.readouterr().err
     goes_on.set()
     (thread,) = [each for each in threading.enumerate() if each.name == "measure"]

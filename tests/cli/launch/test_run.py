@@ -27,6 +27,7 @@ from tests.support.launches import (
     training,
     wait_until_nothing_is_left,
 )
+from tests.support.ports import free_port
 from tests.support.sshd import Sshd, running_sshd
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -145,8 +146,8 @@ def test_a_host_that_asks_for_a_password_ends_in_one_line(sshd: Sshd, tmp_path: 
 @pytest.mark.long
 def test_a_port_in_use_is_found_before_anything_starts(sshd: Sshd, tmp_path: Path) -> None:
     folder = loudboxes(tmp_path / "loudbox", TWO_HOSTS)
-    arguments = [str(folder), "--config", str(folder / "job.yaml"), "--aggregator-port", str(sshd.port)]
-    code, result, _ = run(command(sshd, *arguments))
+    ports = ("--aggregator-port", str(sshd.port), "--optimizer-port", str(free_port()))
+    code, result, _ = run(command(sshd, str(folder), "--config", str(folder / "job.yaml"), *ports))
     assert code == 2
     assert f"host 127.0.0.2: port {sshd.port} is in use" in result["error"]
     wait_until_nothing_is_left(sshd)
