@@ -40,7 +40,6 @@ _CONFIG = ROOT / "configs" / "training_configs" / "demo.yaml"
 _SETTINGS = ("batch_size=4", "training_config.gradient_accumulation_steps=2")
 _ATTACKER = ROOT / "benchmarks" / "peers" / "attacker.py"
 _HOSTS = ("aggregator", "worker-1", "worker-2", "person", *(f"attacker-{n + 1}" for n in range(ATTACKERS)))
-_METRICS_PORT = 9465
 _STEP = re.compile(r'"kind": ?"step"')
 _SCRAPE = """
 import sys, time, urllib.request
@@ -88,11 +87,16 @@ class AttackedCluster(Daemons):
     def __init__(self, hosts: dict[str, Host]) -> None:
         job = Job(_CONFIG, None, _SETTINGS)
         metrics = "0.0.0.0" if hosts else "127.0.0.1"
-        options = ("--metrics-listen", f"{metrics}:{_METRICS_PORT}")
+        options = ("--metrics-listen", f"{metrics}:0")
         super().__init__("under_attack", job, workers=WORKERS, aggregator_options=options, hosts=hosts)
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:
         """Do nothing: these workers connect to no gate."""
+
+    @property
+    def metrics_address(self) -> str:
+        """`HOST:PORT` of the aggregator's `/metrics`."""
+        return f"{self._host('aggregator').address}:{self.processes['aggregator'].metrics_port}"
 
     def steps(self) -> int:
         """Return the number of steps so far, by the job's log."""
@@ -100,12 +104,10 @@ class AttackedCluster(Daemons):
         return sum(len(_STEP.findall(path.read_text(errors="replace"))) for path in logs)
 
     def step_seconds(self, seconds: float) -> float:
-        """Return the mean duration of a step over this time."""
+        """Return the mean duration of a step over this time, or until the first step if that takes longer."""
         before, started = self.steps(), time.monotonic()
         self.until_moment(time.time() + seconds, "steps")
-        count = self.steps() - before
-        if not count:
-            raise Failed(f"no step within {seconds:g} s; see {self.folder}")
+        count = self.until(lambda: self.steps() - before or None, "a step")
         return (time.monotonic() - started) / count
 
     def run_as_person(self, *words: str) -> str:
@@ -136,8 +138,7 @@ class AttackedCluster(Daemons):
 
     def scrape_seconds(self) -> float:
         """Return how long a scrape of the aggregator takes."""
-        host = self._host("aggregator").address
-        return float(self.run_as_person("-c", _SCRAPE, f"{host}:{_METRICS_PORT}"))
+        return float(self.run_as_person("-c", _SCRAPE, self.metrics_address))
 
     def restart_seconds(self) -> tuple[float, float]:
         """Kill a worker, restart it, and return how long it takes to start, and from then on to connect."""
@@ -266,8 +267,7 @@ def _forget_peak(cluster: AttackedCluster) -> None:
 
 
 def _refused(cluster: AttackedCluster) -> int:
-    host = cluster.address("aggregator").rpartition(":")[0]
     script = _SCRAPE.replace("print(", "sys.stdout.buffer.write(text); (")
-    text = cluster.run_as_person("-c", script, f"{host}:{_METRICS_PORT}")
+    text = cluster.run_as_person("-c", script, cluster.metrics_address)
     found = re.findall(r"^tiermesh_connections_refused_total\{.*\} ([\d.e+]+)$", text, re.MULTILINE)
     return int(sum(map(float, found)))
