@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
 from tests.support.cluster.harness import Cluster
-from tests.support.cluster.rpc_proxy import Fault, RpcProxy, choose_host
+from tests.support.cluster.relay import choose_host
+from tests.support.cluster.rpc_proxy import Fault, RpcProxy
 
 METHOD = "/tiermesh.Pipeline/Pass"
 KINDS = (

@@ -9,7 +9,7 @@ from cli.certs import authority as ca
 from cli.certs.folder import write_private_file
 from services.transport.access.permissions import CallerKind
 
-LOOPBACK_HOSTS = 60
+LOOPBACK_HOSTS = 99
 HOSTS = ["localhost", *(f"127.0.0.{1 + n}" for n in range(LOOPBACK_HOSTS))]
 """Names for all loopback addresses in use: each relay of tests/cluster has one of its own."""
 

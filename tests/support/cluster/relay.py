@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import threading
 from types import TracebackType
@@ -14,7 +15,22 @@ from tests.support.certificates import LOOPBACK_HOSTS
 GATED_BYTES = 64 * 1024
 """Bytes that pass a closed gate on each connection: enough for orders, too few for weights."""
 
+_HOSTS = range(10, LOOPBACK_HOSTS + 1)
+"""Last numbers of addresses. Lower ones are for hosts of `tiermesh launch` and proxies of `tiermesh chaos`."""
+
 _numbers = itertools.count()
+
+
+def choose_host() -> str:
+    """Return the loopback address of the next relay or proxy.
+
+    Parallel pytest processes have different ones. A relay listens on the port number that its target has drawn, which
+    another listener on the same address may have.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = _HOSTS[process::processes] or _HOSTS
+    return f"127.0.0.{own[next(_numbers) % len(own)]}"
 
 
 class _Jittered(Line):
@@ -82,7 +98,7 @@ class Relay:
         most_delay_seconds: float = 0.004,
         gate_closed: bool = False,
     ) -> None:
-        self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
+        self.host = choose_host()
         draw = None if seed is None else random.Random(seed)
         self._back = _Gated(draw, most_delay_seconds, closed=gate_closed)
         self._proxy = Proxy(self.host, to_target=_Jittered(draw, most_delay_seconds), from_target=self._back)

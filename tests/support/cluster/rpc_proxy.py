@@ -6,7 +6,6 @@ It has no tensor port, so data streams use the main port, and all messages betwe
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any
 import grpc
 
 from cli.chaos.proxy import ProxyTarget
-from tests.support.certificates import LOOPBACK_HOSTS
 from tests.support.cluster.harness import Cluster
+from tests.support.cluster.relay import choose_host
 
 SLOW_SECONDS = 1.0
 REORDER_SECONDS = 0.3
@@ -35,8 +34,6 @@ BREAKING = {
     "cancelled": grpc.StatusCode.CANCELLED,
 }
 """Status with which each fault ends the call, for those faults that do."""
-
-_numbers = itertools.count()
 
 
 @dataclass
@@ -65,11 +62,6 @@ class Struck(Exception):
 
 class Over(Exception):
     """End of a call by the peer."""
-
-
-def choose_host() -> str:
-    """Return the loopback address of the next proxy."""
-    return f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
 
 
 class RpcProxy:
