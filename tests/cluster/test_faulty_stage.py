@@ -21,6 +21,7 @@ def test_the_worker_that_spoils_the_gradients_of_the_stage_before_is_excluded(
     with Cluster(tmp_path / "cluster", worker_module=module) as cluster:
         for name in ("a", "faulty", "g", "h", "spare"):
             cluster.start_worker(name=name)
+        cluster.wait_workers(5)  # rows are formed by name: `faulty` has the later stage of the first one
         job = cluster.submit(spec_of(tmp_path, config | {"multihost_config": hosts}))
         (exclusion,) = cluster.wait(
             job, lambda each: bool(each.excluded), "a worker is found faulty"
