@@ -24,7 +24,10 @@ def test_optimizers_on_copies_of_one_state_dir_take_turns_to_the_same_bits(
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
         cluster.workers[0].kill()  # the job waits until the addresses are changed
+        cluster.checkpoint(job, 0)  # from which the copy goes on
+        original.freeze()  # or a file of another checkpoint might get its name amid the copying
         shutil.copytree(tmp_path / "optimizer-state", tmp_path / "copy")
+        original.thaw()
         twin = cluster._start("optimizer", "twin", "--state-dir", tmp_path / "copy").ready()
         cluster.to_optimizer.aim(twin)
         cluster.to_optimizer.cut()

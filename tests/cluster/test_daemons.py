@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from services.errors import ExitCode
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.limits import KEEPALIVE_SECONDS
-from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
-from tests.support.cluster.harness import ENDED, Cluster, Daemon, eventually, tiermesh
+from tests.support.cluster.bits import Bits, bits
+from tests.support.cluster.harness import ENDED, Cluster, Daemon, eventually, only_first, tiermesh
 
 NOBODY = "127.0.0.1:1"
 
@@ -173,12 +175,13 @@ def test_a_stopped_cluster_resumes(tmp_path: Path, gpt_spec: str, undisturbed: B
 # ---- taking over ----
 
 
-def second_aggregator(cluster: Cluster, name: str = "second") -> Daemon:
+def second_aggregator(cluster: Cluster, heartbeat_seconds: float, name: str = "second") -> Daemon:
     """Start a second aggregator on the cluster's state dir, as a unit of another name would."""
-    state = ("--state-dir", cluster.folder / "aggregator-state", "--heartbeat-seconds", 0.5)
+    state = ("--state-dir", cluster.folder / "aggregator-state", "--heartbeat-seconds", heartbeat_seconds)
     link = ("--optimizer", cluster.to_optimizer.address) if cluster.optimizer is not None else ()
     second = cluster._start("aggregator", name, *state, *link)
-    second.wait_log("another aggregator leads on it; waiting up to 3.5 s for its end")
+    limit_seconds = Timeouts.from_heartbeat(heartbeat_seconds).stop
+    second.wait_log(f"another aggregator leads on it; waiting up to {limit_seconds:g} s for its end")
     return second
 
 
@@ -187,10 +190,10 @@ def second_aggregator(cluster: Cluster, name: str = "second") -> Daemon:
 def test_a_second_aggregator_on_the_state_dir_waits_for_the_end_of_the_first(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, tiers=tiers, workers=1, heartbeat_seconds=0.5) as cluster:
+    with Cluster(tmp_path, tiers=tiers, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
-        second = second_aggregator(cluster)
+        second = second_aggregator(cluster, STANDARD_HEARTBEAT_SECONDS)  # so it waits for long
         cluster.aggregator.kill()
         cluster.switch_to(second.ready())
         assert bits(cluster.finish(job)) == undisturbed
@@ -201,7 +204,7 @@ def test_a_second_aggregator_on_the_state_dir_waits_for_the_end_of_the_first(
 def test_an_aggregator_that_is_restarted_for_ever_beside_another_raises_no_epoch(tmp_path: Path) -> None:
     with Cluster(tmp_path, heartbeat_seconds=0.5) as cluster:
         for name in ("second", "third"):
-            second = second_aggregator(cluster, name)
+            second = second_aggregator(cluster, 0.5, name)
             assert second.ended() == 75
             line = error_line(second)
             assert "another aggregator leads on it" in line and "--standby" in line
@@ -221,29 +224,26 @@ def flip_a_byte(path: Path) -> None:
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+    at_second = only_first("optimizer", "checkpoint.after-rename=kill@2")
+    with Cluster(tmp_path, tiers=3, workers=1, failpoints=at_second) as cluster:
         job = cluster.submit(gpt_spec)
-        cluster.wait(job, lambda each: each.checkpoint_step >= CHECKPOINT_EVERY, "its second checkpoint")
-        assert cluster.optimizer is not None
-        cluster.optimizer.kill()
-        *_, before, newest = sorted(cluster.checkpoints(job).glob("step-*"))
+        assert cluster.serving("optimizer").ended() == -signal.SIGKILL
+        before, newest = sorted(cluster.checkpoints(job).glob("step-*"))
         flip_a_byte(newest / "model.safetensors")
         cluster.start_optimizer()
         assert bits(cluster.finish(job)) == undisturbed
-        log = cluster.optimizer.log_text()
+        log = cluster.serving("optimizer").log_text()
         assert f"{newest.name}: model.safetensors is damaged" in log
         assert f"falling back to {before.name}" in log
 
 
 @pytest.mark.long
 def test_no_intact_checkpoint_fails_the_job(tmp_path: Path, gpt_spec: str, short_spec: str) -> None:
-    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+    at_first = only_first("optimizer", "checkpoint.after-rename=kill@1")
+    with Cluster(tmp_path, tiers=3, workers=1, failpoints=at_first) as cluster:
         job = cluster.submit(gpt_spec)
-        cluster.wait_step(job, 1)
-        assert cluster.optimizer is not None
-        cluster.optimizer.kill()
-        for folder in cluster.checkpoints(job).glob("step-*"):
-            flip_a_byte(folder / "optimizer.safetensors")
+        assert cluster.serving("optimizer").ended() == -signal.SIGKILL
+        flip_a_byte(cluster.checkpoint(job, 0) / "optimizer.safetensors")
         cluster.start_optimizer()
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.FAILED

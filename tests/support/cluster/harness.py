@@ -66,6 +66,12 @@ def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subpro
         return subprocess.CompletedProcess(words, code, *printed)
 
 
+def only_first(role: str, failpoints: str) -> Callable[[str], str]:
+    """Return the `failpoints` of a cluster in which the first process of a role has these, and no other one has any."""
+    left = [failpoints]
+    return lambda started: left.pop() if started == role and left else ""
+
+
 def tls_flags(folder: Path | None, name: str) -> tuple[object, ...]:
     """Return the options that show the certificate `name`.pem of a folder and trust its authority.pem."""
     if folder is None:
@@ -153,6 +159,18 @@ class Daemon(DaemonProcess):
     def wait_log(self, text: str) -> None:
         """Wait until the log contains `text`."""
         eventually(lambda: text in self.log_text(), f"{text!r} in the log of {self.name}")
+
+    def freeze(self) -> None:
+        """Stop the process; return once no thread of it runs, nor a call of one that writes to the disk."""
+        super().freeze()
+        eventually(self._has_stopped, f"{self.name} to stop")
+
+    def _has_stopped(self) -> bool:
+        try:
+            tasks = [(each / "stat").read_text() for each in Path(f"/proc/{self.pid}/task").iterdir()]
+        except OSError:  # a thread has ended
+            return False
+        return all(each.rpartition(") ")[2].startswith("T") for each in tasks)
 
     def terminate(self) -> int:
         """Send SIGTERM; return the exit code."""
