@@ -7,7 +7,6 @@ import gc
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.tensors import shared_memory
 from services.tensors.shared_memory import MappedArray, NotShared, SharedArray
+from tests.support.shared_memory import count_descriptors, count_mappings, count_shared_memory
 
 PLACE_BYTES = 64
 
@@ -126,13 +126,11 @@ def test_memory_with_a_wrong_header_is_refused(
 
 
 def test_reused_descriptor_is_refused() -> None:
-    array = SharedArray(200, PLACE_BYTES)
-    descriptor, identity = array.descriptor, array.identity
-    array.close()
-    other = SharedArray(200, PLACE_BYTES)
-    assert other.descriptor == descriptor, "the system assigns the lowest free number"
+    array, other = SharedArray(200, PLACE_BYTES), SharedArray(200, PLACE_BYTES)
+    os.dup2(other.descriptor, array.descriptor)
     with pytest.raises(NotShared, match="identity"):
-        MappedArray(os.getpid(), descriptor, identity)
+        MappedArray(os.getpid(), array.descriptor, array.identity)
+    assert MappedArray(os.getpid(), array.descriptor, other.identity).place(0).size == PLACE_BYTES
 
 
 def test_view_outlives_the_array() -> None:
@@ -146,18 +144,14 @@ def test_view_outlives_the_array() -> None:
 
 
 def test_no_memory_or_descriptor_leaks() -> None:
-    def count_resources() -> tuple[int, int]:
-        maps = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
-        return len(list(Path("/proc/self/fd").iterdir())), maps
-
     gc.collect()
-    before = count_resources()
+    before = count_shared_memory()
     array = SharedArray(200, PLACE_BYTES)
     seen = map_array(array)
-    assert count_resources() > before
+    assert count_shared_memory() > before
     del array, seen
     gc.collect()
-    assert count_resources() == before
+    assert count_shared_memory() == before
 
 
 def test_memory_of_a_killed_process_lives_as_long_as_its_views() -> None:
@@ -169,7 +163,7 @@ def test_memory_of_a_killed_process_lives_as_long_as_its_views() -> None:
         "input()\n"
     )
     gc.collect()
-    before = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
+    before = count_mappings()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
@@ -180,15 +174,15 @@ def test_memory_of_a_killed_process_lives_as_long_as_its_views() -> None:
     assert seen.place(0).tolist() == [5] * PLACE_BYTES
     del seen
     gc.collect()
-    assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before
+    assert count_mappings() == before
 
 
 def test_out_of_memory_raises_and_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = count_descriptors()
     monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         SharedArray(200, PLACE_BYTES)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert count_descriptors() == before

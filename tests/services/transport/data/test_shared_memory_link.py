@@ -36,6 +36,7 @@ from services.transport.data.shared_memory_link import (
     TensorLink,
 )
 from services.transport.links import LinkClosed
+from tests.support.shared_memory import count_descriptors, count_mappings, count_shared_memory
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -258,11 +259,11 @@ def test_the_number_of_places_in_a_message_is_limited(links: list[TensorLink], i
 def test_only_the_newest_arrays_of_a_peer_stay_mapped(links: list[TensorLink]) -> None:
     caller, server = connected_pair(links)
     arrays = [array_of(1) for _ in range(MAX_MAPPED_ARRAYS + 5)]
-    before = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
+    before = count_mappings()
     for array in arrays:
         server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (0,)))
     gc.collect()
-    assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before + MAX_MAPPED_ARRAYS
+    assert count_mappings() == before + MAX_MAPPED_ARRAYS
 
 
 @pytest.mark.parametrize("switched_off", ["caller", "server"])
@@ -363,28 +364,24 @@ def test_without_free_memory_nothing_is_offered(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = count_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", full)
     caller = offered(links)
     assert caller.metadata == ()
     assert "over gRPC: shared memory" in caplog.text
     assert "No space left on device" in caplog.text
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert count_descriptors() == before
 
 
 def test_closing_frees_memory_and_descriptors(links: list[TensorLink]) -> None:
-    def resources() -> tuple[int, int]:
-        maps = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
-        return len(list(Path("/proc/self/fd").iterdir())), maps
-
     gc.collect()
-    before = resources()
+    before = count_shared_memory()
     caller, server = connected_pair(links)
     send_references(caller, server)
-    assert resources() > before
+    assert count_shared_memory() > before
     links.clear()
     caller.close()
     server.close()
     del caller, server
     gc.collect()
-    assert resources() == before
+    assert count_shared_memory() == before
