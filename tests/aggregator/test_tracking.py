@@ -67,6 +67,12 @@ def test_jobs_have_folders_of_their_own_which_pruning_removes(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+@pytest.fixture(autouse=True)
+def patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no pause of the disk be longer than the wait for trackers that are closed."""
+    monkeypatch.setattr(tracking_module, "_CLOSE_SECONDS", 60.0)
+
+
 @pytest.mark.parametrize("stored", [None, "{}", "no JSON"])
 def test_a_job_that_can_t_be_read_has_none(tmp_path: Path, stored: str | None) -> None:
     assert run(tmp_path, {"a": stored}, lambda tracking: tracking.record(step("a"))) == []

@@ -12,6 +12,8 @@ import pytest
 from services.errors import Refused
 from services.input_files import NoSuchFile, open_input_file, read_input_file
 
+LIMIT_SECONDS = 30
+
 
 def refusal(path: Path, limit_bytes: int = 100) -> str:
     """Return the refusal of a file; fail if it isn't refused, or if opening it waits."""
@@ -24,8 +26,8 @@ def refusal(path: Path, limit_bytes: int = 100) -> str:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(5)
-    assert texts, f"{path}: still waiting after 5 s"
+    thread.join(LIMIT_SECONDS)
+    assert texts, f"{path}: still waiting after {LIMIT_SECONDS} s"
     assert texts[0].startswith("training_config.data_path: ")
     assert texts[0].isprintable() and len(texts[0]) <= 300
     return texts[0]

@@ -27,7 +27,7 @@ def wait_for_file() -> None:
     """Wait until the thread that writes the file has ended."""
     for thread in threading.enumerate():
         if thread.name == "timeline":
-            thread.join(10)
+            thread.join(60)
 
 
 def begin(

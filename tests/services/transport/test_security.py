@@ -16,6 +16,8 @@ from services.transport.security import RoleRule, Security, split_address
 from services.transport.server import open_channel, start_server
 from tests.support.certificates import make_authority, make_certificate
 
+LIMIT_SECONDS = 30
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,7 +40,7 @@ async def check_health(server: Security, client: Security) -> int:
     try:
         async with open_channel(f"localhost:{role.port}", client) as channel:
             reply = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=False
+                health_pb2.HealthCheckRequest(), timeout=LIMIT_SECONDS, wait_for_ready=False
             )
         return int(reply.status)
     finally:

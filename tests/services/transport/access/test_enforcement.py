@@ -185,7 +185,7 @@ def test_an_expired_certificate_is_refused_in_the_handshake(files: Path) -> None
     async def test() -> None:
         async with serving(security(files, "aggregator")) as (main, _, tensors):
             async with open_channel(f"localhost:{main}", security(files, "worker")) as channel:
-                assert (await end_of(channel.stream_stream(ATTEND)(timeout=5)))[
+                assert (await end_of(channel.stream_stream(ATTEND)(timeout=LIMIT_SECONDS)))[
                     0
                 ] is grpc.StatusCode.UNAVAILABLE
             with pytest.raises(grpc.aio.AioRpcError):
