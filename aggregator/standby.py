@@ -17,6 +17,7 @@ from aggregator.storage.job_queue import JobQueue, open_queue
 from services.errors import TiermeshError
 from services.runtime.cluster_identity import StateDirUse
 from services.runtime.file_locks import try_lock
+from services.threads import finish_in_thread
 from services.timeouts import Timeouts
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -103,6 +104,8 @@ class StandbyService:
         except BaseException:
             with suppress(TiermeshError):
                 queue.leave(self._name)
+            with suppress(TiermeshError):  # it leads only if it was cancelled as it took over
+                queue.resign()
             queue.close()
             raise
         return queue
@@ -117,14 +120,14 @@ class StandbyService:
     async def _takes_over(self, queue: JobQueue, succession: Succession) -> bool:
         """Look for the leader; if there is none, raise the epoch and return True."""
         try:
-            sighting = await asyncio.to_thread(queue.look, self._name)
+            sighting = await finish_in_thread(queue.look, self._name)
             if self._sighting is None or sighting.epoch != self._sighting.epoch:
                 log.info("standby: the leader is %s", _describe_leader(sighting))
             self._sighting = sighting
             now = time.monotonic()
             if not succession.is_due(sighting, now):
                 return False
-            epoch = await asyncio.to_thread(queue.take_over, sighting, self._name, self._timeouts.takeover)
+            epoch = await finish_in_thread(queue.take_over, sighting, self._name, self._timeouts.takeover)
         except TiermeshError as error:
             self._warn(error)
             return False

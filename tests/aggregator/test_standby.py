@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -166,3 +167,34 @@ def test_a_leader_answers_until_it_is_deposed(tmp_path: Path, leader: JobQueue) 
             assert standby.leaders == [led]
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_standby_that_is_stopped_as_it_takes_over_resigns(
+    tmp_path: Path, leader: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, may_end = threading.Event(), threading.Event()
+    take_over = JobQueue.take_over
+
+    def take_over_slowly(*arguments: Any) -> int | None:
+        epoch = take_over(*arguments)
+        taken.set()
+        assert may_end.wait(LIMIT_SECONDS)
+        return epoch
+
+    monkeypatch.setattr(JobQueue, "take_over", take_over_slowly)
+
+    async def scenario() -> None:
+        standby = Standby(tmp_path)
+        await standby.service.start()
+        running = asyncio.ensure_future(standby.service.run())
+        assert await asyncio.to_thread(taken.wait, LIMIT_SECONDS)
+        running.cancel()
+        asyncio.get_running_loop().call_soon(may_end.set)
+        await asyncio.gather(running, return_exceptions=True)
+        assert not standby.leaders
+
+    leader.resign()
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+    sighting = leader.look("c")
+    assert (sighting.epoch, sighting.leader) == (2, "b")
+    assert sighting.takeover_seconds == 0.0, "another one may lead at once"
