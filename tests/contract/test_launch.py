@@ -30,7 +30,8 @@ pytestmark = [
 ]
 
 JOB = """
-training_config: {project_name: tiny, seed: 1, model_type: linear_regression, max_steps: 3, batch_size: 4}
+training_config: {project_name: tiny, seed: 1, model_type: linear_regression, max_steps: 3, batch_size: 4,
+                  min_workers: 2}  # one that is late would find the job ended
 linear_regression_config: {num_features: 4, num_targets: 2, training_samples: 200}
 device_config: {backend: ttnn, mesh_shape: [1, 4], enable_ddp: true}
 multihost_config: {enabled: true, num_workers: 2}
