@@ -81,7 +81,7 @@ def test_switched_off_it_gives_the_same_bits(
         assert cluster.aggregator.metric(LINKS) == 0
         assert not memory(cluster.aggregator)
         assert "over gRPC: the peer offers no shared memory" in cluster.aggregator.log_text()
-        assert "over gRPC: shared memory is switched off" in cluster.workers[0].log_text()
+        cluster.workers[0].wait_log("over gRPC: shared memory is switched off")
 
 
 @pytest.mark.long

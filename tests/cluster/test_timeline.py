@@ -61,11 +61,11 @@ def test_every_activity_of_a_step_is_recorded(
     if tiers == 3:
         assert kinds(aggregator) >= IN_3_TIERS and ("receive", "sum") in kinds(optimizer)
 
-    def times(events: list[dict[str, Any]], row: str, step: int) -> dict[int, float]:
+    def times(events: list[dict[str, Any]], row: str, step: int, name: str = "") -> dict[int, float]:
         return {
             each["args"]["chunk"]: each["ts"]
             for each in events
-            if each["row"] == row and each["args"].get("step") == step
+            if each["row"] == row and each["args"].get("step") == step and name in each["name"]
         }
 
     sent, arrived = times(worker, "send", 5), times(aggregator, "from worker-1", 5)
@@ -76,8 +76,10 @@ def test_every_activity_of_a_step_is_recorded(
     assert down.keys() == there.keys() == CHUNKS
     trace = write(folder, tmp_path / "merged")
     assert trace.workers == ["worker-1"] and 5 in trace.steps
-    assert 0 < trace.overlap(Payload.GRADIENTS).share <= 1
-    assert 0 <= trace.overlap(Payload.WEIGHTS).share <= 1
+    assert all(0 <= trace.overlap(payload).share <= 1 for payload in Payload)
+    ready = min(times(worker, "device", 5, "gradient ready").values())
+    backward = [(each["ts"], each["ts"] + each["dur"]) for each in worker if each["name"] == "backward"]
+    assert any(begin <= ready <= end for begin, end in backward), "a chunk can leave amid a backward pass"
     assert (tmp_path / "merged" / "step.svg").exists()
     assert all(arrived[chunk] <= commit <= down[chunk] <= there[chunk] for chunk in CHUNKS), "weights go down"
 
