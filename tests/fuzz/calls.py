@@ -59,11 +59,13 @@ class Call:
     Attributes:
         answered: event that is set by the first answer.
         status: status and details that ended the call; None if it ended with OK, or has not ended.
+        has_left: whether the caller has gone.
     """
 
     def __init__(self, messages: Iterable[bytes], metadata: Metadata = (), *, stays: bool = False) -> None:
         self.answered = asyncio.Event()
         self.status: tuple[grpc.StatusCode, str] | None = None
+        self.has_left = False
         self.serialize: Any = None  # the method's serializer of answers
         self._messages = deque(messages)
         self._metadata = tuple(metadata)
@@ -116,6 +118,10 @@ class Call:
         """Return what TLS says about the caller: nothing, without TLS."""
         return {}
 
+    def cancelled(self) -> bool:
+        """Return whether the caller has gone."""
+        return self.has_left
+
     def peer(self) -> str:
         """Return the caller's address."""
         return "ipv4:192.0.2.7:1234"
@@ -164,6 +170,7 @@ class Port:
         """
         task = asyncio.ensure_future(self.serve(method, call))
         await settle(call, task)
+        call.has_left = True
         task.cancel()
         await asyncio.wait((task,), timeout=LIMIT_SECONDS)
         assert task.done(), f"{method} goes on after its caller has left"

@@ -185,7 +185,7 @@ class ServedRole(ABC):
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
-        self._calls: list[asyncio.Task[None]] = []
+        self._calls: list[Attending] = []
 
     @abstractmethod
     async def start(self) -> None:
@@ -223,13 +223,14 @@ class ServedRole(ABC):
         """Begin a call that goes on until the role stops."""
         call = Attending(metadata)
         call.task = asyncio.ensure_future(self.port.serve(method, call))
-        self._calls.append(call.task)
+        self._calls.append(call)
         return call
 
     async def _leave(self) -> None:
         for each in self._calls:
-            each.cancel()
-        for result in await asyncio.gather(*self._calls, return_exceptions=True):
+            each.has_left = True
+            each.task.cancel()
+        for result in await asyncio.gather(*(each.task for each in self._calls), return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
 

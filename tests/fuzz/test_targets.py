@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.jobs_service import JobsServicer
 from services.transport.http2.frames import FrameType
 from tests.fuzz.connections import frames_of
 from tests.fuzz.draws import Draws, draw_message
@@ -51,6 +54,15 @@ def test_seeds_of_a_method_and_some_changes(name: str) -> None:
         target.run(seed)
     for _ in range(3):
         target.run(bytes([*draw.randbytes(3), *(each | 3 for each in draw.randbytes(60))]))
+
+
+def test_a_caller_may_leave_a_download_that_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait(*given: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(JobsServicer, "_send_checkpoint", wait)
+    target = RPC_TARGETS["Jobs.Download"]
+    target.run(target.seeds[0])
 
 
 def test_a_refusal_of_several_lines_is_found() -> None:
