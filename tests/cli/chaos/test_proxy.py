@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from cli.chaos.proxy import PIECE_BYTES, Proxy
+from tests.support.cluster.relay import choose_host
 
 LIMIT_SECONDS = 20.0
 PATTERN = bytes(range(256))
-HOST = "127.0.0.2"
 
 
 @dataclass
@@ -83,7 +83,7 @@ async def connect(proxy: Proxy, port: int = 0) -> End:
 
 @asynccontextmanager
 async def proxied() -> AsyncIterator[tuple[Proxy, Listener]]:
-    target, proxy = await Listener().listen(), Proxy(HOST)
+    target, proxy = await Listener().listen(), Proxy(choose_host())
     try:
         await proxy.aim(target)
         yield proxy, target
