@@ -65,15 +65,16 @@ def refuse(sshd: Sshd, folder: Path, *more: str) -> str:
 @pytest.mark.parametrize(
     ("statements", "said"),
     [
-        (OTHER_VERSION, "has Tiermesh 0.0.1, expected "),
-        (OTHER_PYTHON, "runs Tiermesh in Python 3.9.18, expected "),
-        (CLOCK_AHEAD, "its clock is 3600 s ahead of this host's, expected at most 60 s"),
-        (CLOCK_BEHIND, "its clock is 90 s behind this host's, expected at most 60 s"),
+        (OTHER_VERSION, r"has Tiermesh 0\.0\.1, expected "),
+        (OTHER_PYTHON, r"runs Tiermesh in Python 3\.9\.18, expected "),
+        # The time that question and answer take is in favour of the host.
+        (CLOCK_AHEAD, r"its clock is 3[56]\d\d s ahead of this host's, expected at most 60 s"),
+        (CLOCK_BEHIND, r"its clock is [6-9]\d s behind this host's, expected at most 60 s"),
     ],
 )
 def test_another_version_or_clock_is_refused(sshd: Sshd, tmp_path: Path, statements: str, said: str) -> None:
     disguise(sshd, statements)
-    assert said in refuse(sshd, loudboxes(tmp_path / "5loudboxes", ONE_HOST))
+    assert re.search(said, refuse(sshd, loudboxes(tmp_path / "5loudboxes", ONE_HOST)))
 
 
 @contextmanager
