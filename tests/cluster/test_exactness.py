@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from protos import jobs_pb2 as jobs
+from services.tensors.layout import Layout
 from tests.support.cluster.bits import (
     CHECKPOINT_EVERY,
     MICRO_BATCHES,
@@ -17,7 +19,7 @@ from tests.support.cluster.bits import (
     llama_config,
     spec_of,
 )
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, eventually
 
 MICRO_BATCHES_METRIC = "tiermesh_micro_batches_total"
 OVER_THE_NETWORK = ("--no-shared-memory",)
@@ -27,7 +29,7 @@ OVER_THE_NETWORK = ("--no-shared-memory",)
 def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = STEPS) -> Bits:
     """Run the job with this many new workers, each behind a slow relay of its own that shuffles arrivals.
 
-    No worker gets weights before all have built the job, so that all take part from the first steps on.
+    No worker gets a second version of the weights before all have the first one. So all take part, however late one is.
     """
     relays = [
         cluster.relay(cluster.aggregator, seed=100 * seed + number, gate_closed=True)
@@ -42,6 +44,13 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = 
     cluster.wait_workers(workers)
     job = cluster.submit(spec)
     cluster.wait_workers(workers, "ready")
+    state = json.loads((cluster.checkpoint(job, 0) / "state.json").read_text())
+    weights_bytes = 4 * Layout.from_json(state["layout"]).elements
+    for relay in relays:
+        relay.let_through(int(1.2 * weights_bytes))
+    eventually(
+        lambda: all(each.generation for each in cluster.status().workers), "the weights of each worker"
+    )
     for relay in relays:
         relay.open_gate()
     found = bits(cluster.finish(job))

@@ -41,11 +41,20 @@ def test_a_job_goes_on_while_the_disk_is_full(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int
 ) -> None:
     """Check that a running job reaches its last step on a full disk, through restarts, and ends once there is space."""
-    with small_disks(tmp_path, tiers, "64m") as disks, Cluster(tmp_path, tiers=tiers, workers=1) as cluster:
+    options = ("--no-shared-memory",)  # which would bypass the gate
+    with (
+        small_disks(tmp_path, tiers, "64m") as disks,
+        Cluster(tmp_path, tiers=tiers, options=options) as cluster,
+    ):
+        gated = cluster.relay(
+            cluster.to_aggregator, gate_closed=True
+        )  # the job waits for the disk to be full
+        cluster.start_worker(aggregator=gated.address, wait=False)
         job = cluster.submit(gpt_spec)
-        cluster.wait(job, lambda each: each.checkpoint_step > 0, "a checkpoint")
+        cluster.checkpoint(job, 0)
         for disk in disks:
             disk.fill()
+        gated.open_gate()
         with pytest.raises(grpc.RpcError) as refused:
             while True:
                 cluster.submit(gpt_spec)
