@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +132,11 @@ def test_a_kill_amid_the_start_changes_no_bits(
         first = cluster.finish(cluster.submit(half_spec)).id
         cluster.serving(role).terminate()
         restart()
-        _, answer, _ = run(cluster, "continue", first, "--steps", STEPS)  # waits for the optimizer
-        second = answer["job"]
-        assert cluster.serving(role).ended() == -9, "it was killed"
-        restart()
+        with ThreadPoolExecutor() as threads:  # the command may have its answer only after the restart
+            continuing = threads.submit(run, cluster, "continue", first, "--steps", STEPS)
+            assert cluster.serving(role).ended() == -9, "it was killed"
+            restart()
+            second = continuing.result(LIMIT_SECONDS)[1]["job"]
         assert bits(cluster.finish(second)) == undisturbed
         assert not list(cluster.checkpoints(second).glob(".*")), "nothing half made is left"
 
