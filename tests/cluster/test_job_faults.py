@@ -21,7 +21,7 @@ from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 ENDING = ("before", "midway", "after", "cancelled")
 PASSING = ("slow", "duplicated")
 DAMAGING = ("truncated", "bit-flipped")
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
 """Limit of an answer. The slowest fault takes one second."""
 
 Call = Callable[[JobsClient, str, str], Awaitable[Any]]
