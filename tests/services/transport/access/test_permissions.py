@@ -114,7 +114,7 @@ async def call(
     async with open_channel(f"localhost:{port}", client) as channel:
         for method in methods:
             # Sent with the call, so that it can't be refused before: grpcio then hides the reason.
-            stream = channel.unary_stream(method)(b"", metadata=metadata, timeout=10)
+            stream = channel.unary_stream(method)(b"", metadata=metadata, timeout=30)
             try:
                 if isinstance(
                     await stream.read(), bytes
@@ -208,7 +208,7 @@ def test_metrics_are_for_those_that_may_read_them(files: Path, name: str) -> Non
     context = ssl.create_default_context(cafile=files / "authority.pem")
     context.load_cert_chain(files / f"{name}.pem", files / f"{name}.key")
     allowed = {kind.value for kind in PERMISSIONS[READ_METRICS]}
-    connection = http.client.HTTPSConnection("localhost", server.port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection("localhost", server.port, timeout=30, context=context)
     try:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
