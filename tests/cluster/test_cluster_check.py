@@ -18,6 +18,8 @@ pytestmark = pytest.mark.long
 def check(cluster: Cluster, *options: object) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Run the command; return it with its JSON, which is empty if it was refused."""
     wait_for_workers(cluster, len(cluster.workers))
+    if cluster.tiers == 3:
+        eventually(lambda: cluster.status().optimizer == "optimizer", "the optimizer's connection")
     done = tiermesh("check", "--cluster", "--aggregator", cluster.to_aggregator.address, "--json", *options)
     found = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
     return done, found
