@@ -91,7 +91,7 @@ def test_the_ranks_of_two_pipelines_are_stages_in_order(tmp_path: Path) -> None:
         # The job goes on with the first row that is ready.
         lines = eventually(lambda: (found := ready_rows(runs))[1:] and found, "two rows")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=120) == 1
     rows = [re.findall(r"stage (\d) on rank(\d)", line) for line in lines]
     assert sorted(rows) == [[("0", "0"), ("1", "1")], [("0", "2"), ("1", "3")]], lines
 
