@@ -67,7 +67,8 @@ held = process.{held}
 def hold(first, *rest):
     folder = Path(first).parent
     (folder / "holds").touch()
-    while not (folder / "go").exists():
+    deadline = time.monotonic() + 60
+    while not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return held(first, *rest)
 process.{held} = hold
