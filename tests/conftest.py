@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
@@ -26,6 +27,13 @@ ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("default", ANY_SPEED)
 settings.register_profile("same", ANY_SPEED, derandomize=True)
 settings.load_profile("same")
+
+# Hypothesis also draws constants of the modules that a process has loaded: they depend on the tests that it ran before.
+NO_CONSTANTS = providers.Constants()
+constants_of_modules = providers._get_local_constants
+providers._get_local_constants = lambda: (
+    NO_CONSTANTS if settings.default.derandomize else constants_of_modules()
+)
 
 # A shell starts its background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
