@@ -2,21 +2,36 @@
 
 The worker's name selects the fault. `steady...` corrupts a micro-batch in the same way at each computation, and
 `fickle...` in another way each time. Workers of other names are honest. All of them compute on any weights, so that the
-final weights show each lie.
+final weights show each lie. They claim the same speed, so that each gets work in each step, also after a pause.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from unittest import mock
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from services.runtime import process
 from tests.support.cluster.tally_worker import Float32Array, TallyStep
+from worker.core import events
 
 FIRST_LIE = 5
 """First step with a corrupted gradient."""
+
+CLAIMED_SECONDS = 0.01
+"""Time that a micro-batch takes, as the workers report it."""
+
+
+@dataclass(frozen=True)
+class LeaseComputed(events.LeaseComputed):
+    """Report of a computed lease that claims the same speed for each worker."""
+
+    def __post_init__(self) -> None:
+        micro_batches = self.tokens // TallyStep.tokens_per_micro_batch
+        object.__setattr__(self, "seconds", CLAIMED_SECONDS * micro_batches)
 
 
 class HonestStep(TallyStep):
@@ -63,5 +78,6 @@ def step_of(name: str) -> type[TallyStep]:
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
+    mock.patch.object(events, "LeaseComputed", LeaseComputed).start()
     make_step = step_of(sys.argv[sys.argv.index("--name") + 1])
     sys.exit(main(worker_command=make_worker_command(make_step)))
