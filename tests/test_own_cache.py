@@ -9,7 +9,7 @@ import pytest
 
 from services.corpora.cache import VARIABLE, cache_folder
 from services.runtime.launcher import environment_without_options
-from tests.support.cluster.harness import environment
+from tests.support.cluster.daemon import environment
 
 
 def test_the_cache_of_the_tests_is_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:

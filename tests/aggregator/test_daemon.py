@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.harness import tiermesh
+from tests.support.cluster.daemon import tiermesh
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from protos import jobs_pb2 as jobs
 from services.errors import ExitCode
 from services.instrumentation import failpoints
 from tests.support.cluster.bits import STEPS, Bits, bits
+from tests.support.cluster.daemon import LIMIT_SECONDS, environment, eventually, tiermesh
 from tests.support.cluster.fork_server import fork_server
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, environment, eventually, tiermesh
+from tests.support.cluster.harness import ENDED, Cluster
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`
 

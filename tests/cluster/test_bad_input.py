@@ -17,8 +17,9 @@ from protos import jobs_pb2 as jobs
 from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.protocol.hello import PROTOCOL_RANGE
 from services.tensors.layout import Layout
-from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
+from tests.support.cluster.bits import bits, gpt_config, spec_of
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually
+from tests.support.cluster.harness import ENDED, Cluster
 from tests.support.cluster.stock_files import ref_of, upload_file
 from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, StockAggregator, StockWorker, chunk
 
@@ -215,11 +216,16 @@ def test_a_chunk_that_contradicts_itself(
     cluster.aggregator.wait_log("worker rogue: refused a chunk: chunk")
 
 
-def test_refused_chunks_never_reach_the_sum(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+@pytest.mark.long
+def test_refused_chunks_never_reach_the_sum(tmp_path: Path, corpus: Path) -> None:
     """Check that the honest worker gets the leases of the dropped sender, and that the bits stay the same."""
+    # Many more steps than the senders of bad chunks need, so that none of them comes after the end.
+    spec = spec_of(corpus.parent, gpt_config(corpus, max_steps=40))
+    with Cluster(tmp_path / "undisturbed", workers=1) as cluster:
+        undisturbed = bits(cluster.finish(cluster.submit(spec)))
     bad: list[dict[str, Any]] = [{"crc32c": 1}, {"offset": 4}, {"dtype": BFLOAT16}, {"payload": b"\0" * 40}]
-    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
-        job = cluster.submit(gpt_spec)
+    with Cluster(tmp_path / "disturbed", tiers=3, workers=1) as cluster:
+        job = cluster.submit(spec)
         cluster.wait_step(job, 1)
         for number, changed in enumerate(bad):
             with StockWorker(cluster.aggregator.address, f"rogue-{number}") as rogue:

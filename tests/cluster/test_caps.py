@@ -21,7 +21,8 @@ from services.config.job import MOST_SPEC_BYTES
 from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import gpt_config, regression_config, spec_of, write_config
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh, tls_flags
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh, tls_flags
+from tests.support.cluster.harness import Cluster
 
 Run = Callable[..., tuple[int, dict[str, Any], str]]
 

@@ -13,7 +13,8 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import gpt_config, spec_of
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.daemon import LIMIT_SECONDS
+from tests.support.cluster.harness import ENDED, Cluster
 from training.data.tokenizer import build_character_tokenizer
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`

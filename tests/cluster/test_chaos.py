@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.bits import deep_config, regression_config, split_config, write_config
+from tests.support.cluster.daemon import LIMIT_SECONDS, environment, tiermesh
 from tests.support.cluster.fork_server import ROOT
-from tests.support.cluster.harness import LIMIT_SECONDS, environment, tiermesh
 
 SEED, STEPS = 3, 300
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from protos import jobs_pb2 as jobs
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,8 @@ import pytest
 from aggregator.core.succession import SKIPPED_EPOCHS
 from services.errors import ExitCode
 from tests.support.cluster.bits import Bits, bits
-from tests.support.cluster.harness import Cluster, Daemon, eventually, tiermesh
+from tests.support.cluster.daemon import Daemon, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`
 

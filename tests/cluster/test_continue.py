@@ -24,7 +24,8 @@ from tests.support.cluster.bits import (
     spec_of,
     write_config,
 )
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, tiermesh
+from tests.support.cluster.daemon import LIMIT_SECONDS, tiermesh
+from tests.support.cluster.harness import Cluster
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.bits import Bits, bits
-from tests.support.cluster.harness import Cluster, eventually
+from tests.support.cluster.daemon import eventually
+from tests.support.cluster.harness import Cluster
 
 HEARTBEAT_SECONDS = 0.5
 

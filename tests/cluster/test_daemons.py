@@ -13,7 +13,8 @@ from services.errors import ExitCode
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.limits import KEEPALIVE_SECONDS
 from tests.support.cluster.bits import Bits, bits
-from tests.support.cluster.harness import ENDED, Cluster, Daemon, eventually, only_first, tiermesh
+from tests.support.cluster.daemon import Daemon, eventually, only_first, tiermesh
+from tests.support.cluster.harness import ENDED, Cluster
 
 NOBODY = "127.0.0.1:1"
 

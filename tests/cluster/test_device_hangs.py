@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.bits import Bits, bits, deep_config, spec_of, split_config
-from tests.support.cluster.harness import Cluster, tiermesh
+from tests.support.cluster.daemon import tiermesh
+from tests.support.cluster.harness import Cluster
 
 HEARTBEAT_SECONDS = 0.5
 STALL = ("--timeout", f"stall={37 * HEARTBEAT_SECONDS:g}")

@@ -9,7 +9,8 @@ import pytest
 
 from services.tensors.layout import Layout
 from tests.support.cluster.bits import Bits, bits
-from tests.support.cluster.harness import Cluster, eventually
+from tests.support.cluster.daemon import eventually
+from tests.support.cluster.harness import Cluster
 from tests.support.cluster.relay import Relay
 
 

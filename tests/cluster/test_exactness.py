@@ -19,7 +19,8 @@ from tests.support.cluster.bits import (
     llama_config,
     spec_of,
 )
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, eventually
+from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, eventually
+from tests.support.cluster.harness import Cluster
 
 MICRO_BATCHES_METRIC = "tiermesh_micro_batches_total"
 OVER_THE_NETWORK = ("--no-shared-memory",)

@@ -17,7 +17,8 @@ from protos import jobs_pb2 as jobs
 from services.errors import Failed
 from services.instrumentation.failpoints import FAILPOINTS
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
+from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, eventually
+from tests.support.cluster.harness import ENDED, Cluster
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`
 

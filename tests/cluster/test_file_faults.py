@@ -11,7 +11,7 @@ import pytest
 
 from services.protocol.file_refs import MAX_PIECE_BYTES
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import LIMIT_SECONDS
+from tests.support.cluster.daemon import LIMIT_SECONDS
 from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 from tests.support.marks import marks_of
 from training.data.tokenizer import build_character_tokenizer

@@ -11,7 +11,8 @@ import pytest
 from protos import jobs_pb2 as jobs
 from services.config.job import MOST_SPEC_BYTES
 from tests.support.cluster.bits import gpt_config, spec_of
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
+from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon
+from tests.support.cluster.harness import Cluster
 from training.data.tokenizer import build_character_tokenizer
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`

@@ -17,7 +17,8 @@ from protos import jobs_pb2 as jobs
 from services.errors import Failed
 from tests.cluster.test_failpoints import ALL, kills_of, roles_of, run_undisturbed, spec, table
 from tests.support.cluster.bits import STEPS, Bits, bits
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually
+from tests.support.cluster.harness import ENDED, Cluster
 from tests.support.small_disk import SmallDisk, small_disk
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`

@@ -11,7 +11,8 @@ from services.config.load import load_job_document
 from services.config.parameters import count_largest
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.host_memory import estimate_host_memory
-from tests.support.cluster.harness import Cluster, Daemon
+from tests.support.cluster.daemon import Daemon
+from tests.support.cluster.harness import Cluster
 
 WIDTH, LAYERS = 2048, 5
 COPY_BYTES = 4 * LAYERS * WIDTH * WIDTH

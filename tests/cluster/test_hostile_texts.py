@@ -16,7 +16,8 @@ from services.config.load import load_job
 from services.config.paths import REPOSITORY_ROOT as ROOT
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import PROTOCOL_MIN, PROTOCOL_VERSION
-from tests.support.cluster.harness import Cluster, Daemon, tiermesh
+from tests.support.cluster.daemon import Daemon, tiermesh
+from tests.support.cluster.harness import Cluster
 from tests.support.hostile import HOSTILE, fill_texts, is_clean, variants
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`

@@ -15,7 +15,8 @@ from protos import jobs_pb2 as jobs
 from services.errors import TiermeshError
 from services.transport.security import Security
 from tests.support.anything import is_one_line
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, eventually
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually
+from tests.support.cluster.harness import ENDED
 from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 
 ENDING = ("before", "midway", "after", "cancelled")

@@ -18,7 +18,8 @@ from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of, write_config
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, tiermesh, tls_flags
+from tests.support.cluster.daemon import LIMIT_SECONDS, tiermesh, tls_flags
+from tests.support.cluster.harness import Cluster
 from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 from training.data.tokenizer import build_character_tokenizer
 

@@ -19,8 +19,9 @@ from services.checkpoints.read import (
     read_checkpoint,
 )
 from tests.support.cluster.bits import STEPS, Bits, bits, gpt_config, spec_of, write_config
+from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, environment, eventually, tiermesh
 from tests.support.cluster.fork_server import ROOT
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, environment, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,9 @@ import pytest
 from protos import jobs_pb2 as jobs
 from services.timeouts import Timeouts
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of, write_config
+from tests.support.cluster.daemon import LIMIT_SECONDS, environment, eventually, only_first, tiermesh
 from tests.support.cluster.fork_server import ROOT
-from tests.support.cluster.harness import (
-    ENDED,
-    LIMIT_SECONDS,
-    Cluster,
-    environment,
-    eventually,
-    only_first,
-    tiermesh,
-)
+from tests.support.cluster.harness import ENDED, Cluster
 
 AT_A_STEP = f"optimizer.commit.after=kill@{CHECKPOINT_EVERY + 3}"
 """Kill in the middle of a job, as far as possible from a checkpoint, however fast its steps are."""

@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually
+from tests.support.cluster.harness import Cluster
 from tests.support.cluster.stock_peers import StockWorker
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION

@@ -18,8 +18,8 @@ import pytest
 from benchmarks.harness.hosts import GIGABIT, Direction, Hosts
 from benchmarks.harness.report import Skipped
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, gpt_config, write_config
+from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, environment, eventually
 from tests.support.cluster.fork_server import ROOT
-from tests.support.cluster.harness import LIMIT_SECONDS, Daemon, environment, eventually
 
 HEARTBEAT_SECONDS = 0.5
 DIRECTIONS = (

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import regression_config, spec_of
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.daemon import LIMIT_SECONDS
+from tests.support.cluster.harness import ENDED, Cluster
 from tests.support.cluster.nan_worker import FAULTY_MICRO_BATCH, FAULTY_STEP
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`

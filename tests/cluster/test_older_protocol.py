@@ -15,7 +15,8 @@ import pytest
 
 from services.protocol.versions import LINK_CHECK_PROTOCOL, PROTOCOL_MIN, STAGES_PROTOCOL
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import Cluster, eventually, tiermesh
+from tests.support.cluster.daemon import eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,8 @@ import pytest
 from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import gpt_config, write_config
-from tests.support.cluster.harness import Cluster, tiermesh, tls_flags
+from tests.support.cluster.daemon import tiermesh, tls_flags
+from tests.support.cluster.harness import Cluster
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`
 

@@ -8,7 +8,8 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import Bits, bits, deep_config, spec_of, split_config
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, eventually
+from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, eventually
+from tests.support.cluster.harness import Cluster
 
 STEPS = 10
 BLOCKS_PER_STAGE = (1, 1, 1)

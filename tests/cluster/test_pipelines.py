@@ -14,7 +14,8 @@ from safetensors.numpy import load_file
 
 from tests.support.certificates import make_certificates
 from tests.support.cluster.bits import Bits, bits, deep_config, spec_of, split_config, write_config
-from tests.support.cluster.harness import Cluster, tiermesh, tls_flags
+from tests.support.cluster.daemon import tiermesh, tls_flags
+from tests.support.cluster.harness import Cluster
 
 STEPS = 4
 MICRO_BATCHES = 6

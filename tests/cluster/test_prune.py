@@ -14,7 +14,8 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import STEPS, gpt_config, spec_of
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 TIERS = pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import tiermesh
+from tests.support.cluster.daemon import tiermesh
 from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 from tests.support.marks import marks_of
 

@@ -10,7 +10,8 @@ from aggregator.core.setting_aside import MOST_CRASHES, MOST_STARTS
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.crashing_aggregator import FATAL_STEP
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.daemon import LIMIT_SECONDS
+from tests.support.cluster.harness import ENDED, Cluster
 from tests.support.facts import has_facts
 
 MODULES = {"aggregator": "tests.support.cluster.crashing_aggregator"}

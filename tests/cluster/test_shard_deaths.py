@@ -10,7 +10,8 @@ import pytest
 from aggregator.core.setting_aside import MOST_CRASHES
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import Bits, bits
-from tests.support.cluster.harness import ENDED, Cluster, eventually
+from tests.support.cluster.daemon import eventually
+from tests.support.cluster.harness import ENDED, Cluster
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,8 @@ from services.instrumentation.failpoints import FAILPOINTS
 from services.tensors.layout import CHUNK_ELEMENTS
 from tests.cluster.test_failpoints import EVERY_ROLE, finish, kills_of, names_of, run_undisturbed, table
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster
+from tests.support.cluster.daemon import LIMIT_SECONDS
+from tests.support.cluster.harness import Cluster
 
 FEATURES = 2048
 PLACES = [*(name for name in FAILPOINTS if name.startswith("shard.")), EVERY_ROLE]

@@ -21,7 +21,8 @@ from tests.support.cluster.bits import (
     llama_config,
     spec_of,
 )
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
+from tests.support.cluster.harness import ENDED, Cluster
 
 
 def sums_received(cluster: Cluster, job: str) -> list[float]:

@@ -13,8 +13,9 @@ import pytest
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of
+from tests.support.cluster.daemon import Daemon, environment, eventually
 from tests.support.cluster.fork_server import ROOT
-from tests.support.cluster.harness import Cluster, Daemon, environment, eventually
+from tests.support.cluster.harness import Cluster
 from tests.support.cluster.stock_peers import StockWorker
 
 LINKS = "tiermesh_shared_memory_links"

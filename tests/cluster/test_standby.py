@@ -10,7 +10,8 @@ import pytest
 
 from tests.cluster.test_kills import reported_steps
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, deep_config, spec_of, split_config
-from tests.support.cluster.harness import Cluster, Daemon, eventually, tiermesh
+from tests.support.cluster.daemon import Daemon, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 NOBODY = "127.0.0.1:1"
 HEARTBEAT_SECONDS = 1.0

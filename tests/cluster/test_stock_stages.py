@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import gpt_config, spec_of
-from tests.support.cluster.harness import Cluster, eventually
+from tests.support.cluster.daemon import eventually
+from tests.support.cluster.harness import Cluster
 from tests.support.cluster.stock_peers import CHUNK_ELEMENTS
 from tests.support.cluster.stock_stages import (
     ELEMENTS,

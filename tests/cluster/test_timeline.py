@@ -13,7 +13,8 @@ from cli.timeline.stages import PipelineTrace
 from cli.timeline.trace import Payload
 from services.instrumentation.timeline import TimelineOptions
 from tests.support.cluster.bits import Bits, bits, deep_config, spec_of, split_config
-from tests.support.cluster.harness import Cluster, eventually
+from tests.support.cluster.daemon import eventually
+from tests.support.cluster.harness import Cluster
 
 CHUNKS = {0, 1}
 AT_WORKER = {

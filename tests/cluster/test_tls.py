@@ -23,7 +23,8 @@ from services.transport.security import Security
 from services.transport.server import open_channel
 from tests.support.certificates import make_authority, make_certificate, make_certificates
 from tests.support.cluster.bits import STEPS, Bits, gpt_config, write_config
-from tests.support.cluster.harness import Cluster, Daemon, tiermesh, tls_flags
+from tests.support.cluster.daemon import Daemon, tiermesh, tls_flags
+from tests.support.cluster.harness import Cluster
 from tests.support.ports import free_port
 from tests.support.services import OWN_METHODS
 from worker.pipeline.messages import encode_state

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import Cluster, eventually
+from tests.support.cluster.daemon import eventually
+from tests.support.cluster.harness import Cluster
 
 
 def wait_written(folder: Path, kind: str, step: int) -> None:

@@ -10,7 +10,8 @@ import pytest
 from mesh.backend import has_device
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import regression_config, spec_of
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ttnn") is None, reason="ttnn has no wheel for this Python"),

@@ -13,7 +13,8 @@ from services.transport.access.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import bits, deep_config, spec_of, split_config
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh, tls_flags
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh, tls_flags
+from tests.support.cluster.harness import Cluster
 
 STEPS = 4
 

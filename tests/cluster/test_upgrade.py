@@ -11,7 +11,8 @@ import pytest
 from protos import jobs_pb2 as jobs
 from services.runtime.launcher import DaemonProcess, spawn_subprocess
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import Cluster, environment, eventually, tiermesh
+from tests.support.cluster.daemon import environment, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("aggregator", "cli", "configs", "mesh", "optimizer", "protos", "services", "training", "worker")

@@ -14,7 +14,8 @@ import pytest
 from protos import jobs_pb2 as jobs
 from tests.cluster.test_tally import counted
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.daemon import LIMIT_SECONDS
+from tests.support.cluster.harness import ENDED, Cluster
 from tests.support.cluster.lying_worker import FIRST_LIE
 from tests.support.cluster.tally_worker import tallied
 

@@ -18,7 +18,8 @@ from tests.support.cluster.bits import (
     regression_config,
     spec_of,
 )
-from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.daemon import LIMIT_SECONDS
+from tests.support.cluster.harness import ENDED, Cluster
 
 SENT, RECEIVED = "tiermesh_sent_bytes_total", "tiermesh_received_bytes_total"
 

@@ -14,8 +14,9 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import gpt_config, spec_of
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
 from tests.support.cluster.deadly_model import RAISED
-from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.support.cluster.harness import Cluster
 
 MODULE = "tests.support.cluster.deadly_model"
 ALLOW = ("--allow-models", MODULE)

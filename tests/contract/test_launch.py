@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from mesh.descriptors.read import format_textproto
-from tests.support.cluster.harness import eventually
+from tests.support.cluster.daemon import eventually
 from tests.support.contract.mocked_board import ROOT, missing_requirement, prepare_board
 from tests.support.descriptors import describe_meshes
 from tests.support.ports import free_port

@@ -13,7 +13,7 @@ import pytest
 
 from services.errors import ExitCode
 from tests.deploy.test_deploy import COMMANDS, DEPLOY
-from tests.support.cluster.harness import tiermesh
+from tests.support.cluster.daemon import tiermesh
 
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
 PROGRAM = "opt/tiermesh/.venv/bin/tiermesh"

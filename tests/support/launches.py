@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.cluster.harness import eventually
+from tests.support.cluster.daemon import eventually
 from tests.support.ports import free_port
 from tests.support.sshd import ROOT, Sshd
 

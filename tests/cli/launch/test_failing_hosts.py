@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.harness import eventually
+from tests.support.cluster.daemon import eventually
 from tests.support.launches import (
     ENDLESS,
     ONE_RANK_EACH,

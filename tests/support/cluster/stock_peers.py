@@ -18,7 +18,7 @@ from protos import cluster_pb2 as pb
 from protos.cluster_pb2_grpc import ClusterStub, OptimizerStub
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader
 from services.protocol.versions import PROTOCOL_VERSION
-from tests.support.cluster.harness import LIMIT_SECONDS
+from tests.support.cluster.daemon import LIMIT_SECONDS
 
 CHUNK_ELEMENTS = 512 * 1024
 WIRE_TYPES: dict[int, np.dtype[Any]] = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, Chunk, ChunkHeader
 from services.tensors.layout import Layout
-from tests.support.cluster.harness import eventually
+from tests.support.cluster.daemon import eventually
 from tests.support.cluster.stock_files import upload_file
 from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, WIRE_TYPES, StockWorker, Stream
 

@@ -36,7 +36,7 @@ from cli.launch.agent.protocol import (
 )
 from protos import jobs_pb2
 from services.errors import Failed, Refused
-from tests.support.cluster.harness import eventually
+from tests.support.cluster.daemon import eventually
 from tests.support.fake_aggregator import FakeAggregator, serving
 
 OPTIMIZER = FakeAggregator().status.optimizer
