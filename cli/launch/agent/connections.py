@@ -67,7 +67,7 @@ def relay(folder: str) -> int:
     threading.Thread(target=forward, name="standard-input", daemon=True).start()
     with os.fdopen(os.dup(1), "wb", buffering=0) as output:
         answered = _pump(lambda: connection.recv(_BLOCK_BYTES), output.write)
-    # An agent that is about to end serves nobody.
+    # An agent that is about to end serves no launcher.
     return ExitCode.DONE if answered else _tell_result(path)
 
 

@@ -263,7 +263,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def _check_keepalive(self) -> None:
         """Ping a silent peer, and abort the connection if it does not answer.
 
-        Only a ping without an answer shows that the peer is gone: while this process is stopped, it pings nobody.
+        Only a ping without an answer shows that the peer is gone: while this process is stopped, it sends none.
         """
         now = self._loop.time()
         silent, unanswered = now - self._heard_seconds, now - self._pinged_seconds
