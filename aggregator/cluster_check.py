@@ -24,7 +24,6 @@ from protos.jobs_pb2 import CheckedLink, CheckedMesh, CheckPlan, CheckRequest, C
 from services.config.device import check_backend
 from services.errors import Failed, NotYet, Refused
 from services.protocol.envelope import CheckOrder, CheckReport
-from services.protocol.versions import LINK_CHECK_PROTOCOL
 from services.transport.access.enforcement import check_daemon
 from services.transport.data.data_streams import DataStreamConnector
 from services.transport.data.exchange_server import read_incarnation
@@ -225,13 +224,8 @@ class ClusterCheck:
         """Send a worker an order and return its report.
 
         Raises:
-            Failed: it does not know the order, is lost, or is late.
+            Failed: it is lost, or is late.
         """
-        if session.protocol < LINK_CHECK_PROTOCOL:
-            raise Failed(
-                f"worker {session.name} speaks protocol {session.protocol}, expected {LINK_CHECK_PROTOCOL} or more; "
-                "upgrade it to the aggregator's version of Tiermesh"
-            )
         report: asyncio.Future[CheckReport] = asyncio.get_running_loop().create_future()
         lost = asyncio.ensure_future(session.mailbox.wait_closed())
         self._awaited[order.number] = report

@@ -45,7 +45,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.caps import GB, MB, Caps
-from services.errors import Refusal, TiermeshError
+from services.errors import TiermeshError
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
@@ -239,8 +239,8 @@ class AggregatorService:
         metrics.set_leading(True)
         log.info("aggregator %s, epoch %d, %d tiers", name, epoch, self.core.tiers)
 
-    def _optimizer_connected(self, name: str, stages_refusal: Refusal | None) -> None:
-        self.feed(ev.OptimizerConnected(name, stages_refusal))
+    def _optimizer_connected(self, name: str) -> None:
+        self.feed(ev.OptimizerConnected(name))
         self.pruner.wake()
 
     async def run(self) -> None:

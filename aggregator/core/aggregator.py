@@ -105,7 +105,6 @@ class AggregatorCore:
         self.optimizer: str | None = None
         self.check_under_way = False
         self._optimizer_lost_reason = "not connected yet"
-        self._stages_refusal: Refusal | None = None  # why the optimizer takes no part in jobs with a pipeline
         self._optimizer_wait = OptimizerWait()
         self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
         self._own_clock = OwnClock(heartbeat_seconds)
@@ -206,11 +205,8 @@ class AggregatorCore:
         """Return what the optimizer owes the running job, without the time; None for nothing."""
         if self.run is None:
             return None
-        refusal = self._optimizer_refusal(self.run)
         if not self.optimizer:
             what: str | None = f"a connection: {self._optimizer_lost_reason}"
-        elif refusal is not None:
-            what = f"an upgrade: {refusal}"
         else:
             what = describe_optimizer_debt(self.run)
         if what is None:
@@ -228,9 +224,6 @@ class AggregatorCore:
             return self.jobs.describe_probation(self._own_clock.lived_seconds(now))
         if not self.optimizer:
             return f"waits for the optimizer: {self._optimizer_lost_reason}"
-        refusal = self._optimizer_refusal(self.run)
-        if refusal is not None:
-            return f"waits for an upgrade: {refusal}"
         return describe_wait(self.run, self._own_clock.now(now))
 
     # ---- inputs ----
@@ -266,7 +259,7 @@ class AggregatorCore:
             case ClusterCheckEnded():
                 self.check_under_way = False
             case OptimizerConnected():
-                self.optimizer, self._stages_refusal = event.name, event.stages_refusal
+                self.optimizer = event.name
                 self._open_job()
             case OptimizerLost():
                 self.optimizer, self._optimizer_lost_reason = None, event.reason
@@ -327,7 +320,6 @@ class AggregatorCore:
             hello.incarnation,
             now,
             connected_seconds=now,
-            protocol=hello.protocol,
             pipeline_address=event.pipeline_address,
         )
         if hello.stages:
@@ -401,13 +393,9 @@ class AggregatorCore:
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 
     def _open_job(self) -> None:
-        """Open the running job at the optimizer, if it is connected and takes part in such jobs."""
-        if self.optimizer and self.run is not None and self._optimizer_refusal(self.run) is None:
+        """Open the running job at the optimizer, if it is connected."""
+        if self.optimizer and self.run is not None:
             self.run.open()
-
-    def _optimizer_refusal(self, run: RunningJob) -> Refusal | None:
-        """Return why the connected optimizer takes no part in a job; None if it does."""
-        return self._stages_refusal if run.plan.stages > 1 else None
 
     # ---- jobs ----
 

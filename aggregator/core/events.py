@@ -13,7 +13,6 @@ from aggregator.core.verification.opinions import CheckOutcome
 from protos.cluster_pb2 import CheckpointWritten, Hello
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import ChunkHeader
-from services.errors import Refusal
 from services.protocol import outbox
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from services.protocol.plan import JobPlan
@@ -50,16 +49,9 @@ class ClusterCheckEnded:
 
 @dataclass(frozen=True)
 class OptimizerConnected:
-    """The link to the optimizer is up.
-
-    Attributes:
-        name: the optimizer's name.
-        stages_refusal: why it, or a shard that keeps its tensors, takes no part in jobs with a pipeline; None if
-            it does.
-    """
+    """The link to the optimizer is up."""
 
     name: str
-    stages_refusal: Refusal | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from protos.cluster_pb2 import (
     RemoveCheckpointsRequest,
 )
 from protos.tensors_pb2 import ChunkHeader
-from services.errors import Refusal
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.tensors.chunk_messages import Message, TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
@@ -27,15 +26,14 @@ class OptimizerLinkCallbacks:
     """Callbacks of a link, called on the event loop.
 
     Attributes:
-        connected: called when the link is up, with the optimizer's name, and why it takes no part in jobs with a
-            pipeline, None if it does.
+        connected: called with the optimizer's name when the link is up.
         lost: called with the reason when the link is down.
         message: called with each control message.
         weights: called with the header of each chunk of weights. A chunk from another process comes with its payload
             and, unless it was in shared memory, its message. Raises Refused if the chunk is damaged.
     """
 
-    connected: Callable[[str, Refusal | None], None]
+    connected: Callable[[str], None]
     lost: Callable[[str], None]
     message: Callable[[OptimizerBody], None]
     weights: Callable[[ChunkHeader, TensorChunk | None, Message | None], None]

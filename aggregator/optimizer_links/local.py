@@ -51,7 +51,7 @@ class LocalOptimizerLink:
             wake=self._wake.set,
         )
         self._engine.connect(self._hello, callbacks)
-        self._callbacks.connected(self._engine.name, None)
+        self._callbacks.connected(self._engine.name)
         await run_until_first_ends(self._receive_weights(), self._until_refused())
 
     async def _until_refused(self) -> None:

@@ -18,7 +18,7 @@ from services.errors import Failed, Refusal, Refused
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.protocol.envelope import OptimizerOrder, unwrap, wrap
-from services.protocol.hello import HelloExpectations, Role, check_hello, check_stages, make_hello
+from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS
 from services.tensors.chunk_messages import (
     Message,
@@ -165,10 +165,7 @@ class RemoteOptimizerLink:
         self._peer = LinkPeer(f"optimizer {hello.name}", self.address, hello.tensor_port, self._caller)
         self._backoff.reset()
         log.info("optimizer %s: connected at %s", hello.name, self.address)
-        refusal = check_stages(hello.protocol)
-        if refusal is not None:
-            refusal = Refusal(f"optimizer {hello.name}: {refusal}")
-        self._callbacks.connected(hello.name, refusal)
+        self._callbacks.connected(hello.name)
         heartbeats = Heartbeats(self._timeouts, lambda: self._put(pb.Heartbeat()))
         try:
             await link.stream.run(

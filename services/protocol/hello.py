@@ -16,13 +16,7 @@ from protos.cluster_pb2 import Hello, Welcome
 from services.errors import Refusal
 from services.names import NAME_FORM, is_name
 from services.printable import printable
-from services.protocol.versions import (
-    LAST_EPOCH,
-    MAX_EPOCH_LEAP,
-    PROTOCOL_MIN,
-    PROTOCOL_VERSION,
-    STAGES_PROTOCOL,
-)
+from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN, PROTOCOL_VERSION
 
 _NAME_CHARACTERS = 60
 _SHOWN_DIGITS = 8
@@ -131,8 +125,8 @@ def is_cluster(text: str) -> bool:
 
 
 def protocol_range(hello: Hello) -> ProtocolRange:
-    """Return the versions that a Hello's sender speaks; before there were ranges, it said one version alone."""
-    return ProtocolRange(hello.protocol_min or hello.protocol, hello.protocol)
+    """Return the versions that a Hello's sender speaks."""
+    return ProtocolRange(hello.protocol_min, hello.protocol)
 
 
 def check_hello(hello: Hello, expected: HelloExpectations) -> HelloRefusal | None:
@@ -224,20 +218,6 @@ def _describe_stranger(hello: Hello, expected: HelloExpectations, peer: str) -> 
     else:
         other, moved, cluster = "give it its own aggregator's address", "the worker", expected.cluster
     return f"{clusters}{kept}; {other}, or stop {moved} and run `tiermesh cluster adopt {cluster} --state-dir DIR`"
-
-
-def check_stages(protocol: int) -> Refusal | None:
-    """Return why a process takes no part in a job with a pipeline; None if it does.
-
-    Args:
-        protocol: the newest version that the process speaks.
-    """
-    if protocol >= STAGES_PROTOCOL:
-        return None
-    return Refusal(
-        f"it speaks protocol {protocol}, expected {STAGES_PROTOCOL} or more for stages of a pipeline; upgrade it to "
-        "the aggregator's version of Tiermesh"
-    )
 
 
 def check_welcome(welcome: Welcome, epoch: int, obeyed_epoch: int, cluster: str = "") -> Refusal | None:

@@ -6,11 +6,7 @@ from typing import NamedTuple
 
 PROTOCOL_VERSION = 5
 """Newest version of the protocol that this program speaks."""
-LINK_CHECK_PROTOCOL = 4
-"""Oldest version with the messages of `tiermesh check --cluster`."""
-STAGES_PROTOCOL = 5
-"""Oldest version with jobs that have a pipeline: workers take stages and speak to each other, chunks come in pieces."""
-PROTOCOL_MIN = 3
+PROTOCOL_MIN = PROTOCOL_VERSION
 """Oldest version of the protocol that this program speaks."""
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
 """Largest generation and epoch. Both are 32 bits in messages: the epoch is the upper half of a lease id."""

@@ -50,7 +50,6 @@ class Scenario:
         liar: whether a worker that sometimes lies takes part.
         upgrade_seconds: time from which workers are replaced by others of new code, or None.
         fault_kinds: kinds of faults that may happen; empty means all.
-        quiet_workers: share of workers that say nothing of their devices, as older ones do.
         checks: times from which a person asks for a check of meshes and links, until no job runs.
     """
 
@@ -70,7 +69,6 @@ class Scenario:
     liar: bool = False
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
-    quiet_workers: float = 0.25
     checks: tuple[float, ...] = ()
     shards: int = 0
 
@@ -280,7 +278,7 @@ class Scenario:
     def hanging(cls, seed: int) -> Scenario:
         """Return a scenario with pipelines and spares, whose only faults are devices that hang."""
         usual = cls.split(seed)
-        return replace(usual, workers=usual.workers + 3, faults=6, fault_kinds=("hang",), quiet_workers=0.0)
+        return replace(usual, workers=usual.workers + 3, faults=6, fault_kinds=("hang",))
 
     @classmethod
     def parted(cls, seed: int) -> Scenario:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -62,8 +61,6 @@ class SimulatedWorker(Process):
         self.name = name
         self.core = WorkerCore(name=name)
         self.device = DeviceQueue(self)
-        draw = random.Random(f"{name}-{incarnation}")  # of its own, so that it changes nothing else of a seed
-        self.tells_of_device = draw.random() >= cluster.scenario.quiet_workers
         self.lies = LIE * (name == LIAR)
         self.sick_leases = 0
         self.failed_in_a_row = 0
@@ -196,8 +193,7 @@ class SimulatedWorker(Process):
 
     def _beat(self) -> None:
         if self._link is not None:
-            device = self.device.report() if self.tells_of_device else None
-            self._link.up_control.send(self.core.epoch, pb.Heartbeat(device=device))
+            self._link.up_control.send(self.core.epoch, pb.Heartbeat(device=self.device.report()))
             silent = self.now - self._heard_seconds
             if silent > STANDARD_TIMEOUTS.deaf:
                 self._link.abandon(f"silent for {silent:.1f} s")

@@ -31,7 +31,7 @@ class Device:
     """What a worker's device thread does.
 
     Attributes:
-        task: one of `TASKS`, or of a newer worker; 0 for nothing.
+        task: one of `TASKS`, or an unknown one; 0 for nothing.
         seconds: time since it last got on.
         waits_for: what it waits for from another process, for people; empty if it computes itself.
     """
@@ -42,7 +42,7 @@ class Device:
 
     @classmethod
     def read(cls, heartbeat: pb.Heartbeat) -> Device | None:
-        """Return what a worker says of its device; None if it says nothing, or no time."""
+        """Return what a worker says of its device; None if it says nothing, or an impossible time."""
         report = heartbeat.device
         known = heartbeat.HasField("device") and 0.0 <= report.seconds < math.inf
         return cls(report.task, report.seconds, report.waits_for) if known else None

@@ -10,7 +10,7 @@ from protos.cluster_pb2 import Fetching, Ready
 from services.caps import MB
 from services.errors import Refusal
 from services.pipeline.split import StageRun
-from services.protocol.versions import PROTOCOL_VERSION, Version
+from services.protocol.versions import Version
 
 SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
@@ -91,7 +91,6 @@ class Member:
         refusal: why it takes no part in the running job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         brought: the job and the stages of it that it had built when it connected; None for none.
-        protocol: newest version of the protocol that it speaks.
         pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
         spare: whether it has no stages of the running job, and waits until a row needs it.
         spare_reason: why a row can't need it; empty if one may.
@@ -102,7 +101,7 @@ class Member:
         sent_version: the version being sent to it.
         sent_chunks: the number of chunks of that version sent to it.
         stalled: whether it took too long over a lease and has not reported work since.
-        device: what it said last of its device; None if it says nothing, as older workers do.
+        device: what it said last of its device; None before its first heartbeat.
         hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
         in_place: whether its last chunk lay in memory that it shares, and so cost none here.
@@ -121,7 +120,6 @@ class Member:
     layout_hash: str = ""
     refusal: Refusal | None = None
     unfit: Refusal | None = None
-    protocol: int = PROTOCOL_VERSION
     pipeline_address: str = ""
     brought: tuple[str, StageRun] | None = None
     spare: bool = False

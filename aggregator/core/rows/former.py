@@ -20,7 +20,6 @@ from services.names import natural_order
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.printable import printable
-from services.protocol.hello import check_stages
 from services.timeouts import Timeouts
 
 REASONS_CHARACTERS = 200
@@ -93,11 +92,7 @@ class RowFormer:
             replaced: worker that should not get its stages again, if there is a spare.
         """
         self._forget_lost()
-        expected = [
-            each
-            for each in self._workers.values()
-            if self._fits(each) and check_stages(each.protocol) is None
-        ]
+        expected = [each for each in self._workers.values() if self._fits(each)]
         able = [each for each in expected if each.has_data_stream]
         reachable = [each for each in able if each.pipeline_address]
         present = sorted(each.session for each in reachable)
@@ -178,9 +173,6 @@ class RowFormer:
 
     def _why_alone(self, member: Member) -> str:
         """Return why a spare worker takes no stages beside others; empty if it can."""
-        refusal = check_stages(member.protocol)
-        if refusal is not None:
-            return refusal.reason
         if member.pipeline_address:
             return ""
         return (
@@ -300,9 +292,8 @@ class RowFormer:
     def _find_suspects(self, row: Row) -> list[Seat]:
         """Return the workers that may be why a row is late.
 
-        Those of older workers that don't say what their devices do are tried one after another, first those that have
-        been in most rows that took too long. If all say so and one of them computes, the row is slow and does not hang.
-        If all wait, something between them is lost, and any other row will do.
+        If one of them computes, the row is slow and does not hang. If all wait, something between them is lost, and any
+        other row will do.
         """
         leases = row.leases.values()
         silent = [
@@ -311,9 +302,6 @@ class RowFormer:
             if any(seat.worker not in each.computed.keys() | each.evaluated.keys() for each in leases)
         ] or list(row.seats)
         devices = [self._workers[seat.worker].device for seat in silent]
-        untold = [seat for seat, device in zip(silent, devices, strict=True) if device is None]
-        if untold:
-            return untold
         return [] if any(device is not None and device.is_busy for device in devices) else silent
 
     def _replace(self, row: Row, blamed: Seat, why: str, now: float) -> None:

@@ -18,7 +18,6 @@ from protos import cluster_pb2
 from protos.cluster_pb2 import Predecessor
 from protos.jobs_pb2 import ShardStatus
 from services.errors import Refusal
-from services.protocol.hello import check_stages
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.links import run_until_first_ends
@@ -108,13 +107,6 @@ class ShardGroup:
     def check_ready(self) -> Refusal | None:
         """Return which shard is not connected, and why; None if all are."""
         return next((Refusal(f"{link}: {link.down_reason}") for link in self.links if not link.is_up), None)
-
-    def check_stages(self) -> Refusal | None:
-        """Return which shard takes no part in jobs with a pipeline, and why; None if all do."""
-        refusals = ((link, check_stages(link.protocol)) for link in self.links)
-        return next(
-            (Refusal(f"{link}: {refusal}") for link, refusal in refusals if refusal is not None), None
-        )
 
     def status(self) -> list[ShardStatus]:
         """Return the status of each shard, for people."""

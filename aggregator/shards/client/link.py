@@ -78,7 +78,6 @@ class ShardLink:
     Attributes:
         name: name of the shard; empty before its first Hello.
         killed: how the shard's last process, which was attended, was killed by a fault; None if it was not.
-        protocol: newest version of the protocol that the shard speaks; 0 before its first Hello.
         tensor_port: port of the shard's data streams; 0 if they use the port of `address`.
         down_reason: reason why the link is down; empty while it is up.
         last_heard_seconds: time of the shard's last message, by the event loop's clock.
@@ -104,7 +103,6 @@ class ShardLink:
         self.stripe = stripe
         self.name = ""
         self.killed: cluster_pb2.Predecessor | None = None
-        self.protocol = 0
         self._incarnation = ""  # of the shard's process that was attended last
         self.tensor_port = 0
         self.down_reason = "not connected yet"
@@ -191,7 +189,7 @@ class ShardLink:
         async with open_channel(self.address, self._security, own_connection=True) as tensors:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._checkpoint_channel, self.name, self.down_reason = tensors, hello.name, ""
-            self.protocol, self.tensor_port = hello.protocol, hello.tensor_port
+            self.tensor_port = hello.tensor_port
             last, self._incarnation = self._incarnation, hello.incarnation
             known = last != "" and hello.incarnation != last == hello.predecessor.incarnation
             self.killed = hello.predecessor if known else None

@@ -11,7 +11,7 @@ from optimizer.core.events import Ordered, TensorsLost
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.errors import Failed, Refusal
+from services.errors import Failed
 from services.printable import counted
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.protocol.hello import Role, make_hello
@@ -40,7 +40,7 @@ class ShardedOptimizerLink:
         *,
         name: str,
         epoch: int,
-        connected: Callable[[str, Refusal | None], None],
+        connected: Callable[[str], None],
         lost: Callable[[str], None],
         message: Callable[[OptimizerBody], None],
         weights: Callable[[ChunkHeader], None],
@@ -73,7 +73,7 @@ class ShardedOptimizerLink:
     def _shards_ready(self) -> None:
         self._engine.connect(self._hello, self._callbacks)
         name = f"{self._engine.name}, tensors in {counted(len(self._shards.links), 'shard')}"
-        self._connected(name, self._shards.check_stages())
+        self._connected(name)
 
     def _shards_lost(self, reason: str) -> None:
         self._engine.feed(TensorsLost())

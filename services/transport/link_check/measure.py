@@ -103,8 +103,6 @@ async def check_link(
 
 
 def _describe(error: grpc.aio.AioRpcError) -> str:
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return "the peer has no link check; upgrade it to this version of Tiermesh"
     return error.details() or str(error.code().name)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
-from services.errors import Refusal
 from tests.support.dialogues.aggregator import Dialogue, training
 from tests.support.facts import has_facts
 
@@ -81,29 +80,6 @@ def test_each_stage_names_its_wait() -> None:
     )
     dialogue.give(ev.OptimizerLost("opt:1: refused"))
     assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer: opt:1: refused"
-
-
-def test_a_job_with_a_pipeline_waits_for_the_upgrade_of_who_keeps_its_tensors() -> None:
-    dialogue = Dialogue()
-    older = ev.OptimizerConnected("opt", Refusal("shard 1 of 2: it speaks protocol 4; upgrade it"))
-    dialogue.submit(stages=2)
-    assert dialogue.give(older) == [], "nothing is opened"
-    expected = "waits for an upgrade: shard 1 of 2: it speaks protocol 4; upgrade it"
-    assert dialogue.core.describe_wait(dialogue.now) == expected
-    dialogue.later(3.0)
-    dialogue.later(2.0)
-    (wait,) = dialogue.core.waits(dialogue.now)
-    assert (wait.what, wait.seconds) == (expected.removeprefix("waits for "), 2.0)
-    dialogue.give(ev.OptimizerLost("shard 1 of 2: it stops"))
-    assert dialogue.optimizer() != [], "the job is opened"
-    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer's status"
-
-
-def test_other_jobs_need_no_upgrade() -> None:
-    dialogue = Dialogue()
-    dialogue.give(ev.OptimizerConnected("opt", Refusal("it speaks protocol 4")))
-    dialogue.submit()
-    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer's status"
 
 
 # ---- a check of meshes and links ----

@@ -39,8 +39,8 @@ def hello(sender: Role, **changed: Any) -> Hello:
 @pytest.mark.parametrize(
     ("expected", "changed", "fault", "facts"),
     [
-        (LEADER, {"protocol": 2, "protocol_min": 0}, HelloFault.PROTOCOL, "protocol 2 ... 5; upgrade worker peer"),
-        (LEADER, {"protocol": 9, "protocol_min": 8}, HelloFault.PROTOCOL, "8 to 9 ... 3 to 5; upgrade this aggregator"),
+        (LEADER, {"protocol": 4, "protocol_min": 3}, HelloFault.PROTOCOL, "3 to 4 ... 5; upgrade worker peer"),
+        (LEADER, {"protocol": 9, "protocol_min": 8}, HelloFault.PROTOCOL, "8 to 9 ... 5; upgrade this aggregator"),
         (LEADER, {"role": "optimizer"}, HelloFault.ROLE, "peer ... 'optimizer' ... 'worker'; ... an aggregator"),
         (LEADER, {"name": ""}, HelloFault.NAME, "worker without a name has an unusable name ... another --name"),
         (LEADER, {"name": "peer "}, HelloFault.NAME, "expected 1 to 64"),
@@ -76,8 +76,9 @@ def test_each_mismatch_is_refused_by_name(
         (LEADER, {"shard_count": 0}),
         (FOLLOWER, {"epoch_seen": 4}),
         (SHARD, {"shard_index": 1, "shard_count": 2}),
-        (replace(LEADER, protocol=ProtocolRange(2, 3)), {}),
+        (LEADER, {"protocol_min": 0}),
         (replace(LEADER, protocol=ProtocolRange(3, 5)), {"protocol": 4, "protocol_min": 2}),
+        (replace(LEADER, protocol=ProtocolRange(4, 6)), {"protocol": 7, "protocol_min": 5}),
     ],
 )
 def test_a_hello_that_fits_is_accepted(expected: HelloExpectations, fitting: dict[str, Any]) -> None:
@@ -93,8 +94,7 @@ def test_peers_agree_on_the_highest_common_version(one: ProtocolRange, other: Pr
     assert one.agree(other) == other.agree(one) == max(spoken[0] & spoken[1], default=None)
 
 
-def test_a_hello_without_a_range_speaks_one_version() -> None:
-    assert protocol_range(Hello(protocol=2)) == ProtocolRange(2, 2)
+def test_a_hello_says_which_versions_this_program_speaks() -> None:
     assert protocol_range(make_hello(Role.WORKER, "w")) == (PROTOCOL_MIN, PROTOCOL_VERSION)
 
 

@@ -6,7 +6,6 @@ from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
-from services.protocol.versions import STAGES_PROTOCOL
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import FINGERPRINT
 from tests.support.dialogues.rows import RowDialogue, lost, state_of, too_large, training_rows, waits_for
@@ -314,20 +313,6 @@ def test_a_worker_that_not_even_one_stage_fits_is_refused() -> None:
     assert has_facts(" ".join(too_large(dialogue, 3)), "3 <- leave: they take 9 GB")
     assert has_facts(waits_for(dialogue), "worker for stage 1 of 2 (w3: they take 9 GB")
     assert dialogue.job().state == dialogue.core.jobs.records["a"].job.state, "the job waits"
-
-
-def test_a_worker_of_an_older_protocol_takes_no_stages_and_is_to_be_upgraded() -> None:
-    dialogue = RowDialogue()
-    dialogue.submit(stages=2)
-    dialogue.optimizer()
-    dialogue.stands(1, 0)
-    dialogue.hello(1, protocol=STAGES_PROTOCOL - 1)
-    assert dialogue.give(ev.DataStreamOpened(1)) == []
-    assert has_facts(
-        waits_for(dialogue), "stages 0-1 of 2 (w1: it speaks protocol 4, expected 5 ... upgrade it"
-    )
-    assert dialogue.arrives(2) == []
-    assert dialogue.goes_by(SHARE_AFTER, 1, 2) == ["2 <- join stages 0-1"]
 
 
 def test_a_worker_that_others_cannot_reach_has_all_stages_or_none() -> None:

@@ -111,9 +111,3 @@ def test_workers_that_all_wait_are_replaced_one_after_another() -> None:
     dialogue = training_rows(1, 2, 3)
     dialogue.devices = {1: waiting("w2"), 2: waiting("w1"), 3: pb.DeviceReport()}
     assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 0"
-
-
-def test_a_worker_that_says_nothing_is_tried_before_those_that_wait() -> None:
-    dialogue = training_rows(1, 2, 3)
-    dialogue.devices = {1: waiting(), 3: pb.DeviceReport()}
-    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 1"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from aggregator.core import events as ev
 from services.pipeline.split import StageRun
-from services.protocol.versions import STAGES_PROTOCOL
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.rows import RowDialogue, training_rows
+from tests.support.dialogues.rows import RowDialogue, too_large, training_rows
 from tests.support.facts import has_facts
 
 SHARE_AFTER = STANDARD_TIMEOUTS.deaf + 2.5
@@ -27,11 +26,12 @@ def test_spares_count() -> None:
 
 def test_spares_that_no_row_can_use_do_not_count() -> None:
     dialogue = training_rows(1, 2, min_workers=3)
-    dialogue.hello(3, protocol=STAGES_PROTOCOL - 1)
+    dialogue.hello(3)
     dialogue.give(ev.DataStreamOpened(3))
+    too_large(dialogue, 3, StageRun(0, 2))
     dialogue.goes_by(1.0, 1, 2, 3)
     assert not dialogue.leases
-    assert has_facts(waits_for(dialogue), "2 of the 3 ... missing: w3 (it speaks protocol 4")
+    assert has_facts(waits_for(dialogue), "2 of the 3 ... missing: w3 (it listens on loopback")
 
 
 def test_two_rows_are_waited_for() -> None:

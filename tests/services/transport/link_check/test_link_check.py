@@ -165,20 +165,6 @@ def test_servers_that_misbehave(handler: Handler, expected: str) -> None:
     assert report.up_bytes_per_second == 0
 
 
-def test_a_server_without_the_method_is_named() -> None:
-    async def run() -> LinkReport:
-        server = await StreamServer.start("127.0.0.1:0", Security(), {"/tiermesh.Cluster/Exchange": serve})
-        try:
-            connector = DataStreamConnector(METHOD, Security())
-            return await check_link(
-                connector, LinkPeer("aggregator a", "127.0.0.1:1", server.port, ()), shared_memory=False
-            )
-        finally:
-            await server.stop(0)
-
-    assert "upgrade it to this version" in asyncio.run(run()).problem
-
-
 def test_the_end_of_the_check_ends_the_stream() -> None:
     async def over() -> None:
         raise LinkClosed("the check is over")
