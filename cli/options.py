@@ -155,12 +155,6 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             "--metrics-listen", default=ANY_PORT, metavar="HOST:PORT", help="Address to serve /metrics on."
         )
         @_tls_options
-        @option(
-            "--tls-roles",
-            type=click.Choice(["required", "optional"]),
-            default="required",
-            help="Whether peers' certificates must have a role; with optional, one without may call everything.",
-        )
         @path_option("--revoked", help="List of revoked certificates, as `tiermesh certs revoke` writes it.")
         @option("--insecure", is_flag=True, help="Allow connections from other hosts without TLS.")
         @option("--log-level", default="info", help="Lowest level to log: debug, info, warning or error.")
@@ -195,7 +189,6 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             tls_cert: Path | None,
             tls_key: Path | None,
             tls_ca: Path | None,
-            tls_roles: str,
             revoked: Path | None,
             insecure: bool,
             log_level: str,
@@ -207,7 +200,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             tensor_port: int,
             **rest: Any,
         ) -> Any:
-            from services.transport.security import RoleRule, Security
+            from services.transport.security import Security
 
             daemon = {
                 "name": name,
@@ -218,7 +211,6 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
                     tls_key,
                     tls_ca,
                     insecure,
-                    RoleRule(tls_roles),
                     revoked,
                     rest.pop("tokens", None),
                 ),

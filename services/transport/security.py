@@ -10,7 +10,6 @@ import ipaddress
 import logging
 import ssl
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import grpc
@@ -27,13 +26,6 @@ log = logging.getLogger(__name__)
 _PEM_BYTES = 1 << 20
 
 
-class RoleRule(Enum):
-    """Rule of a server with TLS for callers whose certificate has no role (`--tls-roles`)."""
-
-    REQUIRED = "required"
-    OPTIONAL = "optional"
-
-
 @dataclass(frozen=True)
 class Security:
     """Certificates that a role shows, and callers that it trusts.
@@ -44,7 +36,6 @@ class Security:
         ca: PEM certificates of the authority that must have signed peers' certificates. A server with it requires
             client certificates (mutual TLS). A client without it trusts the system's authorities.
         insecure: whether plain text is allowed beyond loopback.
-        roles: whether a server accepts callers without a role, which may then call everything.
         revoked: list of revoked certificates that a server refuses.
         tokens: tokens of people that a server accepts.
 
@@ -56,7 +47,6 @@ class Security:
     key: Path | None = None
     ca: Path | None = None
     insecure: bool = False
-    roles: RoleRule = RoleRule.REQUIRED
     revoked: Path | None = None
     tokens: Path | None = None
 
@@ -244,7 +234,11 @@ class Security:
             return
         if self.cert:
             if not self.ca:
-                log.warning("listening on %s without --tls-ca: %s", address, self._describe_open_gate())
+                log.warning(
+                    "listening on %s without --tls-ca: clients can't show certificates, and only people with a token "
+                    "are let in",
+                    address,
+                )
             return
         if not self.insecure:
             raise Refused(
@@ -265,11 +259,6 @@ class Security:
         if self.tokens is None or self.cert is None:
             missing = "--tokens" if self.tokens is None else "--tls-cert and --tls-key"
             raise Refused(f"--people-listen {address}: given without {missing}; give them too, or remove it")
-
-    def _describe_open_gate(self) -> str:
-        if self.roles is RoleRule.OPTIONAL:
-            return "clients need no certificate (--tls-roles optional)"
-        return "clients can't show certificates, and only people with a token are let in"
 
 
 def split_address(name: str, address: str) -> tuple[str, int]:

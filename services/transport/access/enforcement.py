@@ -29,7 +29,7 @@ from services.transport.access.tokens import find_token, read_tokens
 from services.transport.access.watched_files import WatchedFiles
 from services.transport.ports.forwarded_port import CallerConnections
 from services.transport.ports.log_limit import LogLimit
-from services.transport.security import RoleRule, Security
+from services.transport.security import Security
 
 log = logging.getLogger("tiermesh")
 
@@ -161,8 +161,6 @@ class AccessControl:
     """
 
     def __init__(self, security: Security, clock: Callable[[], float] = time.time) -> None:
-        self._roles = security.roles
-        self._has_authority = security.ca is not None
         self._clock = clock
         self._log_limit = LogLimit()
         revoked, tokens = security.revoked, security.tokens
@@ -250,10 +248,9 @@ class AccessControl:
                 found = identify(shown.certificate)
             except Refused as refused:
                 raise _unauthenticated(str(refused)) from None
-            if found.kind is None and self._roles is RoleRule.REQUIRED:
+            if found.kind is None:
                 raise _unauthenticated(
-                    f"certificate {found.serial:x}: has no role of Tiermesh; issue one with `tiermesh certs issue`, or "
-                    "start this daemon with --tls-roles optional until all have one"
+                    f"certificate {found.serial:x}: has no role of Tiermesh; issue one with `tiermesh certs issue`"
                 )
             return Caller(
                 found.kind,
@@ -264,7 +261,7 @@ class AccessControl:
             )
         if shown.authorization is not None:
             return self._identify_token(shown.authorization)
-        if not shown.tls or (self._roles is RoleRule.OPTIONAL and not self._has_authority):
+        if not shown.tls:
             return UNKNOWN_CALLER
         raise _unauthenticated(
             "neither a certificate nor a token was shown; give --tls-cert and --tls-key, or --token-file"

@@ -16,18 +16,18 @@ import grpc
 import pytest
 
 from services.transport.access.permissions import CallerKind
-from services.transport.security import RoleRule, Security
+from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 
 SERVE = """
 import asyncio, sys
 from pathlib import Path
 import grpc
-from services.transport.security import RoleRule, Security
+from services.transport.security import Security
 
 async def serve():
     server = grpc.aio.server()
-    security = Security(cert=Path(sys.argv[1]), key=Path(sys.argv[2]), roles=RoleRule.OPTIONAL)
+    security = Security(cert=Path(sys.argv[1]), key=Path(sys.argv[2]))
     print(server.add_secure_port("127.0.0.1:0", security.server_credentials()), flush=True)
     await server.start()
     await asyncio.to_thread(sys.stdin.read)
@@ -41,7 +41,7 @@ SIMULTANEOUS = 16
 @pytest.fixture
 def server(tmp_path: Path) -> Security:
     make_certificate(tmp_path, "server", make_authority(tmp_path, "authority"), CallerKind.AGGREGATOR)
-    return Security(cert=tmp_path / "server.pem", key=tmp_path / "server.key", roles=RoleRule.OPTIONAL)
+    return Security(cert=tmp_path / "server.pem", key=tmp_path / "server.key")
 
 
 def test_grpc_is_given_a_certificate_once(server: Security, monkeypatch: pytest.MonkeyPatch) -> None:

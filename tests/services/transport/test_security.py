@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import Refused
 from services.transport.access.permissions import CallerKind
-from services.transport.security import RoleRule, Security, split_address
+from services.transport.security import Security, split_address
 from services.transport.server import open_channel, start_server
 from tests.support.certificates import make_authority, make_certificate
 
@@ -59,12 +59,6 @@ def test_mutual_tls_accepts_only_peers_of_the_authority(files: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             asyncio.run(check_health(ours, stranger))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-
-
-def test_a_server_without_an_authority_accepts_any_client_if_roles_are_optional(files: Path) -> None:
-    server = Security(cert=files / "ours-role.pem", key=files / "ours-role.key", roles=RoleRule.OPTIONAL)
-    client = Security(ca=files / "ours.pem")
-    assert asyncio.run(check_health(server, client)) == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7070", "[::]:7070", "10.0.0.5:7070", "trainer.example:7070"])

@@ -39,7 +39,7 @@ from services.transport.access.permissions import (
 from services.transport.access.tokens import TOKEN_KINDS, make_token
 from services.transport.http2.client import open_stream
 from services.transport.http2.server import StreamServer
-from services.transport.security import RoleRule, Security
+from services.transport.security import Security
 from services.transport.server import open_channel, start_server
 from tests.support.certificates import make_authority, make_certificate, make_certificates
 from tests.support.services import OWN_METHODS, methods_of, own_services
@@ -252,24 +252,14 @@ def test_certificates_of_a_stranger_are_refused_in_the_handshake(files: Path) ->
     run(test)
 
 
-@pytest.mark.parametrize("rule", RoleRule)
-def test_a_certificate_without_a_role(files: Path, rule: RoleRule) -> None:
+def test_a_certificate_without_a_role(files: Path) -> None:
     async def test() -> None:
-        async with serving(security(files, "aggregator", roles=rule)) as ports:
+        async with serving(security(files, "aggregator")) as ports:
             nobody = security(files, "nobody")
             outcomes = await call(ports.main, nobody, METHODS)
-            for outcome in (
-                *outcomes.values(),
-                await call_tensor_port(ports.tensors, nobody, TENSOR_METHODS[0]),
-            ):
-                if rule is RoleRule.REQUIRED:
-                    assert outcome is grpc.StatusCode.UNAUTHENTICATED
-                else:
-                    assert reached(outcome)
-            worker = await call(ports.main, security(files, "worker"), ["/tiermesh.Jobs/Submit"])
-            assert set(worker.values()) == {grpc.StatusCode.PERMISSION_DENIED}, (
-                "a role binds under either rule"
-            )
+            assert set(outcomes.values()) == {grpc.StatusCode.UNAUTHENTICATED}
+            outcome = await call_tensor_port(ports.tensors, nobody, TENSOR_METHODS[0])
+            assert outcome is grpc.StatusCode.UNAUTHENTICATED
 
     run(test)
 
@@ -292,11 +282,10 @@ def test_without_tls_everything_is_allowed_on_loopback(tmp_path: Path) -> None:
 
 def test_tls_without_an_authority_lets_in_tokens_only(files: Path) -> None:
     async def test() -> None:
-        for rule, expected in ((RoleRule.REQUIRED, False), (RoleRule.OPTIONAL, True)):
-            server = Security(files / "aggregator.pem", files / "aggregator.key", roles=rule)
-            async with serving(server) as ports:
-                outcomes = await call(ports.main, Security(ca=files / "authority.pem"), METHODS)
-                assert set(map(reached, outcomes.values())) == {expected}
+        server = Security(files / "aggregator.pem", files / "aggregator.key")
+        async with serving(server) as ports:
+            outcomes = await call(ports.main, Security(ca=files / "authority.pem"), METHODS)
+            assert set(outcomes.values()) == {grpc.StatusCode.UNAUTHENTICATED}
 
     run(test)
 

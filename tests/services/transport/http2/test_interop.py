@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
+from services.transport.access.permissions import PERMISSIONS, CallerKind
 from services.transport.http2.client import ClientStream, open_stream
 from services.transport.http2.frames import DEFAULT_WINDOW_BYTES
 from services.transport.http2.server import ServerStream
 from services.transport.limits import MESSAGE_LIMIT_BYTES
-from services.transport.security import RoleRule, Security
+from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.raw_http2 import PATH, PLAIN, echo, serving, within
 
@@ -43,17 +44,12 @@ Options = tuple[tuple[str, int], ...]
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     for authority in ("ours", "theirs"):
-        make_certificate(folder, f"{authority}-role", make_authority(folder, authority))
+        make_certificate(folder, f"{authority}-role", make_authority(folder, authority), CallerKind.WORKER)
     return folder
 
 
 def mutual(files: Path, whose: str = "ours") -> Security:
-    return Security(
-        files / f"{whose}-role.pem",
-        files / f"{whose}-role.key",
-        files / f"{whose}.pem",
-        roles=RoleRule.OPTIONAL,
-    )
+    return Security(files / f"{whose}-role.pem", files / f"{whose}-role.key", files / f"{whose}.pem")
 
 
 @asynccontextmanager
@@ -354,19 +350,20 @@ def test_a_reader_that_does_not_read_stops_the_writer() -> None:
     asyncio.run(both())
 
 
-def test_tls_and_mutual_tls(files: Path) -> None:
+def test_tls_and_mutual_tls(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PERMISSIONS, PATH, frozenset({CallerKind.WORKER}))
     ours, anonymous = mutual(files), Security(ca=files / "ours.pem")
-    one_sided = Security(files / "ours-role.pem", files / "ours-role.key", roles=RoleRule.OPTIONAL)
+    one_sided = Security(files / "ours-role.pem", files / "ours-role.key")
 
     async def run() -> None:
+        async with serving(echo, ours) as served:
+            async with stock_call(served.port, ours) as call:
+                await exchange(call, shuffled(4, 1 << 20), parts=False)
+            async with our_call(served.port, ours) as mine:
+                await exchange(mine, shuffled(5), parts=True)
+            async with our_call(served.port, ours, host="127.0.0.1") as mine:
+                await exchange(mine, [b"by address"], parts=True)
         for server, client in ((ours, ours), (one_sided, anonymous)):
-            async with serving(echo, server) as served:
-                async with stock_call(served.port, client) as call:
-                    await exchange(call, shuffled(4, 1 << 20), parts=False)
-                async with our_call(served.port, client) as mine:
-                    await exchange(mine, shuffled(5), parts=True)
-                async with our_call(served.port, client, host="127.0.0.1") as mine:
-                    await exchange(mine, [b"by address"], parts=True)
             async with stock_server(stock_echo, server) as port, our_call(port, client) as mine:
                 await exchange(mine, shuffled(6, 1 << 20), parts=True)
 
