@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aggregator.core.succession import raise_restored_epoch
-from aggregator.storage import schema
 from aggregator.storage.queue_check import QueueSummary, check_queue, damaged, read_identity, seal
 from aggregator.storage.queue_copy import connect, copy_database, new_queue_file, sync_file
 from services.durable_files import sync_folder
@@ -95,7 +94,7 @@ def restore_queue(backup: Path, state_dir: Path, *, adopt: bool) -> Restored:
         adopt: whether the backup of another cluster takes the identity of the state dir.
 
     Raises:
-        Refused: the backup is damaged, no queue, of a newer version or of another cluster.
+        Refused: the backup is damaged, no queue, of another version or of another cluster.
         NotYet: a daemon uses the state dir, or its disk is full.
         Failed: a disk is broken. The state dir has its queue from before.
     """
@@ -201,13 +200,11 @@ def _choose_epoch(backup: QueueSummary, former: _Former) -> int:
 
 
 def _prepare(queue: Path, cluster: str, epoch: int) -> None:
-    """Bring a copy of a backup to this format, with this identity and epoch, and nobody who leads."""
+    """Give a copy of a backup this identity and epoch, and nobody who leads."""
     with closing(connect(queue, "rw")) as connection:
         connection.execute("PRAGMA journal_mode = MEMORY")
         connection.execute("BEGIN")
         connection.execute("DROP TABLE IF EXISTS backup")
-        schema.add_later_tables(connection)
-        schema.bring_up_to_date(connection)
         connection.execute("UPDATE cluster SET epoch = ?, identity = ?", (epoch, cluster))
         connection.execute("UPDATE leader SET takeover_seconds = 0")
         connection.execute("DELETE FROM standbys")

@@ -17,15 +17,13 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from aggregator.storage.queue_copy import connect
-from aggregator.storage.schema import FORMAT, LIVE_STATES, create_tables
+from aggregator.storage.schema import FORMAT, LIVE_STATES, check_format, create_tables
 from protos import jobs_pb2
 from services.errors import Refused
 from services.printable import one_line
 from services.protocol.hello import is_cluster
 from services.protocol.versions import LAST_EPOCH
 
-_NEEDED = {1: {"cluster", "jobs"}, FORMAT: {"cluster", "jobs", "specs", "reserve", "leader", "standbys"}}
-"""Tables that a file must have, by format. Others of today's tables are added when an aggregator opens it."""
 _SEAL = "CREATE TABLE backup (made_seconds REAL NOT NULL, sha256 TEXT NOT NULL)"
 
 
@@ -73,7 +71,7 @@ def check_queue(path: Path, shown: str) -> QueueSummary:
         shown: what it is, for errors.
 
     Raises:
-        Refused: it is damaged, no queue, or of a newer version.
+        Refused: it is damaged, no queue, or of another version.
     """
     try:
         with closing(connect(path, "ro")) as connection:
@@ -89,11 +87,8 @@ def damaged(shown: str, error: Exception) -> Refused:
 
 def _check(connection: sqlite3.Connection, shown: str) -> QueueSummary:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > FORMAT:
-        raise Refused(
-            f"{shown}: format {version}, of a newer version of Tiermesh; this one reads up to format {FORMAT}: install "
-            "the newer version"
-        )
+    if version != 0:  # an empty file has none
+        check_format(version, shown)
     (damage,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if damage != "ok":
         raise ValueError(damage)
@@ -109,10 +104,10 @@ def read_identity(connection: sqlite3.Connection) -> tuple[int, str]:
     Raises:
         sqlite3.Error, ValueError: the file is damaged.
     """
-    rows = connection.execute("SELECT * FROM cluster LIMIT 2").fetchall()
+    rows = connection.execute("SELECT epoch, identity FROM cluster LIMIT 2").fetchall()
     if len(rows) != 1:
         raise ValueError(f"{len(rows)} epochs, expected 1")
-    epoch, cluster = rows[0][1], rows[0][2] if len(rows[0]) > 2 else ""  # format 1 has no identity
+    ((epoch, cluster),) = rows
     if not isinstance(epoch, int) or not 0 <= epoch < LAST_EPOCH:
         raise ValueError(f"the epoch is {epoch!r:.40}, expected a number below {LAST_EPOCH}")
     if not isinstance(cluster, str) or not (cluster == "" or is_cluster(cluster)):
@@ -131,8 +126,7 @@ def _check_tables(connection: sqlite3.Connection, version: int) -> float | None:
     """Check a queue's tables and a backup's checksum; return the time of the backup, None if it is none."""
     found = {(kind, name) for kind, name in connection.execute("SELECT type, name FROM sqlite_master")}
     tables = {name for kind, name in found if kind == "table"}
-    needed = _NEEDED.get(version)
-    has_queue = needed is not None and needed <= tables <= {*_known_tables(), "backup"}
+    has_queue = version == FORMAT and tables - {"backup"} == _known_tables()
     if not has_queue or not {kind for kind, _ in found} <= {"table", "index"}:
         raise ValueError(f"format {version} with {len(tables)} tables, expected those of a queue")
     if "backup" not in tables:

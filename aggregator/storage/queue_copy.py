@@ -80,16 +80,6 @@ def copy_database(source: Path, target: Path, limit_seconds: float = math.inf, m
         opened.backup(copy, pages=_PAGES_AT_ONCE, progress=check_time)
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a queue that may be in use to another path, where it is complete or absent.
-
-    Raises:
-        sqlite3.Error, OSError: the copy can't be made.
-    """
-    with new_queue_file(target) as temporary:
-        copy_database(source, temporary)
-
-
 def sync_file(path: Path) -> None:
     """Synchronise a file's content to the disk."""
     with path.open("rb") as file:

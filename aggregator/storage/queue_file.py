@@ -92,8 +92,6 @@ class QueueFile:
             Failed: the file can't be read.
         """
         with self._lock, self._explain_errors():
-            if self._connection.execute("PRAGMA user_version").fetchone()[0] < schema.FORMAT:
-                return ""
             (cluster,) = self._connection.execute("SELECT identity FROM cluster").fetchone() or (None,)
             if not isinstance(cluster, str) or not (cluster == "" or is_cluster(cluster)):
                 raise ValueError(
@@ -108,7 +106,6 @@ class QueueFile:
             Failed: the file can't be written.
         """
         with self._transaction():
-            self._migrate()
             self._connection.execute("UPDATE cluster SET identity = ?", (cluster,))
 
     # ---- who leads ----
@@ -152,23 +149,15 @@ class QueueFile:
         return self._claimed(epoch)
 
     def _claim(self, name: str, takeover_seconds: float) -> int:
-        """Raise the stored epoch within a transaction, and return it; an older file is migrated first."""
+        """Raise the stored epoch within a transaction, and return it."""
         epoch = self._stored_epoch() + 1
         execute = self._connection.execute
-        self._migrate()
         execute("UPDATE cluster SET epoch = ?", (epoch,))
         execute("UPDATE cluster SET identity = ? WHERE identity = ''", (make_cluster(),))
         execute("INSERT OR REPLACE INTO leader VALUES (1, ?, 0, ?)", (name, takeover_seconds))
         execute("DELETE FROM standbys WHERE name = ?", (name,))
         hit_failpoint("aggregator.epoch.before")
         return epoch
-
-    def _migrate(self) -> None:
-        """Bring an older file to this format, within a transaction."""
-        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version < schema.FORMAT:
-            with self._explain_os_errors():
-                schema.migrate(self._connection, self.path, version)
 
     def _claimed(self, epoch: int) -> int:
         hit_failpoint("aggregator.epoch.after")
@@ -280,11 +269,8 @@ class QueueFile:
     def _sighting(self, known: bool = True) -> LeaderSighting:
         epoch = self._stored_epoch()
         row = self._connection.execute("SELECT beat, name, takeover_seconds FROM leader").fetchone()
-        if row is None:
-            # There was no leader yet, or one from before there were standbys, which does not beat.
-            return LeaderSighting(
-                epoch, 0, "an older version", STANDARD_TIMEOUTS.takeover if epoch else 0.0, known
-            )
+        if row is None:  # there was no leader yet
+            return LeaderSighting(epoch, 0, "", 0.0, known)
         beat, name, takeover_seconds = row
         if not (isinstance(beat, int) and isinstance(name, str) and isinstance(takeover_seconds, float)):
             raise ValueError("the leader's columns are not a number, text and seconds")
@@ -308,18 +294,8 @@ class QueueFile:
             version = execute("PRAGMA user_version").fetchone()[0]
             if version == 0 and not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 schema.create_tables(self._connection)
-            elif version > schema.FORMAT:
-                raise Refused(
-                    f"queue {self.path}: format {version}, of a newer version of Tiermesh; this one reads up to "
-                    f"format {schema.FORMAT}: install the newer version, or choose another --state-dir"
-                )
-            elif version < 1:
-                raise Refused(
-                    f"queue {self.path}: format {version}, expected 1 to {schema.FORMAT}; it belongs to another "
-                    "program: choose another --state-dir"
-                )
             else:
-                schema.add_later_tables(self._connection)
+                schema.check_format(version, f"queue {self.path}")
         damage = execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise sqlite3.DatabaseError(damage)

@@ -1,17 +1,15 @@
-"""Tables of the queue's file, their version, and the migration of older files."""
+"""Tables of the queue's file, and their version."""
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from aggregator.storage.queue_copy import copy_file
 from protos import jobs_pb2
+from services.errors import Refused
 
 FORMAT = 2
-"""Version of the tables. An older file is migrated by the aggregator that takes it over; a newer one is refused."""
+"""Version of the tables. Files of other versions are refused."""
 
 LIVE_STATES = (jobs_pb2.QUEUED, jobs_pb2.RUNNING)
 """States of jobs that have not ended."""
@@ -46,16 +44,16 @@ CREATE TABLE specs (place INTEGER PRIMARY KEY, spec_json TEXT NOT NULL);
 CREATE TABLE reserve (number INTEGER PRIMARY KEY, room BLOB NOT NULL)
 """
 _SUCCESSION = """
-CREATE TABLE IF NOT EXISTS leader (
+CREATE TABLE leader (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
     name TEXT NOT NULL,
     beat INTEGER NOT NULL,
     takeover_seconds REAL NOT NULL
 );
-CREATE TABLE IF NOT EXISTS standbys (name TEXT PRIMARY KEY, looks INTEGER NOT NULL)
+CREATE TABLE standbys (name TEXT PRIMARY KEY, looks INTEGER NOT NULL)
 """
 _REMOVALS = """
-CREATE TABLE IF NOT EXISTS removals (place INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)
+CREATE TABLE removals (place INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)
 """
 
 
@@ -64,33 +62,25 @@ def create_tables(connection: sqlite3.Connection) -> None:
     _execute(connection, _CLUSTER, _JOBS, _SUCCESSION, _REMOVALS, f"PRAGMA user_version = {FORMAT}")
 
 
-def add_later_tables(connection: sqlite3.Connection) -> None:
-    """Add tables that older versions did without: of leader and standbys, and of jobs that are being removed."""
-    _execute(connection, _SUCCESSION, _REMOVALS)
+def check_format(version: int, shown: str) -> None:
+    """Check the version of a file's tables.
 
-
-def migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    """Bring the tables from an older version to `FORMAT`, within the caller's write transaction.
-
-    A copy of the file is beside it, complete and on disk, before the first change.
+    Args:
+        version: the file's `user_version`.
+        shown: what the file is, for the error.
 
     Raises:
-        sqlite3.Error, OSError, ValueError: the file is damaged, or there is no space; nothing has changed then.
+        Refused: it is another one than `FORMAT`.
     """
-    copy_file(path, path.with_name(f"{path.name}.format-{version}"))
-    bring_up_to_date(connection)
-
-
-def bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Bring the tables from any older version to `FORMAT`, within the caller's write transaction.
-
-    Raises:
-        sqlite3.Error, ValueError: the file is damaged, or there is no space; the transaction must be rolled back.
-    """
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    for step in range(version, FORMAT):
-        _MIGRATIONS[step](connection)
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    if version > FORMAT:
+        raise Refused(
+            f"{shown}: format {version}, of a newer version of Tiermesh, expected {FORMAT}; install the newer version"
+        )
+    if version < FORMAT:
+        raise Refused(
+            f"{shown}: format {version}, of an older version of Tiermesh or of another program, expected {FORMAT}; "
+            "choose another file, or a new --state-dir"
+        )
 
 
 def room_of(job: bytes, fingerprint_json: str) -> bytes:
@@ -101,30 +91,6 @@ def room_of(job: bytes, fingerprint_json: str) -> bytes:
 def request_digest(name: str, spec_json: str) -> str:
     """Return the SHA-256 by which a repeated request is compared with the first one."""
     return hashlib.sha256(f"{name}\0{spec_json}".encode()).hexdigest()
-
-
-def _from_1(connection: sqlite3.Connection) -> None:
-    """Split the specs from the jobs, and add owners, request ids, the cluster's identity and the reserve."""
-    _execute(
-        connection,
-        "ALTER TABLE cluster ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE jobs RENAME TO jobs_1",
-        _JOBS,
-        _SUCCESSION,
-        "INSERT INTO specs SELECT place, spec_json FROM jobs_1",
-    )
-    rows = connection.execute("SELECT place, id, job, fingerprint_json FROM jobs_1 ORDER BY place")
-    for place, name, job, fingerprint_json in rows.fetchall():
-        live = jobs_pb2.Job.FromString(job).state in LIVE_STATES
-        connection.execute(
-            "INSERT INTO jobs (place, id, live, job, fingerprint_json, room) VALUES (?, ?, ?, ?, ?, ?)",
-            (place, name, live, job, fingerprint_json, room_of(job, fingerprint_json)),
-        )
-    connection.execute("DROP TABLE jobs_1")
-
-
-_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _from_1}
-"""Migrations by the version they start from; each leads to the next version."""
 
 
 def _execute(connection: sqlite3.Connection, *scripts: str) -> None:

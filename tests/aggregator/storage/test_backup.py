@@ -21,7 +21,6 @@ from protos.jobs_pb2 import QUEUED, SUCCEEDED, Job
 from services.errors import Failed, NotYet, Refused
 from services.protocol.versions import LAST_EPOCH
 from services.runtime.cluster_identity import StateDirUse, write_cluster
-from tests.aggregator.storage.test_schema import JOBS, make_format_1
 from tests.support.anything import is_one_line
 from tests.support.small_disk import small_disk
 
@@ -169,19 +168,6 @@ def test_a_backup_of_another_cluster_is_refused_or_adopted(tmp_path: Path) -> No
     write_cluster(shared / "cluster", OTHER_CLUSTER)
     with pytest.raises(Refused, match=OTHER_CLUSTER):
         restore_queue(tmp_path / "backup", shared, adopt=False)
-
-
-def test_an_older_backup_is_migrated_and_keeps_the_cluster(tmp_path: Path) -> None:
-    make_queue(tmp_path / "state")
-    _, cluster = identity(tmp_path / "state")
-    make_format_1(tmp_path / "old.sqlite")
-    assert restore_queue(tmp_path / "old.sqlite", tmp_path / "state", adopt=False).backup.format == 1
-    epoch, own = identity(tmp_path / "state")
-    assert epoch > 8 and own == cluster
-    assert [job for job, _ in content(tmp_path / "state")] == [job for job, _, _ in JOBS]
-    (tmp_path / "lost").mkdir()
-    assert restore_queue(tmp_path / "old.sqlite", tmp_path / "lost", adopt=False).cluster == ""
-    assert identity(tmp_path / "lost")[1] != ""
 
 
 def test_a_damaged_queue_is_replaced_and_kept(tmp_path: Path) -> None:

@@ -68,13 +68,3 @@ def test_a_new_job_never_gets_the_id_of_one_whose_files_are_left(
         queue.raise_epoch()
         assert queue.begin_removal(add(queue, "a"))
         assert add(queue, "b") == "2"
-
-
-def test_a_file_from_before_there_were_removals_gets_their_table(tmp_path: Path) -> None:
-    with JobQueue(tmp_path / "queue.sqlite") as queue:
-        queue.raise_epoch()
-        job = add(queue, "a")
-        queue._connection.execute("DROP TABLE removals")
-    with JobQueue(tmp_path / "queue.sqlite") as queue:
-        queue.raise_epoch()
-        assert queue.begin_removal(job)
