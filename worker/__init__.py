@@ -10,5 +10,5 @@ Read it in this order:
 5. `node_sum.py`, `sum_memory.py`, `gradient_checksum.py`: a lease's sum, its memory, and checksums for verification.
 6. `meters.py`: samples per second and memory by phase.
 7. `step_interface.py`: what the device thread needs of a training step.
-8. `daemon.py`: options of the process. `api.py`: the former name of `training.api`.
+8. `daemon.py`: options of the process.
 """
