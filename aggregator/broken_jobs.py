@@ -39,7 +39,7 @@ class StoredSpec(NamedTuple):
     """A stored job, read again.
 
     Attributes:
-        plan: the job's plan, or why it can't be used, such as a bound that is newer than the job.
+        plan: the job's plan, or why it can't be used.
         inputs: the SHA-256 of the files that the job names.
     """
 

@@ -144,7 +144,7 @@ def find_needs(job: str, spec_json: str) -> Needs:
     corpora = (
         [each.get("path") for each in files if isinstance(each, dict)] if isinstance(files, list) else []
     )
-    for path in (start.get("path"), data.get("path"), data.get("tokenizer_path"), *corpora):
+    for path in (start.get("path"), data.get("tokenizer_path"), *corpora):
         parts = [part for part in str(path or "").split("/") if part not in ("", ".")]
         for folder, name in pairwise(parts):
             if match := _STEP_FOLDER.fullmatch(name):

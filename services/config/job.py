@@ -227,21 +227,8 @@ class JobConfig(ConfigRecord):
         )
 
     def to_json(self) -> str:
-        """Return the job as canonical JSON (equal jobs give equal text), which `submit` sends and checkpoints keep.
-
-        What concerns pipelines alone is left out of jobs without one, and so is `hide_transfers` with its default:
-        they have the text of earlier versions.
-        """
-        fields = self.model_dump(mode="json")
-        if self.pipeline is None:
-            del fields["pipeline"]
-        elif self.pipeline.hide_transfers:
-            del fields["pipeline"]["hide_transfers"]
-        if self.wire_dtype.activations is None:
-            del fields["wire_dtype"]["activations"]
-        if self.start_from is not None and not self.start_from.change_split:
-            del fields["start_from"]["change_split"]
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        """Return the job as canonical JSON (equal jobs give equal text), which `submit` sends and checkpoints keep."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> JobConfig:

@@ -5,7 +5,6 @@ Their values are resolved: defaults are filled in, tt-train's two spellings are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -151,8 +150,6 @@ class CorpusFile(ConfigRecord):
 class DataConfig(ConfigRecord):
     """Corpus and tokenizer of a language model. Regression models make their data from the seed and have none.
 
-    A job of an earlier version has one text, as `path` and `sha256` of this record; it is read as one file.
-
     Attributes:
         files: files of the corpus. The last tenth of each is held out.
         tokenizer_type: `char` (made from the texts), `bpe`, or `none` for a corpus of token ids without a tokenizer.
@@ -172,19 +169,6 @@ class DataConfig(ConfigRecord):
         """Weights of the files, or None if they have none."""
         given = tuple(file.weight for file in self.files if file.weight is not None)
         return given or None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_form(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        fields = dict(value)
-        if "files" not in fields:
-            one = {key: fields.pop(key) for key in ("path", "sha256") if key in fields}
-            fields["files"] = (one,)
-        elif isinstance(fields["files"], list):  # as JSON has it
-            fields["files"] = tuple(fields["files"])
-        return fields
 
     @model_validator(mode="after")
     def _check_files(self) -> DataConfig:

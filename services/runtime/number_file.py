@@ -75,7 +75,7 @@ class NumberFile:
             raise Failed(f"{self._shown}: not written: {error.strerror or error}") from error
 
     def _numbers(self, content: bytes) -> list[int]:
-        """Return the numbers in a file's blocks; the file of an older version has one, as text (ValueError)."""
+        """Return the numbers in a file's blocks; one that a person wrote has one, as text (ValueError)."""
         if len(content) < _BLOCKS * _BLOCK_BYTES:
             digits = content.strip()
             if not digits.isdigit() or len(digits) > _MOST_DIGITS or int(digits) > self._most:

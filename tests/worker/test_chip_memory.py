@@ -17,7 +17,7 @@ from services.printable import LINE_CHARACTERS
 from worker.chip_memory import ChipMemoryShort, check_chip_memory
 from worker.job_on_mesh import JobBuilder
 
-DATA = {"path": "builtin:python-reference", "sha256": "0" * 64, "vocab_size": 100}
+DATA = {"files": ({"path": "builtin:python-reference", "sha256": "0" * 64},), "vocab_size": 100}
 
 
 def make_job(blocks: int, **data: Any) -> JobConfig:

@@ -130,7 +130,7 @@ def test_more_needs_let_go_no_more(
 
 
 def spec(**fields: object) -> str:
-    return json.dumps({"pretrained": None, "data": {"path": "/corpus.txt", "tokenizer_path": None}} | fields)
+    return json.dumps({"pretrained": None, "data": {"files": [], "tokenizer_path": None}} | fields)
 
 
 def test_paths_of_a_job_name_what_it_needs_wherever_they_begin() -> None:
@@ -139,7 +139,7 @@ def test_paths_of_a_job_name_what_it_needs_wherever_they_begin() -> None:
         assert find_needs("next", spec(pretrained=start)) == Needs(
             "next", frozenset({("1122-1", 500)}), "f" * 64
         )
-        tokens = {"path": "builtin:x", "tokenizer_path": f"{root}/1122-2/step-00000012/tokenizer.json"}
+        tokens = {"files": [], "tokenizer_path": f"{root}/1122-2/step-00000012/tokenizer.json"}
         assert find_needs("next", spec(data=tokens)).checkpoints == {("1122-2", 12)}
 
 

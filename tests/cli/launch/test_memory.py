@@ -20,7 +20,7 @@ COPY_BYTES = 4 * (count_parameters(LARGE, VOCABULARY) or 0)
 
 def pipeline_job(model: GPT2Config = LARGE, **settings: Any) -> JobConfig:
     """Return a job of four stages of 20 blocks each."""
-    data = {"path": "text.txt", "sha256": "0" * 64, "vocab_size": VOCABULARY}
+    data = {"files": ({"path": "text.txt", "sha256": "0" * 64},), "vocab_size": VOCABULARY}
     pipeline = {"blocks_per_stage": (20,) * 4}
     return JobConfig.model_validate(
         {
@@ -102,7 +102,7 @@ def test_a_host_is_refused_only_where_the_estimate_cannot_be_wrong() -> None:
 
 
 def test_nothing_is_said_of_a_model_whose_size_only_workers_know() -> None:
-    uncounted = {"path": "text.txt", "sha256": "0" * 64}
+    uncounted = {"files": ({"path": "text.txt", "sha256": "0" * 64},)}
     own = {"model": CustomConfig(model_type="models:build"), "data": uncounted | {"vocab_size": 10}}
     assert estimate_needs(plan_of(("worker", "a"), ("aggregator", "a")), JobConfig.model_validate(own)) == []
     assert estimate_needs(BESIDE, pipeline_job(data=uncounted)) == []

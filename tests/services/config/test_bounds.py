@@ -132,7 +132,10 @@ def spec(**changes: Any) -> dict[str, Any]:
         ),
         ({"device": {"mesh_shape": [64, 64], "enable_ddp": True, "enable_tp": True}}, ("[64, 64]", "1024 chips")),
         ({"optimizer": {"lr": 1e31}}, ("optimizer.lr: 1e+31", "at most 1e+30")),
-        ({"data": {"path": "a" * 5000, "sha256": "0" * 64}}, ("data.files[0].path", "at most 4096 characters")),
+        (
+            {"data": {"files": [{"path": "a" * 5000, "sha256": "0" * 64}]}},
+            ("data.files[0].path", "at most 4096 characters"),
+        ),
         (
             {"model": {"model_type": "linear_regression", "num_features": 2**16, "training_samples": 2**20},
              "data": None},

@@ -54,7 +54,7 @@ def test_a_corpus_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_is_verified(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     fields = {
-        "path": PYTHON_REFERENCE, "sha256": "0" * 64, "tokenizer_type": "bpe",
+        "files": (CorpusFile(path=PYTHON_REFERENCE, sha256="0" * 64),), "tokenizer_type": "bpe",
         "tokenizer_path": "/of/another/host/tokenizer.json",
     }  # fmt: skip
     assert read_tokenizer(DataConfig(**fields, tokenizer_sha256=sha256(b"{}")), tmp_path) == b"{}"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from services.config.job import JobConfig
-from services.config.job_parts import CorpusFile, DataConfig
 from services.corpora.token_file import TokenFile
 from services.errors import Refused
 from tests.support.facts import has_facts
@@ -31,18 +30,6 @@ def ids(folder: Path) -> Path:
 def write_tokenizer(path: Path, tokens: int) -> None:
     vocabulary = {str(token): token for token in range(tokens)}
     path.write_text(json.dumps({"model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "0"}}))
-
-
-def test_a_job_of_an_earlier_version_is_read_as_one_file() -> None:
-    earlier = {"path": "/a.txt", "sha256": "1" * 64, "tokenizer_type": "bpe",
-               "tokenizer_path": "/t.json", "tokenizer_sha256": "2" * 64}  # fmt: skip
-    fields = {"model": {"model_type": "gpt2"}, "data": earlier}
-    job = JobConfig.from_json(json.dumps(fields))
-    assert job.data == DataConfig(
-        files=(CorpusFile(path="/a.txt", sha256="1" * 64),),
-        tokenizer_type="bpe", tokenizer_path="/t.json", tokenizer_sha256="2" * 64,
-    )  # fmt: skip
-    assert job.replacement and JobConfig.from_json(job.to_json()) == job
 
 
 def test_several_files_may_have_weights(load: Load, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def job(**fields: Any) -> JobConfig:
     }
     for key, value in fields.items():
         record[key] = {**record.get(key, {}), **value} if isinstance(value, dict) else value
-    return JobConfig.model_validate(record)
+    return JobConfig.from_json(json.dumps(record))
 
 
 def starting(**fields: Any) -> JobConfig:

@@ -1,4 +1,4 @@
-"""Tests of the file with one number: full disks, writes cut short, files of older versions."""
+"""Tests of the file with one number: full disks, writes cut short, files that people wrote."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_write_cut_short_leaves_the_number_before(
         assert file.read() == numbers[-1]
 
 
-def test_the_file_of_an_older_version_is_read_and_replaced(tmp_path: Path) -> None:
+def test_a_number_that_a_person_wrote_is_read_and_replaced(tmp_path: Path) -> None:
     (tmp_path / "number").write_text("7\n")
     file = number_file(tmp_path / "number")
     assert file.read() == 7

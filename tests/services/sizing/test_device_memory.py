@@ -34,7 +34,7 @@ ALL = [
     for dtype in ("bfloat16", "float32")
     if cell.strategy != GENERATE and cell.model != "own_model"
 ]
-DATA = DataConfig.model_validate({"path": "builtin:python-reference", "sha256": "0" * 64})
+DATA = DataConfig.model_validate({"files": ({"path": "builtin:python-reference", "sha256": "0" * 64},)})
 SMALL = GPT2Config(num_heads=8, embedding_dim=256, dropout_prob=0.0)
 LLAMA_405B = LlamaConfig(
     num_heads=128,

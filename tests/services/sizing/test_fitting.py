@@ -17,7 +17,7 @@ from services.sizing.fitting import describe_shortage
 from services.sizing.pipeline import size_stages
 
 DATA = DataConfig.model_validate(
-    {"path": "builtin:python-reference", "sha256": "0" * 64, "vocab_size": 50257}
+    {"files": ({"path": "builtin:python-reference", "sha256": "0" * 64},), "vocab_size": 50257}
 )
 GPT2_XL = GPT2Config(num_heads=25, embedding_dim=1600, num_blocks=48, max_sequence_length=1024)
 

@@ -16,7 +16,7 @@ from services.pipeline.split import Split
 from services.sizing.measured_split import BlockTimes, MeasuredBalance, PassTime
 from services.sizing.pipeline import size_stages
 
-DATA = DataConfig.model_validate({"path": "builtin:python-reference", "sha256": "0" * 64})
+DATA = DataConfig.model_validate({"files": ({"path": "builtin:python-reference", "sha256": "0" * 64},)})
 GPT2 = GPT2Config(num_blocks=6, num_heads=4, embedding_dim=256, max_sequence_length=128, dropout_prob=0.0)
 OWN = CustomConfig(model_type="own:Model", max_sequence_length=128, options={"num_blocks": 6})
 VOCABULARY = 5000

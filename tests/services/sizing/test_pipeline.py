@@ -21,7 +21,7 @@ from services.sizing.pipeline import (
 )
 from services.sizing.portion import Portion
 
-DATA = DataConfig.model_validate({"path": "builtin:python-reference", "sha256": "0" * 64})
+DATA = DataConfig.model_validate({"files": ({"path": "builtin:python-reference", "sha256": "0" * 64},)})
 SIZES: dict[str, Any] = {
     "num_heads": 4,
     "embedding_dim": 256,

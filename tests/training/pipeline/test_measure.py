@@ -68,7 +68,7 @@ def measure_paced(
 
 def make_job(blocks: int, stages: tuple[int, ...]) -> JobConfig:
     model = GPT2Config(num_blocks=blocks, num_heads=2, embedding_dim=64, max_sequence_length=32)
-    data = DataConfig.model_validate({"path": "builtin:python-reference", "sha256": "0" * 64})
+    data = DataConfig.model_validate({"files": ({"path": "builtin:python-reference", "sha256": "0" * 64},)})
     return JobConfig.model_validate(
         {"model": model, "data": data, "num_workers": len(stages), "gradient_accumulation_steps": 8,
          "pipeline": {"blocks_per_stage": stages}}
