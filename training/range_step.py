@@ -30,7 +30,7 @@ from training.models.custom import name_own_model_in_errors
 from training.ops.losses import read_losses
 from training.ops.placing import rows_of
 from training.parameter_placement import place_summand, shape_on_mesh
-from training.pipeline.exchange import ArraySizes
+from training.pipeline.exchange import ArraySizes, ReceivedKind, WrongArray
 from training.seeds import derive_dropout_seeds
 from training.weights import Weights
 
@@ -165,7 +165,7 @@ class RangeStep:
             The pass for `backward`, and the activation for the next range; None from the last one.
 
         Raises:
-            Refused: the activation has another shape or dtype than this job's.
+            WrongArray: the activation has another shape or dtype than this job's.
         """
         tape = Tape(self._mesh, dropout_seed=derive_dropout_seeds(self._config.seed, step, index))
         batch = self._data.micro_batch(step, index)
@@ -175,7 +175,7 @@ class RangeStep:
         if self.blocks.is_last:
             return PassInFlight(name, tape, gradient, result, batch.rows), None
         left = Variable(None, result.placements, result.gradient)
-        return PassInFlight(name, tape, gradient, left, batch.rows), self._read(result)
+        return PassInFlight(name, tape, gradient, left, batch.rows), self._read(result, batch)
 
     def backward(
         self,
@@ -197,7 +197,7 @@ class RangeStep:
             ready: callback, called with an index of `out` from which on it is complete; the last call is with 0.
 
         Raises:
-            Refused: a gradient has another shape or dtype than this job's.
+            WrongArray: a gradient has another shape or dtype than this job's.
         """
         mesh, copy = self._mesh, self._model.tied_copy
         sink = self.weights.sink(out, ready)
@@ -215,8 +215,8 @@ class RangeStep:
                 # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
                 one.tape.backward(one.result, 1 / one.rows, take)
             else:
-                what = f"gradient of {one.name}"
-                one.tape.backward(one.result, self._receive_rows(gradient, one.rows, what), take)
+                received = self._receive_rows("gradient", gradient, one.rows, one.name)
+                one.tape.backward(one.result, received, take)
             sink.finish()
         return FinishedPass(
             gradient=self._read_entered(one),
@@ -232,7 +232,8 @@ class RangeStep:
             index: index of the batch.
             activation: what the range before this one returned; None for the first range.
         """
-        return self._read(self._evaluated(self._data.evaluation_batch(index), activation, index))
+        batch = self._data.evaluation_batch(index)
+        return self._read(self._evaluated(batch, activation, index), batch)
 
     def evaluate(self, index: int, activation: ExactArray | None = None) -> tuple[float, int]:
         """Compute the losses of the `index`-th held-out batch in the last range, without dropout.
@@ -254,7 +255,7 @@ class RangeStep:
         """Return the activation that entered, and the losses or the activation that leaves."""
         entered = None
         if not self.blocks.is_first:
-            received = self._receive_rows(activation, batch.inputs.size, f"activation of {name}")
+            received = self._receive_rows("activation", activation, batch.inputs.size, name)
             entered = tape.begin(received, rows_of(self._mesh))
         with name_own_model_in_errors(self._config.model):
             result = self._model.run_blocks(tape, batch.inputs if entered is None else entered)
@@ -266,8 +267,16 @@ class RangeStep:
                 result = self._model.leave(tape, result, batch.targets)
         return entered, result
 
-    def _read(self, result: Variable) -> ExactArray:
-        return download_exactly(self._mesh, result.value, result.placements)
+    def _read(self, result: Variable, batch: Batch) -> ExactArray:
+        """Return what run_blocks computed.
+
+        Its shape is checked here, because the next range takes a wrong one for a lie.
+        """
+        array = download_exactly(self._mesh, result.value, result.placements)
+        expected = (1, 1, batch.inputs.size, self._model.width)
+        if array.shape != expected:
+            raise ValueError(f"run_blocks: the result is {list(array.shape)}, expected {list(expected)}")
+        return array
 
     def _read_entered(self, one: PassInFlight) -> ExactArray | None:
         """Return the gradient of the activation that entered; None in the first range."""
@@ -282,23 +291,29 @@ class RangeStep:
             return
         # Each data-parallel device has a part, which is added to its own before the sum over devices.
         placements = place_summand(table, self._mesh)
-        what = f"last range's part of the gradient of {table.name} in {one.name}"
-        one.tape.add_summand(table, self._receive(tied, shape, placements, what), placements)
+        what = f"gradient of {table.name} in {one.name}"
+        one.tape.add_summand(table, self._receive("tied part", tied, shape, placements, what), placements)
 
-    def _receive_rows(self, array: ExactArray | None, rows: int, what: str) -> Tensor:
-        return self._receive(array, (1, 1, rows, self._model.width), rows_of(self._mesh), what)
+    def _receive_rows(self, kind: ReceivedKind, array: ExactArray | None, rows: int, name: str) -> Tensor:
+        return self._receive(kind, array, (1, 1, rows, self._model.width), rows_of(self._mesh), name)
 
     def _receive(
-        self, array: ExactArray | None, shape: tuple[int, ...], placements: Placements, what: str
+        self,
+        kind: ReceivedKind,
+        array: ExactArray | None,
+        shape: tuple[int, ...],
+        placements: Placements,
+        name: str,
     ) -> Tensor:
         """Return what another range sent as a tensor, if it is what this job's ranges exchange."""
-        place = f"{what}, for blocks {self.blocks.first} to {self.blocks.stop - 1}"
+        place = f"{kind} of {name}, for blocks {self.blocks.first} to {self.blocks.stop - 1}"
         if array is None:
             raise Refused(f"{place}: none given, expected the result of the neighbouring range; pass it on")
         try:
             return upload_exactly(self._mesh, array, shape, placements)
         except ValueError as error:
-            raise Refused(f"{place}: {error}; pass on what a range of the same job computed") from error
+            text = f"{place}: {error}; pass on what a range of the same job computed"
+            raise WrongArray(kind, text) from error
 
 
 def _check_contiguous(parameters: Sequence[Parameter], layout: Layout, place: str) -> None:

@@ -22,7 +22,7 @@ from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
-from training.pipeline.exchange import LocalExchange, PassExchange
+from training.pipeline.exchange import LocalExchange, PassExchange, WrongArray
 from training.pipeline.stages import PipelineStages
 from training.pipeline.step import PipelineStep
 from training.step import PassPhase
@@ -315,6 +315,8 @@ class LeaseRunner:
         try:
             self._check_dropped()  # `drop` did not see the exchange before
             yield exchange
+        except WrongArray as wrong:
+            raise NeighbourLost(exchange.sender_of(wrong.kind), str(wrong)) from wrong
         finally:
             self._exchange = None
             exchange.close()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from mesh.exact_transfer import ExactArray
 from services.instrumentation import timeline
 from services.pipeline.schedule import Pass
+from training.pipeline.exchange import ReceivedKind
 from worker.device_watch import DeviceWatch
 from worker.row_exchange import RowExchange
 
@@ -59,6 +60,10 @@ class ObservedExchange:
     def worker_of(self, range_index: int) -> str:
         """Return which worker of the row has a range, for people."""
         return self._exchange.worker_of(range_index)
+
+    def sender_of(self, kind: ReceivedKind) -> str:
+        """Return the name of the worker that sends this one's arrays of a kind."""
+        return self._exchange.sender_of(kind)
 
     def drop(self) -> None:
         """End the lease: calls that wait raise LeaseDropped."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Failed, TiermeshError
-from training.pipeline.exchange import PassExchange
+from training.pipeline.exchange import PassExchange, ReceivedKind
 from training.pipeline.stages import PipelineStages
 
 
@@ -16,7 +16,7 @@ class LeaseDropped(TiermeshError):
 
 
 class NeighbourLost(TiermeshError):
-    """A worker of the row that arrays can't be exchanged with.
+    """A worker of the row that arrays can't be exchanged with: it can't be reached, or sends wrong ones.
 
     Attributes:
         neighbour: its name.
@@ -32,6 +32,9 @@ class RowExchange(PassExchange, Protocol):
 
     def worker_of(self, range_index: int) -> str:
         """Return which worker of the row has a range, for people; -1 is the last range."""
+
+    def sender_of(self, kind: ReceivedKind) -> str:
+        """Return the name of the worker that sends this one's arrays of a kind."""
 
     def drop(self) -> None:
         """End the lease: calls that wait raise LeaseDropped. Any thread may call it."""

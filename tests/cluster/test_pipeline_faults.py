@@ -120,3 +120,26 @@ def test_the_process_above_the_rows_is_killed(tmp_path: Path, spec: str, expecte
         else:
             cluster.start_optimizer()
         assert bits(cluster.finish(job)) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_neighbour_that_sends_wrong_arrays_gets_another_row(
+    tmp_path: Path, spec: str, expected: Bits, spares: int
+) -> None:
+    """Without a spare, the others share its stages."""
+    with Cluster(
+        tmp_path, heartbeat_seconds=HEARTBEAT_SECONDS, worker_module="tests.support.cluster.lying_stage"
+    ) as cluster:
+        for name in ("liar", "a", "b"):
+            cluster.start_worker(name=name)
+        cluster.wait_workers(3)
+        job = cluster.submit(spec)
+        for number in range(spares):
+            cluster.wait(job, lambda each: each.state == jobs.RUNNING, "its start")
+            cluster.start_worker(name=f"spare-{number}")
+        ended = cluster.finish(job)
+        assert bits(ended) == expected
+        lines = cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)
+        blamed = [line.text for line in lines if "can't exchange arrays with worker" in line.text]
+        assert blamed and all("can't exchange arrays with worker liar: " in text for text in blamed), blamed

@@ -22,6 +22,7 @@ from services.protocol.file_refs import make_ref
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
+from training.pipeline.exchange import ReceivedKind
 from training.pipeline.stages import PipelineStages
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -154,6 +155,10 @@ class BoardExchange:
     def worker_of(self, range_index: int) -> str:
         """Return a name for the worker of a range."""
         return f"the worker of range {range_index}"
+
+    def sender_of(self, kind: ReceivedKind) -> str:
+        """Return a name for the worker that sends arrays of a kind."""
+        return f"the sender of each {kind}"
 
     def drop(self) -> None:
         """Wake what waits."""

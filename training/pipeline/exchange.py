@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from mesh.exact_transfer import ExactArray
+from services.errors import Refused
 from services.pipeline.schedule import Pass
+
+ReceivedKind: TypeAlias = Literal["activation", "gradient", "tied part"]
+"""Kind of an array that a range takes from another: the one before it, the one after it, or the last one."""
+
+
+class WrongArray(Refused):
+    """An array from another range that no range of this job computes: the sender is at fault.
+
+    Attributes:
+        kind: kind of the array.
+    """
+
+    def __init__(self, kind: ReceivedKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from mesh.exact_transfer import ExactArray
 from protos import cluster_pb2 as pb
 from protos.pipeline_pb2 import ACTIVATION, ACTIVATION_GRADIENT, TIED_PART, ArrayHeader, ArrayKind
 from services.pipeline.schedule import Pass
-from training.pipeline.exchange import LocalExchange
+from training.pipeline.exchange import LocalExchange, ReceivedKind
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.link import Link
-from worker.pipeline.messages import PassRefused, describe_array
+from worker.pipeline.messages import describe_array
 from worker.pipeline.seats import RowPlaces
+from worker.row_exchange import NeighbourLost
 
 
 class LeaseExchange:
@@ -47,7 +48,7 @@ class LeaseExchange:
         """Return what a pass of a neighbouring range has sent to this one.
 
         Raises:
-            PassRefused: the neighbour has sent it to another pass.
+            NeighbourLost: the neighbour has sent it to another pass.
         """
         link = self._link(one.range_index + (1 if one.is_backward else -1))
         if link is None:
@@ -66,7 +67,7 @@ class LeaseExchange:
         """Return what the last range has sent by `send_tied`.
 
         Raises:
-            PassRefused: it was sent for another micro-batch.
+            NeighbourLost: it was sent for another micro-batch.
         """
         link = self._link(len(self._plan.split.ranges) - 1)
         if link is None:
@@ -77,6 +78,12 @@ class LeaseExchange:
         """Return which worker of the row has a range, for people; -1 is the last range."""
         split = self._plan.split
         return str(self._row.of_stage(split.stage_of(range_index % len(split.ranges))))
+
+    def sender_of(self, kind: ReceivedKind) -> str:
+        """Return the name of the worker that sends this one's arrays of a kind."""
+        stages = self._row.own.stages
+        sender = {"activation": stages.first - 1, "gradient": stages.stop, "tied part": -1}[kind]
+        return self._row.of_stage(sender % self._row.stages).name
 
     def drop(self) -> None:
         """Drop the lease; any thread may. Calls that wait raise LeaseDropped."""
@@ -118,9 +125,10 @@ class LeaseExchange:
         found = (header.range, header.micro_batch, header.generation, header.step)
         expected = (range_index, micro_batch, lease.generation, lease.step)
         if found != expected:
-            raise PassRefused(
+            raise NeighbourLost(
+                link.neighbour.name,
                 f"{describe_array(header)}: came from {link} for the pass of micro-batch {micro_batch} through range "
-                f"{range_index} at step {lease.step}; both workers must run the same schedule"
+                f"{range_index} at step {lease.step}; both workers must run the same schedule",
             )
         return self._plan.arrays.unpack(array.content, tuple(header.shape))
 

@@ -254,7 +254,8 @@ class RowFormer:
         link = next((each for each in links_of(row.seats) if each.pair == pair), None)
         if blamed is None or link is None:
             return False
-        reason = printable(f"worker {member.name} can't reach worker {failure.neighbour}: {failure.reason}")
+        broken = f"worker {member.name} can't exchange arrays with worker {failure.neighbour}"
+        reason = printable(f"{broken}: {failure.reason}")
         if self._broken_links.note(link, reason, now).is_telling:
             self._report.note("member", reason)
         self._form_without(row, blamed, now)

@@ -243,9 +243,10 @@ def test_an_array_of_another_pass_is_not_taken_for_this_one(worker: LinkedWorker
         await stream.write(piece())
         received = asyncio.get_running_loop().run_in_executor(None, exchange.receive, Pass(True, 0, 4))
         with pytest.raises(
-            PassRefused, match=r"micro-batch 5 .*for the pass of micro-batch 4 through range 0"
-        ):
+            NeighbourLost, match=r"micro-batch 5 .*for the pass of micro-batch 4 through range 0"
+        ) as lost:
             await received
+        assert lost.value.neighbour == "w1"
         stream.cancel()
 
     asyncio.run(run())

@@ -23,7 +23,7 @@ def test_a_spare_replaces_the_worker_at_the_other_end_of_a_broken_link() -> None
     assert broken(dialogue, 1, "w2") == ["1 <- revoke", "2 <- revoke", "3 <- join stage 1"]
     assert broken(dialogue, 2, "w1", former) == [], "its lease is void already"
     assert state_of(dialogue) == {"w1": "ready stage 0", "w2": "spare", "w3": "building stage 1"}
-    assert has_facts(dialogue.notes[-1], "w1 can't reach worker w2: no answer for 30 s")
+    assert has_facts(dialogue.notes[-1], "w1 can't exchange arrays with worker w2: no answer for 30 s")
 
 
 def builds_all(dialogue: RowDialogue, *sessions: int) -> list[str]:
@@ -48,7 +48,9 @@ def test_without_a_spare_the_two_workers_of_a_broken_link_change_places() -> Non
     orders = builds_all(dialogue, 1, 2)
     assert orders[:2] == ["2 <- row of stage 0 w2, stage 1 w1", "1 <- row of stage 0 w2, stage 1 w1"]
     assert dialogue.leases[1] == dialogue.leases[2] > former
-    assert has_facts(waits_for(dialogue), "again after: worker w2 can't reach worker w1: no answer")
+    assert has_facts(
+        waits_for(dialogue), "again after: worker w2 can't exchange arrays with worker w1: no answer"
+    )
     dialogue.tells(2)
     dialogue.tells(1, losses=[1, 2, 3, 4])
     assert has_facts(waits_for(dialogue), "rows with its weights: 1 of 1"), "a lease has passed the links"
@@ -66,7 +68,9 @@ def test_a_worker_that_no_other_reaches_is_left_out_until_it_may_be_tried_again(
     part(dialogue)
     dialogue.goes_by(SHARE_AFTER, 1, 2)
     assert dialogue.told[1] == StageRun(0, 2)
-    assert has_facts(dialogue.core.status(dialogue.now).workers[1].detail, "w1 can't reach worker w2")
+    assert has_facts(
+        dialogue.core.status(dialogue.now).workers[1].detail, "w1 can't exchange arrays with worker w2"
+    )
     builds_all(dialogue, 1)
     assert state_of(dialogue) == {"w1": "computing stages 0-1", "w2": "spare"}
     dialogue.goes_by(120.0, 1, 2)
@@ -82,7 +86,7 @@ def test_a_row_whose_link_stays_broken_waits_longer_each_time() -> None:
             keep_from_sharing(dialogue, session)
     keep_from_sharing(dialogue, *(each for each in (1, 2) if dialogue.told[each].count == 2))
     builds_all(dialogue, 1, 2)
-    assert has_facts(waits_for(dialogue), "after: worker w1 can't reach worker w2: no answer")
+    assert has_facts(waits_for(dialogue), "after: worker w1 can't exchange arrays with worker w2: no answer")
     assert waits_for(dialogue).startswith("tries again in ")
     rows, hours = 0, 6
     before = set(dialogue.leases.values())
