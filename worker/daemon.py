@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import re
 import time
 import warnings
@@ -18,6 +19,7 @@ from services.config.refusals import format_value
 from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import WorkerMetrics
+from services.runtime.process import end_with_parent
 from services.transport.addresses import split_addresses
 from services.transport.security import split_address
 
@@ -89,6 +91,8 @@ def run(
         from worker.service import WorkerService
 
         log_python_warnings()
+        # A process that a user's model forks inherits the ports. It must not keep them after the worker's death.
+        os.register_at_fork(after_in_child=end_with_parent)
         metrics = WorkerMetrics()
         service = WorkerService(
             name=options.name,

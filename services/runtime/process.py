@@ -8,6 +8,7 @@ import faulthandler
 import json
 import logging
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -30,6 +31,8 @@ from services.timeouts import STANDARD_TIMEOUTS
 
 log = logging.getLogger("tiermesh")
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
@@ -60,6 +63,14 @@ def tune_allocator() -> bool:
     # Use one arena: those of other threads keep no blocks above 64 MiB and return free ones to the kernel.
     shared = mallopt(_M_ARENA_MAX, 1) == 1
     return bool(mapped and trimmed and padded and shared)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies, also after an exec (prctl(2)).
+
+    It is for child processes that are no daemons, and so don't watch their standard input.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit_blas_to_one_thread(environment: dict[str, str] | None = None) -> None:

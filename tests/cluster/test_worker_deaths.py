@@ -113,6 +113,18 @@ def test_kill_9_never_counts(tmp_path: Path, corpus: Path) -> None:
         cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
 
 
+def test_a_process_that_a_model_forks_ends_with_its_worker(tmp_path: Path, corpus: Path) -> None:
+    """It inherits the worker's ports, which the worker needs when it is started again."""
+    with Cluster(tmp_path, heartbeat_seconds=0.5) as cluster:
+        worker = cluster.start_worker(*ALLOW)
+        job = cluster.submit(deadly_spec(corpus, "build", "fork"))
+        cluster.wait_step(job, 1)
+        worker.kill()
+        worker.start()
+        worker.ready()
+        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+
+
 def test_a_build_that_hangs_is_named_and_sigterm_ends_its_worker_at_once(
     tmp_path: Path, corpus: Path
 ) -> None:

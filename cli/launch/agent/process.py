@@ -44,11 +44,12 @@ from cli.launch.agent.protocol import (
     WatchJob,
     WriteFile,
 )
-from cli.launch.agent.rank_process import RankProcess, end_with_parent, process_environment
+from cli.launch.agent.rank_process import RankProcess, process_environment
 from mesh.backend import has_device
 from services.durable_files import new_file
 from services.errors import Failed, Refused, TiermeshError, describe_internal_error
 from services.printable import one_line, printable_path
+from services.runtime.process import end_with_parent
 from services.system_errors import system_error, unexplained_system_error
 from services.threads import finish_in_thread
 from services.version import tiermesh_version

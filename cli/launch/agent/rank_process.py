@@ -1,26 +1,13 @@
-"""Daemon of a rank as a child process of an agent, and what other child processes have in common with it."""
+"""Daemon of a rank as a child process of an agent, and its environment, which other child processes share."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import signal
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cli.launch.agent.protocol import Start
 from services.runtime.launcher import DaemonProcess, environment_without_options, spawn_subprocess
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies, also after an exec (prctl(2)).
-
-    It is the `preexec_fn` of commands that are no daemons, and so don't watch their standard input.
-    """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def process_environment(added: Mapping[str, str], unset: Collection[str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ class Deadly:
 
     Args:
         options: `dies` ("build", "parameters", "forward" or "config"), `width`, and `how`: "null", "abort", "exit",
-            "hang", a key of `RAISED` or a signal's name.
+            "hang", "fork", a key of `RAISED` or a signal's name.
         vocabulary: number of tokens.
         mesh: mesh to run on.
     """
@@ -54,6 +54,9 @@ class Deadly:
             os.abort()
         elif how == "exit":
             os._exit(0)
+        elif how == "fork":
+            if os.fork() == 0:
+                signal.pause()
         elif how == "hang":
             reader, _ = os.pipe()
             os.read(reader, 1)
