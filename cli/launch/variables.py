@@ -8,9 +8,15 @@ from typing import Any
 
 from services.config.refusals import format_value
 from services.errors import Refused
+from services.runtime.launcher import HOST_VARIABLES
 
 OWN_VARIABLES = frozenset({"TT_MESH_ID", "TT_MESH_HOST_RANK", "TT_MESH_GRAPH_DESC_PATH", "TT_RUN_RANK"})
 """Variables that follow from the plan, so that a file can't set them."""
+UNSAFE_PREFIXES = ("LD_", "TIERMESH_", "OPENSSL_", "SSL", "GRPC_", "GCONV_", "GLIBC_")
+"""Beginnings of variables that a file can't set: they load code into daemons, or change whom daemons trust.
+
+`PATH` and `PYTHONPATH` are allowed, since own models need them.
+"""
 MOST_VALUE_CHARACTERS = 4096
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -28,7 +34,7 @@ def read_variables(
         environment: variables that `${NAME}` stands for.
 
     Raises:
-        Refused: a name has a bad form or follows from the plan, or a value is no text that a variable can have.
+        Refused: a name has a bad form, follows from the plan or is unsafe, or no variable can have a value.
     """
     variables = {}
     for name, value in (given or {}).items():
@@ -40,6 +46,11 @@ def read_variables(
         if name in OWN_VARIABLES:
             raise Refused(
                 f"{here}: {format_value(value)} given, but Tiermesh sets it from rank and mesh_id; remove it"
+            )
+        if name.startswith(UNSAFE_PREFIXES) and name not in HOST_VARIABLES:
+            raise Refused(
+                f"{here}: {format_value(value)} given, but names beginning with {', '.join(UNSAFE_PREFIXES)} are not "
+                "taken from a file: they load code or change whom a daemon trusts; remove it"
             )
         if not isinstance(value, str):
             raise Refused(f"{here}: {format_value(value)} given, expected a text; write it in quotes")

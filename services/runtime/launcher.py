@@ -28,7 +28,7 @@ READY_SECONDS = 120.0
 """Limit for a start; opening a device takes long, and so does a start on a busy machine."""
 
 _POLL_SECONDS = 0.05
-_HOST_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE, cache.VARIABLE)
+HOST_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE, cache.VARIABLE)
 """Environment variables that say something of the host, and are no options."""
 
 Self = TypeVar("Self", bound="DaemonProcess")
@@ -66,12 +66,12 @@ Spawn = Callable[[Sequence[str], IO[bytes]], ChildProcess]
 def environment_without_options() -> dict[str, str]:
     """Return the environment without the options of this command, which are not those of its daemons.
 
-    They are the `TIERMESH_*` variables, but for `_HOST_VARIABLES`.
+    They are the `TIERMESH_*` variables, but for `HOST_VARIABLES`.
     """
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("TIERMESH_") or name in _HOST_VARIABLES
+        if not name.startswith("TIERMESH_") or name in HOST_VARIABLES
     }
 
 

@@ -96,6 +96,23 @@ factory_system_descriptor_path: /opt/fsd.textproto
         (_bindings(_ONE, global_env={"A": "${}"}), ["global_env.A", '""', "not set"]),
         (_bindings(_ONE, mesh_graph_desc_path="$NO_SUCH/m"), ["mesh_graph_desc_path", '"NO_SUCH"']),
         (_bindings(_ONE, global_env={"TT_MESH_ID": "1"}), ["global_env.TT_MESH_ID", "remove it"]),
+        *(
+            (
+                _bindings({**_ONE, "env_overrides": {name: "x"}}),
+                [f"env_overrides.{name}", "not taken from a file"],
+            )
+            for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "TIERMESH_TLS_CA", "TIERMESH_TLS_CERT")
+        ),
+        *(
+            (_bindings(_ONE, global_env={name: "x"}), [f"global_env.{name}", "load code", "remove it"])
+            for name in (
+                "LD_PRELOAD",
+                "TIERMESH_TLS_KEY",
+                "TIERMESH_INSECURE",
+                "OPENSSL_CONF",
+                "SSLKEYLOGFILE",
+            )
+        ),
         (_bindings(_ONE, global_env={"A B": "1"}), ["global_env", '"A B" is no name of a variable']),
         (_bindings(_ONE, global_env={3: "1"}), ["global_env", "3 is no name of a variable"]),
         (_bindings(_ONE, global_env={"A": "a\nb"}), ["global_env.A", "printable characters"]),
@@ -118,6 +135,17 @@ def test_what_is_refused(document: dict[str, Any], facts: list[str]) -> None:
     assert all(fact in line for fact in facts), line
     assert len(line) <= 300
     assert line.isprintable()
+
+
+def test_variables_of_the_host_and_of_tt_train_are_taken() -> None:
+    given = {
+        "PYTHONPATH": "/models",
+        "TIERMESH_DATA": "/data",
+        "TT_METAL_PROFILER_DIR": "/p",
+        "LDFLAGS": "-g",
+    }
+    found = parse_rank_bindings(_bindings({**_ONE, "env_overrides": given}, global_env=given), "file", {})
+    assert found.global_env == found.ranks[0].env_overrides == given
 
 
 def test_files_that_are_no_bindings(tmp_path: Path) -> None:
