@@ -52,8 +52,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)]
 """sha256 of a file's bytes, in hexadecimal."""
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$", max_length=100)]
 """Id of a job."""
-PathText = Annotated[str, Field(max_length=4096)]
-"""Path of a file or folder; empty for none. Linux allows no longer one."""
+NO_NUL_PATTERN = r"^[^\x00]*$"
+PathText = Annotated[str, Field(max_length=4096, pattern=NO_NUL_PATTERN)]
+"""Path of a file or folder; empty for none. Linux allows no longer one, and no NUL byte."""
 
 
 def _printable(text: str) -> str:

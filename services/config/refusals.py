@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from services.config.field_types import NO_NUL_PATTERN
 from services.config.spelling import most_similar_name, nearest_name, nearest_names
 from services.errors import Refused
 from services.printable import one_line, printable
@@ -197,6 +198,8 @@ def _expected(kind: str, context: dict[str, Any], message: str) -> str:
         return "a text that isn't empty"
     if kind == "string_too_long":
         return f"at most {context['max_length']} characters"
+    if kind == "string_pattern_mismatch" and context["pattern"] == NO_NUL_PATTERN:
+        return "a text without a NUL byte"
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
     return _EXPECTED.get(kind, one_line(message))

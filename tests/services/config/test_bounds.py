@@ -137,6 +137,11 @@ def spec(**changes: Any) -> dict[str, Any]:
             ("data.files[0].path", "at most 4096 characters"),
         ),
         (
+            {"data": {"files": [{"path": "/a\0b", "sha256": "0" * 64}]}},
+            ("data.files[0].path", "without a NUL byte"),
+        ),
+        ({"data": {"files": [{"path": "/a\ud800", "sha256": "0" * 64}]}}, ("not JSON", "hex escape")),
+        (
             {"model": {"model_type": "linear_regression", "num_features": 2**16, "training_samples": 2**20},
              "data": None},
             ("training_samples: 1048576", "32752"),
