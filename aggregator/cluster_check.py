@@ -24,6 +24,7 @@ from protos.jobs_pb2 import CheckedLink, CheckedMesh, CheckPlan, CheckRequest, C
 from services.config.device import check_backend
 from services.errors import Failed, NotYet, Refused
 from services.protocol.envelope import CheckOrder, CheckReport
+from services.tasks import start_awaited
 from services.transport.access.enforcement import check_daemon
 from services.transport.data.data_streams import DataStreamConnector
 from services.transport.data.exchange_server import read_incarnation
@@ -135,7 +136,7 @@ class ClusterCheck:
         self._feed(ClusterCheckBegan())
         log.info("a check of all meshes and links begins; no job starts until it has ended")
         results: asyncio.Queue[CheckResult | None] = asyncio.Queue()
-        task = asyncio.ensure_future(self._check_all(request, results.put_nowait))
+        task = start_awaited(self._check_all(request, results.put_nowait))
         task.add_done_callback(lambda _: results.put_nowait(None))
         try:
             while (result := await results.get()) is not None:
@@ -155,7 +156,7 @@ class ClusterCheck:
         links = list(self._links(sessions))
         tell(CheckResult(plan=CheckPlan(meshes=len(sessions), links=len(links))))
         order = partial(pb.CheckMesh, rows=request.rows, columns=request.columns, backend=request.backend)
-        meshes = [asyncio.ensure_future(self._check_mesh(session, order)) for session in sessions]
+        meshes = [start_awaited(self._check_mesh(session, order)) for session in sessions]
         try:
             for mesh in asyncio.as_completed(meshes):
                 tell(CheckResult(mesh=await mesh))
@@ -227,7 +228,7 @@ class ClusterCheck:
             Failed: it is lost, or is late.
         """
         report: asyncio.Future[CheckReport] = asyncio.get_running_loop().create_future()
-        lost = asyncio.ensure_future(session.mailbox.wait_closed())
+        lost = start_awaited(session.mailbox.wait_closed())
         self._awaited[order.number] = report
         session.send_order(order)
         try:

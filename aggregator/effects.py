@@ -21,6 +21,7 @@ from protos import cluster_pb2 as pb
 from services.files.store import FileStore
 from services.protocol.bounds import MessageTooLarge
 from services.runtime.metrics import AggregatorMetrics
+from services.tasks import start_task
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -109,7 +110,8 @@ class EffectRunner:
             case ev.SaveJob():
                 self._queue.save(effect.job, effect.fingerprint)
                 if effect.job.state in ENDED_STATES:
-                    self._loop.run_in_executor(None, self._files.release, effect.job.id)
+                    release = asyncio.to_thread(self._files.release, effect.job.id)
+                    start_task(release, f"job {effect.job.id}: release of its files")
                     self._on_job_ended()
             case ev.CloseWorker():
                 session = self._sessions.get(effect.session)

@@ -288,9 +288,9 @@ class AggregatorService:
         self.journal.close()
         self._plane.close()
         if self._wiring.engine is not None:
-            await self._loop.run_in_executor(None, self._wiring.engine.close)
-        await self._loop.run_in_executor(None, self._tracking.close)
-        await self._loop.run_in_executor(None, self._leadership.close)
+            await asyncio.to_thread(self._wiring.engine.close)
+        await asyncio.to_thread(self._tracking.close)
+        await asyncio.to_thread(self._leadership.close)
         self._queue.close()
         self._metrics.set_leading(False)
 

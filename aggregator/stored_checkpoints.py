@@ -13,6 +13,7 @@ from aggregator.core.retention import StoredCheckpoint
 from aggregator.optimizer_links.link import OptimizerLink
 from protos.cluster_pb2 import ListCheckpointsRequest, RemoveCheckpointsRequest
 from services.errors import Failed, Refused
+from services.tasks import start_awaited
 
 Answer = TypeVar("Answer")
 
@@ -83,7 +84,7 @@ async def _answer(call: Coroutine[Any, Any, Answer]) -> Answer:
         Failed: there is none. When the link ends, grpcio cancels the call; that must not look as if this task were
             cancelled, so the call has one of its own.
     """
-    task = asyncio.ensure_future(call)
+    task = start_awaited(call)
     try:
         await asyncio.wait((task,))
         if task.cancelled():

@@ -20,6 +20,7 @@ from services.printable import printable
 from services.protocol.envelope import CheckReport, unwrap
 from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.hello import HelloExpectations, HelloRefusal, check_hello
+from services.tasks import describe_error, start_task
 from services.transport.access.enforcement import caller_address
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
@@ -91,7 +92,6 @@ class WorkerControl:
         self._plane = plane
         self._feed = feed
         self._files = files
-        self._tasks: set[asyncio.Task[None]] = set()  # checks of Descriptions
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one worker's control stream until it ends."""
@@ -133,9 +133,11 @@ class WorkerControl:
         if isinstance(body, CheckReport):
             self._take_report(body)
         elif isinstance(body, pb.Description):
-            task = asyncio.ensure_future(self._take_description(session, message.epoch, body))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_task(
+                self._take_description(session, message.epoch, body),
+                f"Description of {session}",
+                lambda error: self._fail_description(session, message.epoch, body, describe_error(error)),
+            )
         elif body is not None:
             self._feed(FromWorker(session.number, message.epoch, body))
 
@@ -143,6 +145,12 @@ class WorkerControl:
         """Look on the disk, in a thread, whether the files are there; the core drops what comes too late."""
         checked = await asyncio.to_thread(self._check_description, body)
         self._feed(FromWorker(session.number, epoch, checked))
+
+    def _fail_description(
+        self, session: WorkerSession, epoch: int, body: pb.Description, reason: str
+    ) -> None:
+        failure = pb.Failure(job=body.job, lease=body.lease, reason=reason)
+        self._feed(FromWorker(session.number, epoch, failure))
 
     def _check_description(self, body: pb.Description) -> pb.Description | pb.Failure:
         """Return the message, or the failure of its lease if the worker has not uploaded what it refers to."""

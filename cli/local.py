@@ -24,6 +24,7 @@ from services.instrumentation.timeline import TimelineOptions
 from services.printable import counted
 from services.runtime.file_locks import try_lock
 from services.runtime.launcher import DaemonProcess, stop_all
+from services.tasks import start_awaited
 from services.transport.security import Security
 
 ANSWER_SECONDS = 30.0
@@ -208,9 +209,9 @@ async def _run_while_daemons_live(
     Raises:
         Failed: a daemon of another role or the last worker ended; the message names it and its log.
     """
-    following = asyncio.ensure_future(work)
+    following = start_awaited(work)
     ends = {
-        asyncio.ensure_future(supervise(daemon, say) if restart else daemon.wait_ended()): daemon
+        start_awaited(supervise(daemon, say) if restart else daemon.wait_ended()): daemon
         for daemon in daemons
     }
     try:

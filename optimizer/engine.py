@@ -46,6 +46,7 @@ from services.protocol.envelope import OptimizerBody
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.number_file import NumberFile
 from services.runtime.recording import make_core
+from services.tasks import call_in, start_call, start_task
 from services.tensors.kernels.arithmetic import Float32Array
 from services.transport.data.newest_weights import NewestWeights
 
@@ -120,7 +121,7 @@ class OptimizerEngine:
         self._contents: CheckpointContents | None = None
         self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
-        self._disk.submit(self._finish_removals)
+        start_call(self._disk, "removal of checkpoints", self._finish_removals)
         self._loop = asyncio.get_running_loop()
         callbacks = TensorStoreCallbacks(report=self._reported, updated=self._updated)
         self._tensor_store: TensorStore = (
@@ -196,7 +197,8 @@ class OptimizerEngine:
             and isinstance(event.body, pb.Close)
             and event.epoch == self.core.epoch
         ):
-            self._disk.submit(self._files.release, event.body.job)
+            job = event.body.job
+            start_call(self._disk, f"job {job}: release of its files", self._files.release, job)
         try:
             effects = self.core.handle(event)
         except Exception as error:
@@ -288,7 +290,7 @@ class OptimizerEngine:
     # ---- opening a job ----
 
     def _start(self, job: str, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(self._guarded(job, work))
+        task = start_task(self._guarded(job, work), f"job {job}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -305,9 +307,7 @@ class OptimizerEngine:
 
     async def _load(self, effect: ev.Load) -> None:
         await self._prepare(effect)
-        config, checkpoint, loaded = await self._loop.run_in_executor(
-            self._disk, self._job_files.look_up, effect
-        )
+        config, checkpoint, loaded = await call_in(self._disk, self._job_files.look_up, effect)
         if not self.core.is_loading(effect.job):
             return  # the job was closed in the meantime
         contents: CheckpointContents | None = None
@@ -329,7 +329,7 @@ class OptimizerEngine:
         is_reported = False
         while self.core.is_loading(job):
             try:
-                await self._loop.run_in_executor(self._disk, self._job_files.prepare, effect)
+                await call_in(self._disk, self._job_files.prepare, effect)
                 return
             except Failed as failed:
                 if not is_out_of_space(failed):
@@ -348,7 +348,7 @@ class OptimizerEngine:
         config = self._config
         if config is None:
             return  # the job was dropped in the meantime
-        layout, files = await self._loop.run_in_executor(self._disk, self._job_files.read_description, effect)
+        layout, files = await call_in(self._disk, self._job_files.read_description, effect)
         await self._tensor_store.open(effect.job, config, layout, None)
         if self._config is not config:
             self._tensor_store.drop()
@@ -394,8 +394,11 @@ class OptimizerEngine:
         state: Mapping[str, NDArray[Any]],
     ) -> None:
         """Queue copies for writing, and the removal of surplus checkpoints behind it; called on any thread."""
-        written = self._disk.submit(self._write, effect, contents, weights, state)
-        self._disk.submit(self._prune, effect, contents.config, written)
+        what = f"job {effect.job}: checkpoint of step {effect.step}"
+        written = start_call(self._disk, what, self._write, effect, contents, weights, state)
+        start_call(
+            self._disk, f"{what}, removal of older ones", self._prune, effect, contents.config, written
+        )
 
     def _write(
         self,

@@ -24,6 +24,7 @@ from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.backlog import Backlog
 from services.runtime.handover import Handover
 from services.runtime.metrics import OptimizerMetrics
+from services.tasks import call_in, start_call
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from services.transport.data.newest_weights import NewestWeights
@@ -61,9 +62,7 @@ class LocalTensorStore:
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
         """Allocate the tensors of a job; those of the previous job are freed first."""
         self._job, self._tensors = job, None
-        self._tensors = await self._loop.run_in_executor(
-            self._kernel, make_tensors, config, layout, checkpoint
-        )
+        self._tensors = await call_in(self._kernel, make_tensors, config, layout, checkpoint)
 
     def drop(self) -> None:
         """Free the tensors."""
@@ -104,14 +103,14 @@ class LocalTensorStore:
         """Encode the current weights of a chunk again on the kernel thread."""
         assert self._tensors is not None
         # No later update runs first: the core would have named the later version in the header.
-        await self._loop.run_in_executor(self._kernel, self._publish, self._tensors, header, header.index)
+        await call_in(self._kernel, self._publish, self._tensors, header, header.index)
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
         """Copy weights and state on the kernel thread, so that the next update does not wait for the disk."""
         self._on_kernel(self._snapshot, self._tensors, effect, save)
 
     def _on_kernel(self, work: Callable[..., None], *arguments: Any) -> None:
-        self._kernel.submit(self._guarded, self._job, work, *arguments)
+        start_call(self._kernel, f"job {self._job}", self._guarded, self._job, work, *arguments)
 
     def _guarded(self, job: str, work: Callable[..., None], *arguments: Any) -> None:
         """Run work so that an error fails the job, not the process."""

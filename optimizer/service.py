@@ -169,7 +169,7 @@ class OptimizerService:
         """End the session, and finish the checkpoint that is being written."""
         if self._session is not None:
             self._session.mailbox.close("the optimizer stops")
-        await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+        await asyncio.to_thread(self.engine.close)
         self._lock.close()
         self._use.close()
 

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from services.tasks import start_awaited
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -22,7 +24,7 @@ async def finish_in_thread(
     Raises:
         asyncio.CancelledError: the task was cancelled; the call has ended.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(call, *arguments, **named))
+    work = start_awaited(asyncio.to_thread(call, *arguments, **named))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

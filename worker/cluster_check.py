@@ -13,6 +13,7 @@ from protos import cluster_pb2 as pb
 from protos.checks_pb2 import LinkReport, MeshReport
 from services.errors import Refused
 from services.protocol.envelope import CheckOrder, CheckReport
+from services.tasks import describe_error, start_task
 from services.transport.data.data_streams import DataStreamConnector
 from services.transport.link_check.measure import LinkPeer, check_link
 from services.transport.link_check.serve import serve_link_check
@@ -67,7 +68,11 @@ class ClusterCheck:
         if isinstance(order, pb.CheckMesh):
             self._check_mesh(order, problem)
         else:
-            self._task = asyncio.ensure_future(self._check_link(order, problem))
+            self._task = start_task(
+                self._check_link(order, problem),
+                f"check of the link to {order.peer or f'shard {order.shard}'}",
+                lambda error: self._report_link(order, LinkReport(problem=describe_error(error))),
+            )
 
     def cancel(self) -> None:
         """End the check of a link, since a job begins or the connection ends."""
@@ -94,6 +99,9 @@ class ClusterCheck:
             report = LinkReport(problem=f"this worker has no stream to shard {order.shard}")
         else:
             report = await check_link(self._connector, peer, shared_memory=self._shared_memory)
+        self._report_link(order, report)
+
+    def _report_link(self, order: pb.CheckLink, report: LinkReport) -> None:
         self._send(pb.LinkChecked(number=order.number, report=report))
 
     async def _check_neighbour(self, order: pb.CheckLink) -> LinkReport:

@@ -17,6 +17,7 @@ from services.errors import Refused
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import WorkerMetrics
+from services.tasks import call_in
 from services.tensors.chunk_messages import (
     ChunkOverwritten,
     Message,
@@ -134,7 +135,6 @@ class DataStream:
     # ---- gradients ----
 
     async def _send_chunks(self, sender: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             headers = self._next_chunks(MAX_PLACES if self._link.shares else MESSAGES_AT_ONCE)
@@ -146,7 +146,7 @@ class DataStream:
                 continue  # the device thread has freed it; the core drops the lease next
             began = timeline.now()
             hit_failpoint("worker.send")
-            for parts in await loop.run_in_executor(sender, self._make_messages, headers, lease_sum):
+            for parts in await call_in(sender, self._make_messages, headers, lease_sum):
                 await write_message(self._stream, *parts)
             for header in headers:
                 timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)

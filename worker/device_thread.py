@@ -6,7 +6,6 @@ The event loop submits the core's effects as tasks. The thread answers with inpu
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from services.instrumentation.failpoints import hit_failpoint
 from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
+from services.tasks import start_thread
 from services.tensors.chunk_messages import TensorChunk
 from worker.chip_memory import ChipMemoryShort
 from worker.core import events as ev
@@ -100,8 +100,7 @@ class DeviceThread:
         self._last_shape: tuple[int, int] | None = None  # of the last job's mesh
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # A daemon thread, so that a build that hangs does not keep the process alive.
-        self._thread = threading.Thread(target=self._run_tasks, name="device", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run_tasks, "device")
 
     # ---- called on the event loop ----
 

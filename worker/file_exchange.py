@@ -18,6 +18,7 @@ from services.errors import Failed, TiermeshError
 from services.files.transfer import FilesInMemory, download, upload
 from services.pipeline.split import StageRun
 from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref, make_ref
+from services.tasks import describe_error, start_task
 from worker.core import events as ev
 from worker.job_inputs import JobInputs
 
@@ -101,7 +102,11 @@ class FileExchange:
         self.drop_job()
         self._wanted = effect
         if self._channel is not None:
-            self._fetching = asyncio.get_running_loop().create_task(self._fetch(effect, self._channel))
+            self._fetching = start_task(
+                self._fetch(effect, self._channel),
+                f"job {effect.job}: its spec and inputs",
+                lambda error: self._build_failed(effect, error),
+            )
 
     def drop_job(self) -> None:
         """Stop fetching for the job, which is not wanted, and let go of its inputs."""
@@ -124,11 +129,14 @@ class FileExchange:
             if missing:
                 places = await self._inputs.fetch(missing, channel, self._aggregator, report)
         except TiermeshError as error:
-            self._wanted = None
-            self._feed(ev.BuildFailed(effect.job, str(error), unfit=True, stages=effect.stages))
+            self._build_failed(effect, error)
             return
         self._wanted = None
         self._build(effect.job, spec, places, effect.stages)
+
+    def _build_failed(self, effect: ev.Build, error: Exception) -> None:
+        self._wanted = None
+        self._feed(ev.BuildFailed(effect.job, describe_error(error), unfit=True, stages=effect.stages))
 
     async def _fetch_spec(self, ref: FileRef, channel: grpc.aio.Channel) -> bytes:
         if self._fetched is None or self._fetched[0] != ref:
@@ -143,8 +151,11 @@ class FileExchange:
     def send(self, files: ModelFiles) -> None:
         """Send the description of a model. The core gets an input when the aggregator has it, or when that fails."""
         if self._channel is not None:
-            task = asyncio.get_running_loop().create_task(self._send(files, self._channel))
-            self._sending[files.lease] = task
+            self._sending[files.lease] = start_task(
+                self._send(files, self._channel),
+                f"lease {files.lease}: the model's files",
+                lambda error: self._feed(ev.LeaseFailed(files.lease, describe_error(error))),
+            )
 
     def drop_lease(self, lease: int) -> None:
         """Stop sending a lease's files, if that is under way."""

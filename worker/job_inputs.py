@@ -92,7 +92,7 @@ class JobInputs:
             try:
                 if all((place / name).exists() for name in wanted.files):
                     return place
-            except OSError:  # the folder can't be read
+            except (OSError, ValueError):  # the folder can't be read, or no file can have this name
                 continue
         return None
 
@@ -147,8 +147,8 @@ class JobInputs:
                 ) from None
             except TiermeshError as error:
                 raise Failed(f"{wanted.field}: {error}") from None
-            except OSError as error:
-                reason = error.strerror or str(error)
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
                 raise Failed(
                     f"{wanted.field}: can't be linked in {printable_path(self._links)} ({reason}); repair the disk"
                 ) from None

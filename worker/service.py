@@ -157,7 +157,7 @@ class WorkerService:
         """
         self._pipeline_port = tensor_port
         self._loop = asyncio.get_running_loop()
-        await self._loop.run_in_executor(None, remember_shipped_code)
+        await asyncio.to_thread(remember_shipped_code)
         if self._state_dir is not None:
             self._open_identity(self._state_dir)
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
@@ -189,7 +189,7 @@ class WorkerService:
         self._mailbox.close("the worker stops")
         self._files.disconnect()
         self._row_links.set_row(None, 0)  # the device thread may wait for a neighbour
-        await self._loop.run_in_executor(None, self._device.close)
+        await asyncio.to_thread(self._device.close)
         record, self._record = self._record, None
         if record is not None:
             record.close()

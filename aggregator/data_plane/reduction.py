@@ -31,6 +31,7 @@ from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.instrumentation import timeline
 from services.printable import counted
 from services.runtime.backlog import Backlog
+from services.tasks import start_call
 from services.tensors.chunk_messages import TensorChunk, join_pieces
 from services.tensors.kernels.arithmetic import Float32Array, accumulate, add
 from services.tensors.reduction_tree import Node
@@ -192,7 +193,7 @@ class Reduction:
     def _start(self) -> None:
         """Give the kernel thread everything that was queued in this turn of the event loop, as one task."""
         work, self._waiting = self._waiting, deque()
-        self._kernel.submit(self._run, work)
+        start_call(self._kernel, "reduction", self._run, work)
 
     def close(self) -> None:
         """Stop the thread."""

@@ -13,6 +13,7 @@ from services.errors import TiermeshError
 from services.files.store import FileStore
 from services.files.transfer import upload
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
+from services.tasks import start_awaited
 from services.transport.mailbox import Mailbox
 
 
@@ -81,7 +82,7 @@ class OrdersWithFiles:
         def tell_no_room(reason: str) -> None:
             report(pb.CheckpointMissed(job=job, reason=reason))
 
-        task = asyncio.ensure_future(upload(channel, self._files, refs, optimizer, on_no_room=tell_no_room))
+        task = start_awaited(upload(channel, self._files, refs, optimizer, on_no_room=tell_no_room))
         self._uploading = job, task
         try:
             await asyncio.wait((task,))

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aggregator.core.succession import Deposed, Standbys
 from aggregator.storage.job_queue import JobQueue
 from services.errors import TiermeshError
+from services.tasks import call_in, start_awaited
 from services.timeouts import Timeouts
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -74,8 +75,7 @@ class Leadership:
 
     async def _renew(self) -> None:
         began = self._now_seconds()
-        loop = asyncio.get_running_loop()
-        renewal = loop.run_in_executor(self._thread, self._beat, self._forgotten)
+        renewal = start_awaited(call_in(self._thread, self._beat, self._forgotten))
         left_seconds: float | None = None
         if self.standbys:  # after a pause of this process, there is still time for one attempt
             left_seconds = max(self._renewed_seconds + self._timeouts.lapse - began, self._timeouts.lock)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import Protocol
 
+from services.tasks import start_awaited
+
 PIECE_BYTES = 64 * 1024
 """Most bytes that are read at once."""
 _PIECES_PER_SECOND = 20
@@ -183,8 +185,8 @@ class Proxy:
         )
         self._open.add(far_writer)
         pumps = [
-            asyncio.ensure_future(_pump(reader, far_writer, self.to_target)),
-            asyncio.ensure_future(_pump(far_reader, writer, self.from_target)),
+            start_awaited(_pump(reader, far_writer, self.to_target)),
+            start_awaited(_pump(far_reader, writer, self.from_target)),
         ]
         try:
             await asyncio.gather(*pumps)

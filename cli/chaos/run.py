@@ -22,6 +22,7 @@ from protos import jobs_pb2
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.printable import counted
+from services.tasks import start_awaited
 from services.transport.security import Security
 
 
@@ -179,9 +180,9 @@ async def _follow_with_faults(
     view = _StepWatcher(output)
     with view:
         view.say(f"job {job.id}")
-        following = asyncio.ensure_future(follow(client, job.id, view))
-        watching = asyncio.ensure_future(cluster.watch())
-        injecting = asyncio.ensure_future(_inject(cluster, plan, view))
+        following = start_awaited(follow(client, job.id, view))
+        watching = start_awaited(cluster.watch())
+        injecting = start_awaited(_inject(cluster, plan, view))
         tasks: tuple[asyncio.Future[Any], ...] = (following, watching, injecting)
         try:
             while not (following.done() and injecting.done()):
@@ -205,7 +206,7 @@ async def _inject(cluster: Cluster, plan: Sequence[Fault], view: _StepWatcher) -
             if not await view.reached(fault.at_step):
                 break
             view.say(f"step {fault.at_step}: {fault}")
-            running[asyncio.ensure_future(cluster.inject(fault))] = fault
+            running[start_awaited(cluster.inject(fault))] = fault
         await asyncio.gather(*running)
     finally:
         for task in running:

@@ -26,6 +26,7 @@ from cli.launch.command_line import KEY_FILE
 from cli.launch.sites import close_all
 from services.errors import Failed, TiermeshError
 from services.runtime.launcher import READY_SECONDS
+from services.tasks import describe_error, start_task
 from services.timeouts import STANDARD_TIMEOUTS
 
 STOP_SECONDS = STANDARD_TIMEOUTS.kill + 10.0
@@ -79,7 +80,9 @@ class Cluster:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Cluster:
-        self._tasks = [asyncio.create_task(self._read(name, link)) for name, link in self._links.items()]
+        self._tasks = [
+            start_task(self._read(name, link), f"host {name}") for name, link in self._links.items()
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -158,9 +161,14 @@ class Cluster:
         while True:
             try:
                 message = await link.receive()
-            except TiermeshError as error:
+            except Exception as error:  # whoever waits for a message of this host is to learn of it
+                lost = (
+                    error
+                    if isinstance(error, TiermeshError)
+                    else Failed(f"host {name}: {describe_error(error)}")
+                )
                 async with self._changed:
-                    self._lost[name] = error
+                    self._lost[name] = lost
                     self._changed.notify_all()
                 return
             async with self._changed:

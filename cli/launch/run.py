@@ -42,6 +42,7 @@ from mesh.backend import drives_chips
 from protos import jobs_pb2
 from services.config.job import JobConfig
 from services.errors import Failed, Refused, TiermeshError
+from services.tasks import start_awaited
 from services.threads import finish_in_thread
 
 MESH_CHECK_SECONDS = 600.0
@@ -110,7 +111,7 @@ def run_until_interrupted(work: Coroutine[Any, Any, Result]) -> Result:
     """
 
     async def interruptible() -> Result:
-        task = asyncio.ensure_future(work)
+        task = start_awaited(work)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await task
@@ -327,8 +328,8 @@ async def _follow(cluster: Cluster, client: JobsClient, job: str, output: Output
 
 async def _until_gone(cluster: Cluster, work: Coroutine[Any, Any, Result], say: Say) -> Result:
     """Return the result of `work`, unless daemons that it needs end before (TiermeshError)."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(cluster.watch(say))
+    working = start_awaited(work)
+    watching = start_awaited(cluster.watch(say))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if watching.done() and not working.done():

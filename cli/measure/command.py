@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from services.sizing.fitting import LARGEST_ERROR
 from services.sizing.measured_split import MeasuredBalance
 from services.sizing.portion import Portion
 from services.sizing.sizes import format_bytes
+from services.tasks import start_thread
 
 _GRACE_SECONDS = 30.0
 """Time beyond the limit after which a pass is taken to hang: the limit itself is kept between passes."""
@@ -113,7 +113,7 @@ def _run_bounded(work: Callable[[], T], progress: _Progress) -> T:
         except BaseException as error:  # passed on to the caller's thread
             outcomes.put(error)
 
-    threading.Thread(target=run_work, name="measure", daemon=True).start()
+    start_thread(run_work, "measure")
     try:
         outcome = outcomes.get(timeout=progress.limit_seconds + _GRACE_SECONDS)
     except Empty:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Refused
+from services.tasks import start_thread
 
 log = logging.getLogger("tiermesh")
 
@@ -116,7 +117,7 @@ class TimelineRecorder:
             if self._ended:
                 return
             self._ended = True
-        threading.Thread(target=self._write, name="timeline").start()
+        start_thread(self._write, "timeline", daemon=False)
 
     def _write(self) -> None:
         path = self._options.folder / f"{self._title.replace(' ', '-').replace(os.sep, '-')}.json"

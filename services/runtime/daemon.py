@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from services.runtime.certificate_watch import CertificateWatch, check_own_certi
 from services.runtime.descriptors import PortLimits, limit_ports, raise_descriptor_limit
 from services.runtime.metrics import ConnectionMetrics
 from services.runtime.metrics_server import MetricsServer, start_metrics
+from services.tasks import start_task
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.http2.server import Handler, StreamServer
 from services.transport.security import Security, join_address, split_address
@@ -150,7 +150,7 @@ async def _serve(
     )
     tensors: StreamServer | None = None
     metrics: MetricsServer | None = None
-    watching = asyncio.create_task(certificate.run())
+    watching = start_task(certificate.run(), "watch of the own certificate")
     try:
         if isinstance(service, TensorService):
             tensors = await _start_tensors(options, service, limits, connections)

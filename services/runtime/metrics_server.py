@@ -19,6 +19,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from services.tasks import start_thread
 from services.transport.access.enforcement import AccessControl, Credentials, Denied
 from services.transport.access.permissions import READ_METRICS
 from services.transport.limits import HELLO_SECONDS
@@ -82,9 +83,8 @@ class MetricsServer:
         self._state.default_headers = [(b"connection", b"close")]
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._started = threading.Event()
-        self._thread.start()
+        self._thread = start_thread(self._run, "metrics")
         self._started.wait(_START_SECONDS)
 
     def stop(self) -> None:

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import tempfile
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from services.errors import (
 )
 from services.runtime.stop_watch import StopWatch
 from services.system_errors import system_error
+from services.tasks import start_awaited, start_thread
 from services.timeouts import STANDARD_TIMEOUTS
 
 log = logging.getLogger("tiermesh")
@@ -166,7 +166,7 @@ async def _supervise(
     serve: Callable[[], Coroutine[Any, Any, None]], exit_with_parent: bool, watch: StopWatch
 ) -> int:
     loop = asyncio.get_running_loop()
-    main = loop.create_task(serve(), name="serve")
+    main = start_awaited(serve())
     watch.begin(lambda: _call_in(loop, main.cancel), lambda: _describe_await(main))
     if exit_with_parent:
         _watch_standard_input(watch.parent_gone)
@@ -222,4 +222,4 @@ def _watch_standard_input(ended: Callable[[], None]) -> None:
         with suppress(OSError):
             ended()
 
-    threading.Thread(target=read, name="standard-input", daemon=True).start()
+    start_thread(read, "standard-input")

@@ -20,6 +20,7 @@ from pathlib import PurePath
 from types import FrameType, TracebackType
 
 from services.errors import ExitCode
+from services.tasks import start_thread
 
 log = logging.getLogger("tiermesh")
 
@@ -60,7 +61,7 @@ class StopWatch:
     def __enter__(self) -> StopWatch:
         self._previous_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._previous_handlers = {number: signal.signal(number, _do_nothing) for number in _SIGNALS}
-        threading.Thread(target=self._watch, name="stop-watch", daemon=True).start()
+        start_thread(self._watch, "stop-watch")
         return self
 
     def __exit__(
@@ -158,9 +159,8 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 def _log_briefly(level: int, text: str) -> None:
     """Log a line, unless that takes long because a stuck thread holds the lock of the log."""
-    writing = threading.Thread(target=log.log, args=(level, "%s", text), name="stop-log", daemon=True)
     try:
-        writing.start()
+        writing = start_thread(lambda: log.log(level, "%s", text), "stop-log")
     except RuntimeError:  # the interpreter shuts down, so no other thread logs
         log.log(level, "%s", text)
     else:

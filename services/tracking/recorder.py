@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from services.printable import LINE_CHARACTERS, printable, printable_path
+from services.tasks import start_thread
 from services.tracking.points import Point
 from services.tracking.tracker import Run, Tracker
 
@@ -59,8 +60,7 @@ class Recorder:
         self._retry_at_seconds = float("-inf")
         self._told = False
         # A daemon thread, since a tracker that hangs must not keep the process.
-        self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._work, f"tracker-{name}")
 
     def put(self, point: Point) -> None:
         """Give the tracker a point; it is lost if too many wait."""

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from services.errors import TiermeshError
+from services.tasks import start_awaited
 
 INCARNATION_KEY = "tiermesh-incarnation"
 """gRPC metadata of a data stream: the incarnation of the process that sent Hello on the control stream."""
@@ -36,7 +37,7 @@ async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
     Raises:
         Exception: the error of the coroutine that ended first.
     """
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    tasks = [start_awaited(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

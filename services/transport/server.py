@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -10,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.errors import TiermeshError
+from services.tasks import start_task
 from services.transport.access.enforcement import AccessControl, AccessInterceptor
 from services.transport.limits import (
     HEADER_LIST_BYTES,
@@ -103,16 +103,13 @@ class RoleServer:
         self._connections = connections
         self._checks = checks
         self._names = ("", *names)
-        self._updates: set[asyncio.Task[None]] = set()
 
     def set_serving(self, serving: bool) -> None:
         """Set what health checks report: whether the role can do its work. Calls are served either way."""
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if serving else kinds.NOT_SERVING
         for name in self._names:
-            update = asyncio.get_running_loop().create_task(self._checks.set(name, status))
-            self._updates.add(update)
-            update.add_done_callback(self._updates.discard)
+            start_task(self._checks.set(name, status), f"health of {name or 'the server'}")
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept no new calls, give open ones `grace_seconds` to end, then cancel them."""

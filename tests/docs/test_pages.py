@@ -165,7 +165,7 @@ def test_threads_are_in_the_table() -> None:
     sources = [path for role in ("worker", "aggregator", "optimizer") for path in (ROOT / role).rglob("*.py")]
     sources.append(ROOT / "services" / "runtime" / "metrics_server.py")
     text = "".join(path.read_text() for path in sources)
-    made = re.findall(r"ThreadPoolExecutor\(1, \"(.+?)\"\)|threading\.Thread\([^)]*name=\"(.+?)\"", text)
+    made = re.findall(r"ThreadPoolExecutor\(1, \"(.+?)\"\)|start_thread\([^)]*, \"(.+?)\"\)", text)
     assert listed == {name for pair in made for name in pair if name}
 
 

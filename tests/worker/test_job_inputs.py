@@ -317,3 +317,36 @@ def test_a_file_of_token_ids_opens_by_its_identity(
             TokenFile.open(place, "data_path", "0" * 64)
 
     with_aggregator(tmp_path, scenario)
+
+
+BAD_PATHS = {
+    "a NUL byte": "/data/a\0b.txt",
+    "half a character": "/data/\ud800.txt",
+    "a long name": f"/data/{'n' * 300}",
+    "a name that leaves the folder": "/data/..",
+}
+
+
+@pytest.mark.parametrize("path", BAD_PATHS.values(), ids=BAD_PATHS)
+def test_a_path_that_no_file_can_have_fails_by_one_line(path: str, client: Path, tmp_path: Path) -> None:
+    async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
+        ref = make_ref(b"corpus")
+        with store.begin(ref, 0) as upload:
+            upload.write(b"corpus")
+            upload.finish()
+        inputs = JobInputs("w", tmp_path / "data", tmp_path / "cache")
+        wanted = JobInput("training_config.data_path", path, {"": ref.sha256})
+        assert inputs._find(wanted) is None
+        with pytest.raises(Failed) as failed:
+            await inputs.fetch([wanted], channel, "aggregator x", Reports())
+        line = str(failed.value)
+        assert line.startswith("training_config.data_path: ") and line.isprintable(), line
+
+    with_aggregator(client, scenario)
+
+
+def test_a_loop_of_links_is_no_file_on_this_host(job: JobConfig, client: Path, tmp_path: Path) -> None:
+    (client / "corpus.txt").unlink()
+    (client / "corpus.txt").symlink_to(client / "corpus.txt")
+    missing = asyncio.run(JobInputs("w", None, tmp_path / "cache").find_missing(spec(job)))
+    assert [Path(each.path).name for each in missing] == ["corpus.txt"]

@@ -258,6 +258,11 @@ class Link:
         if self._refusals >= MOST_REFUSALS:
             self._set_lost(f"{self.neighbour}: {reason}")
 
+    def fail(self, reason: str) -> None:
+        """Count the neighbour as lost for good, since this end can't go on."""
+        self._refusals = MOST_REFUSALS
+        self._set_lost(f"{self.neighbour}: {reason}")
+
     def note_silence(self, seconds: float, limit_seconds: float) -> None:
         """Note how long nothing was heard of the neighbour, which counts as lost after a limit."""
         if self._refusals >= MOST_REFUSALS:

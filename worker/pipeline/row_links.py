@@ -13,10 +13,11 @@ import grpc
 
 from protos import cluster_pb2 as pb
 from protos.pipeline_pb2 import LinkState
-from services.errors import Refused, describe_internal_error
+from services.errors import Refused
 from services.pipeline.row_ids import describe_row
 from services.printable import printable
 from services.protocol.hello import Role
+from services.tasks import describe_error, start_task
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 from services.transport.access.enforcement import check_daemon, confirm_caller
 from services.transport.http2.server import Handler
@@ -50,11 +51,9 @@ class _LinkedRow:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     last_lease: int = 0
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task that runs while the row lives."""
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(_log_error)
-        self.tasks.append(task)
+    def start(self, work: Coroutine[Any, Any, None], link: Link) -> None:
+        """Start a task that runs while the row lives; an error in it ends its link."""
+        self.tasks.append(start_task(work, str(link), lambda error: link.fail(describe_error(error))))
 
     @property
     def links(self) -> dict[int, Link]:
@@ -134,9 +133,9 @@ class RowLinks:
         }
         linked = self._row = _LinkedRow(places, streams)
         for each in streams.values():
-            linked.start(each.watch())
+            linked.start(each.watch(), each.link)
             if places.opens_to(each.link.neighbour):
-                linked.start(each.keep_open())
+                linked.start(each.keep_open(), each.link)
 
     def open_lease(self, lease: pb.Lease, plan: ArrayPlan) -> LeaseExchange:
         """Return the exchange of a lease, whose id is larger than those of the row's leases before.
@@ -206,10 +205,3 @@ class RowLinks:
             )
         streams.link.check_state(first)
         return streams
-
-
-def _log_error(task: asyncio.Task[None]) -> None:
-    """Log what ended a task; it is ended by nothing but a cancellation."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        log.error("links of the row: %s", describe_internal_error(error))

@@ -33,6 +33,7 @@ from services.errors import Failed
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
 from services.runtime.metrics import OptimizerMetrics
+from services.tasks import start_task
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array
 from services.tensors.layout import Layout, chunk_range
 
@@ -266,7 +267,10 @@ class ShardedTensorStore:
         """Have each shard copy its tensors, and put the copies together here."""
         self._last_copy += 1
         self._shards.send_to_all(pb.CopyPart(copy=self._last_copy))
-        task = self._loop.create_task(self._collect(effect, self._last_copy, self._elements, save))
+        task = start_task(
+            self._collect(effect, self._last_copy, self._elements, save),
+            f"job {effect.job}: checkpoint of step {effect.step}",
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -284,4 +288,4 @@ class ShardedTensorStore:
 
     async def _read(self, link: ShardLink, copy: int, gathered: GatheredTensors) -> None:
         async for piece in link.read_copy(copy):
-            await self._loop.run_in_executor(None, gathered.add, link.stripe, piece)
+            await asyncio.to_thread(gathered.add, link.stripe, piece)

@@ -39,6 +39,7 @@ from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WireTypes
 from services.protocol.versions import Version
 from services.runtime.backlog import Backlog
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.tasks import call_in, start_call
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.layout import MAX_ELEMENTS
 from services.tensors.layout_parts import LayoutParts, parse_parts
@@ -202,7 +203,7 @@ class ShardSession:
             return
         work = [task for task in tasks if task is not None]
         if work:
-            self._kernel.submit(self._run, work)
+            start_call(self._kernel, "orders of the aggregator", self._run, work)
 
     def _run(self, work: Sequence[Callable[[], None]]) -> None:
         if self._broken:
@@ -371,7 +372,7 @@ class ShardSession:
             raise Refused(
                 f"array {piece.array}: sent for OpenPart {piece.opening}, expected {self._opening}, the newest"
             )
-        await self._loop.run_in_executor(self._kernel, self._write_piece, piece)
+        await call_in(self._kernel, self._write_piece, piece)
 
     def _write_piece(self, piece: pb.ArrayPiece) -> None:
         if self._kernel_state.tensors is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -64,8 +63,9 @@ class TensorCopies:
             arrays = await self._future(copy)
             for name, array in arrays.items():
                 for offset in range(0, array.size, CHUNK_ELEMENTS):
-                    piece = partial(make_piece, name, array, offset, offset=offset, elements=array.size)
-                    yield await self._loop.run_in_executor(None, piece)
+                    yield await asyncio.to_thread(
+                        make_piece, name, array, offset, offset=offset, elements=array.size
+                    )
                     hit_failpoint("shard.read.mid")
         finally:
             self._copies.pop(copy, None)

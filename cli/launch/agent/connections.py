@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from services.input_files import read_input_file
 from services.printable import printable_path
 from services.runtime.file_locks import try_lock
 from services.runtime.process import run_daemon
+from services.tasks import start_thread
 
 _BLOCK_BYTES = 1 << 16
 
@@ -64,7 +64,7 @@ def relay(folder: str) -> int:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
 
-    threading.Thread(target=forward, name="standard-input", daemon=True).start()
+    start_thread(forward, "standard-input")
     with os.fdopen(os.dup(1), "wb", buffering=0) as output:
         answered = _pump(lambda: connection.recv(_BLOCK_BYTES), output.write)
     # An agent that is about to end serves no launcher.

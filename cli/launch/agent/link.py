@@ -28,6 +28,7 @@ from cli.launch.agent.protocol import (
 from cli.launch.openssh import AgentGone
 from services.errors import Failed, Refused, TiermeshError
 from services.printable import one_line
+from services.tasks import start_task
 
 OPEN_SECONDS = 60.0
 """Longest wait for an agent's first message; importing takes long on a busy host or a network file system."""
@@ -79,7 +80,7 @@ class AgentLink:
         self._explain_end = explain_end
         self._detached = False
         self._errors: deque[str] = deque(maxlen=_ERROR_LINES)
-        self._tasks = [asyncio.create_task(self._read_errors(errors))]
+        self._tasks = [start_task(self._read_errors(errors), f"host {host}: errors of the agent")]
 
     @classmethod
     async def open(cls, host: str, command: Sequence[str], explain_end: ExplainEnd) -> AgentLink:
@@ -120,7 +121,7 @@ class AgentLink:
         except BaseException:
             await link.close()
             raise
-        link._tasks.append(asyncio.create_task(link._beat()))
+        link._tasks.append(start_task(link._beat(), f"host {host}: heartbeats"))
         return link
 
     @property

@@ -51,6 +51,7 @@ from services.errors import Failed, Refused, TiermeshError, describe_internal_er
 from services.printable import one_line, printable_path
 from services.runtime.process import end_with_parent
 from services.system_errors import system_error, unexplained_system_error
+from services.tasks import start_awaited, start_task
 from services.threads import finish_in_thread
 from services.version import tiermesh_version
 
@@ -102,7 +103,7 @@ class Agent:
                     return
                 if job_end is None:
                     _release_standard_streams(self._folder / LOG)
-                    job_end = asyncio.create_task(self._job_watch.wait())
+                    job_end = start_awaited(self._job_watch.wait())
                 streams = await _next_launcher(self._connections, job_end)
                 if streams is None:
                     await self._end_by_itself(job_end.result())
@@ -141,7 +142,7 @@ class Agent:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.WriteTransport) -> None:
         """Answer one launcher until it is gone, or has detached or ended the run."""
         self._launcher = writer
-        beating = asyncio.create_task(self._beat())
+        beating = start_task(self._beat(), "heartbeats to the launcher")
         try:
             self._send(self._facts())
             for state in self._states.values():
@@ -285,15 +286,9 @@ class Agent:
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine beside the answers, and tell the launcher of an error in it."""
-        task = asyncio.create_task(work)
+        task = start_task(work, "request of the launcher", lambda error: self._send(_problem(error)))
         self._tasks.add(task)
-        task.add_done_callback(self._finish)
-
-    def _finish(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._send(_problem(error))
+        task.add_done_callback(self._tasks.discard)
 
     def _facts(self) -> Facts:
         return Facts(
@@ -336,7 +331,7 @@ async def _next_launcher(
     connections: asyncio.Queue[Streams], job_end: asyncio.Task[RunOver]
 ) -> Streams | None:
     """Return the streams of the next launcher; None if the job has ended and none came for a while."""
-    getting = asyncio.create_task(connections.get())
+    getting = start_awaited(connections.get())
     try:
         await asyncio.wait({getting, job_end}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({getting}, timeout=LINGER_SECONDS)

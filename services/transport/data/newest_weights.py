@@ -189,8 +189,7 @@ class NewestWeights:
             return
         chunk = deserialize_chunk(message)
         if chunk.header.job == wanted.job:  # else another job has begun
-            cut = partial(cut_piece, chunk, wanted.offset, wanted.elements)
-            piece = await asyncio.get_running_loop().run_in_executor(None, cut)
+            piece = await asyncio.to_thread(cut_piece, chunk, wanted.offset, wanted.elements)
             await write(*serialize_in_parts(piece))
 
     async def _message_of(self, index: int) -> Message | None:
@@ -199,7 +198,7 @@ class NewestWeights:
             stored = self._stored.get(index)
             if stored is None or stored.message is not None:
                 return stored.message if stored is not None else None
-            message = await asyncio.get_running_loop().run_in_executor(None, _message, stored)
+            message = await asyncio.to_thread(_message, stored)
             if message is not None:
                 if self._stored.get(index) is stored:
                     self._stored[index] = replace(stored, message=message)

@@ -10,6 +10,7 @@ from typing import NoReturn
 import grpc
 
 from services.errors import describe_internal_error
+from services.tasks import start_task
 from services.transport.access.enforcement import AccessControl, guard_stream_handlers
 from services.transport.http2.connection import (
     STANDARD_TIMES,
@@ -263,7 +264,7 @@ class ServerConnection(Connection):
             text = f"method {stream.path[:80]!r} is not served on this port: {', '.join(self._handlers)}"
             stream.send_status(grpc.StatusCode.UNIMPLEMENTED, text)
             return
-        self.handler = self._loop.create_task(self._serve(handler, stream))
+        self.handler = start_task(self._serve(handler, stream), f"data stream of {self.peer}")
 
     async def _serve(self, handler: Handler, stream: ServerStream) -> None:
         try:

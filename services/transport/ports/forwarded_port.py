@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from services.tasks import start_task
 from services.transport.limits import HELLO_SECONDS, OPENING_SECONDS
 from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listener import Listener, open_listening_socket
@@ -218,7 +219,7 @@ class _CallerEnd(_End):
             self.address = join_address(str(peer[0]), int(peer[1]))
         loop = asyncio.get_running_loop()
         self._pending = loop.call_later(PENDING_SECONDS, self.transport.abort)
-        self._opening = loop.create_task(self._open())
+        self._opening = start_task(self._open(), f"connection of {self.address}", self._abort)
 
     async def _open(self) -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -229,13 +230,16 @@ class _CallerEnd(_End):
             self._connections.opened(self._peer, self)
             connection.connect(self._inner)
             await asyncio.get_running_loop().create_connection(lambda: self.other, sock=connection)
-        except OSError:
+        except OSError as error:
             connection.close()
-            if self.transport is not None:
-                self.transport.abort()
+            self._abort(error)
         else:
             if self.transport is not None:
                 self.transport.resume_reading()
+
+    def _abort(self, error: Exception) -> None:
+        if self.transport is not None:
+            self.transport.abort()
 
     def confirm(self) -> None:
         """Note that the caller belongs here."""

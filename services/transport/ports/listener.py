@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from services.tasks import start_task
 from services.transport.ports.admission import Admission, ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listening import listen_error
 from services.transport.ports.log_limit import LogLimit
@@ -94,7 +95,7 @@ class Listener:
                 self._note(ticket, address)
                 continue
             connection.setblocking(False)
-            task = self._loop.create_task(self._open(connection, ticket))
+            task = start_task(self._open(connection, ticket), f"{self._name}: connection of {address}")
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
@@ -117,9 +118,11 @@ class Listener:
                 ssl=self._context,
                 ssl_handshake_timeout=self._handshake_seconds if self._context else None,
             )
-        except (OSError, asyncio.CancelledError) as error:
+        except BaseException as error:
             connection.close()
             ticket.close()
+            if not isinstance(error, OSError | asyncio.CancelledError):
+                raise
             log.debug("connection of %s: not opened (%s)", ticket.address, error)
 
 
