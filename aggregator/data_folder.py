@@ -173,7 +173,7 @@ class DataFolder:
             }
         except NoSuchFile:
             return
-        except (Refused, ValueError, TypeError, RecursionError) as error:
+        except (Refused, ValueError, TypeError, OverflowError, RecursionError) as error:
             log.warning(
                 "%s is damaged (%s): --data-dir is hashed again",
                 printable_path(self._index),

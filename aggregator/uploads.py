@@ -134,7 +134,7 @@ class Uploads:
             found = {str(each["sha256"]): Uploaded(str(each["owner"]), int(each["size"])) for each in record}
         except NoSuchFile:
             pass
-        except (Refused, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (Refused, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             reason = printable(str(error), 100)
             log.warning(
                 "%s is damaged (%s): uploads until now count for nobody", printable_path(self._path), reason

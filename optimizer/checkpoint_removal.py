@@ -16,7 +16,7 @@ from protos import cluster_pb2 as pb
 from services.checkpoints.format import MODEL_FILE, STATE_FILE, State
 from services.checkpoints.hugging_face import TOKENIZER_FILE
 from services.checkpoints.prune import mark_removed
-from services.checkpoints.read import list_checkpoints
+from services.checkpoints.read import checkpoints_by_step, list_checkpoints
 from services.checkpoints.write import REMOVED, Fence
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import hit_failpoint
@@ -51,11 +51,11 @@ class CheckpointRemoval:
             folder = self._folder_of(job)
             try:
                 problem = _find_link(folder)
-                for path in [] if problem else list_checkpoints(folder):
+                for step, path in () if problem else checkpoints_by_step(folder).items():
                     hashes = _recorded_hashes(path) if request.hashes else {}
                     yield pb.StoredCheckpoint(
                         job=job,
-                        step=_step(path),
+                        step=step,
                         bytes=_size_bytes(path),
                         model_sha256=hashes.get(MODEL_FILE, ""),
                         in_use=self._use.is_read(path),
@@ -105,14 +105,14 @@ class CheckpointRemoval:
 
     def _remove_steps(self, folder: Path, steps: set[int]) -> pb.RemoveCheckpointsReply:
         reply = pb.RemoveCheckpointsReply()
-        for path in list_checkpoints(folder):
-            if _step(path) not in steps:
+        for step, path in checkpoints_by_step(folder).items():
+            if step not in steps:
                 continue
             size_bytes = _size_bytes(path)
             with self._fence():
                 aside = self._use.unless_read(path, partial(mark_removed, path))
             if aside is None:
-                reply.kept = f"its checkpoint of step {_step(path)} is being read"
+                reply.kept = f"its checkpoint of step {step} is being read"
                 continue
             _delete(aside)
             reply.checkpoints += 1
@@ -162,10 +162,6 @@ def _find_link(folder: Path) -> str:
 
 def _size_bytes(path: Path) -> int:
     return sum(each.lstat().st_size for each in path.iterdir())
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def _recorded_hashes(path: Path) -> dict[str, str]:

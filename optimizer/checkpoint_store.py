@@ -19,12 +19,13 @@ from optimizer.core.open_job import is_void
 from optimizer.update_rules import initial_state
 from optimizer.void_file import VoidFile
 from protos import cluster_pb2 as pb
-from services.checkpoints.format import MODEL_FILE, Checkpoint, State
+from services.checkpoints.format import MODEL_FILE, Checkpoint, State, folder_name, step_of_folder
 from services.checkpoints.prune import (
     list_surplus,
     mark_removed,
 )
 from services.checkpoints.read import (
+    checkpoints_by_step,
     find_newest,
     list_checkpoints,
     read_checkpoint,
@@ -147,7 +148,7 @@ class CheckpointStore:
         start = config.start_from
         if start is None or list_checkpoints(self._folder(job)):
             return
-        source = self._folder(start.job) / f"step-{start.step or 0:08d}"
+        source = self._folder(start.job) / folder_name(start.step or 0)
         with self._use.reader() as reader, self._use.writing(job):
             self._use.choose(reader, source)
             state, layout = self._read_source(start, source)
@@ -282,7 +283,7 @@ class CheckpointStore:
                     data = await asyncio.to_thread(opened.read, FILE_PART_BYTES)
                     if not data and opened.tell():
                         break
-                    yield pb.FilePart(path=file.name, data=data, size=size, step=int(path.name[5:]))
+                    yield pb.FilePart(path=file.name, data=data, size=size, step=step_of_folder(path.name))
                     if not data:
                         break
 
@@ -298,12 +299,11 @@ class CheckpointStore:
             if newest is None:
                 raise Refused(f"job {request.job} has no checkpoint yet")
             return newest
-        path = folder / f"step-{request.step:08d}"
-        present = list_checkpoints(folder)
-        if path not in present:
-            steps = ", ".join(str(int(each.name[5:])) for each in present) or "none"
+        present = checkpoints_by_step(folder)
+        if request.step not in present:
+            steps = ", ".join(map(str, present)) or "none"
             raise Refused(f"job {request.job} has no checkpoint of step {request.step}; there are: {steps}")
-        return self._reserve_and_verify(reader, path)
+        return self._reserve_and_verify(reader, present[request.step])
 
 
 def _read_unless_void(void: Collection[pb.Void], path: Path) -> Checkpoint:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 _MODEL_FILE = "model.safetensors"
-_STEP_FOLDER = re.compile(r"step-(\d{8,18})")
+_STEP_FOLDER = re.compile(r"step-([0-9]{8,10})")
 
 
 class Part(Enum):

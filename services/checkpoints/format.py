@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.errors import Refused
 from services.input_files import read_input_file
+from services.protocol.versions import LAST_GENERATION
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -36,6 +37,10 @@ CONSTANTS_FILE = "constants.safetensors"
 They are added to `model.safetensors`. Examples are the zero biases of a GPT-2 without biases, and fixed positions.
 """
 
+LAST_STEP = 2**31 - 1
+"""Largest step: a job's config has no larger one."""
+
+_FOLDER_NAME = re.compile(r"step-([0-9]{8,10})")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _LARGEST_STATE_BYTES = 64 << 20
 _OWN_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
@@ -99,8 +104,8 @@ class State(BaseModel):
 
     format: int
     job: str
-    generation: int
-    step: int
+    generation: int = Field(ge=0, le=LAST_GENERATION)
+    step: int = Field(ge=0, le=LAST_STEP)
     config: dict[str, Any]
     layout: list[dict[str, Any]]
     files: dict[str, FileRecord]
@@ -139,6 +144,18 @@ class State(BaseModel):
         if values.pop("sha256", None) != _checksum(values):
             raise ValueError("sha256 is not that of the content")
         return cls.model_validate(values)
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of_folder(name: str) -> int | None:
+    """Return the step in the name of a checkpoint's folder; None for a name that `folder_name` gives to no step."""
+    match = _FOLDER_NAME.fullmatch(name)
+    step = int(match[1]) if match else LAST_STEP + 1
+    return step if step <= LAST_STEP and folder_name(step) == name else None
 
 
 def check_file_names(names: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.checkpoints.read import list_checkpoints
+from services.checkpoints.read import checkpoints_by_step
 from services.checkpoints.write import REMOVED
 from services.durable_files import sync_folder
 
@@ -22,7 +22,7 @@ def list_surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -
         keep_every: length of a span of steps. The first checkpoint of each span is kept; 0 means no spans.
             The first one of all is always kept: step 0, or the one that a job started from.
     """
-    paths = {_step(path): path for path in list_checkpoints(root)}
+    paths = checkpoints_by_step(root)
     return [
         paths[step]
         for step in surplus_steps(list(paths), written, keep_last=keep_last, keep_every=keep_every)
@@ -58,7 +58,3 @@ def mark_removed(path: Path) -> Path:
     path.rename(renamed)
     sync_folder(path.parent)
     return renamed
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))

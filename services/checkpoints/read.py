@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.checkpoints.export import import_tensor, read_constants
 from services.checkpoints.format import (
+    LAST_STEP,
     MODEL_FILE,
     OPTIMIZER_FILE,
     STATE_FILE,
@@ -23,14 +23,17 @@ from services.checkpoints.format import (
     State,
     canonical_json,
     check_file_names,
+    folder_name,
+    step_of_folder,
 )
 from services.errors import Refused
-from services.printable import counted, one_line, printable_path
+from services.printable import counted, one_line, printable, printable_path
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
-_FOLDER_NAME = re.compile(r"step-(\d{8,})")
 _HASH_BLOCK_BYTES = 4 * 1024 * 1024
+
+_SHOWN_NAMES = 3
 
 Result = TypeVar("Result")
 
@@ -77,14 +80,14 @@ def read_state(path: Path) -> tuple[State, Layout]:
 
 def list_checkpoints(root: Path) -> list[Path]:
     """Return the folders of a job's checkpoints, oldest first; none if `root` does not exist."""
-    if not root.is_dir():
-        return []
-    steps = {
-        int(match[1]): folder
-        for folder in root.iterdir()
-        if (match := _FOLDER_NAME.fullmatch(folder.name)) and folder.is_dir()
-    }
-    return [steps[step] for step in sorted(steps)]
+    return list(checkpoints_by_step(root).values())
+
+
+def checkpoints_by_step(root: Path) -> dict[int, Path]:
+    """Return the folders of a job's checkpoints by step, oldest first; none if `root` does not exist."""
+    folders = root.iterdir() if root.is_dir() else ()
+    found = ((step_of_folder(folder.name), folder) for folder in folders if folder.is_dir())
+    return dict(sorted((step, folder) for step, folder in found if step is not None))
 
 
 def find_newest(read: Callable[[Path], Result], root: Path) -> tuple[Result | None, list[str]]:
@@ -95,25 +98,38 @@ def find_newest(read: Callable[[Path], Result], root: Path) -> tuple[Result | No
         root: folder of the job's checkpoints.
 
     Returns:
-        The result of `read`, or None if there are no checkpoints; and a line for people about each one refused.
+        The result of `read`, or None if there are no checkpoints; and a line for people about each one refused, and
+        about folders that are ignored because no checkpoint has such a name.
 
     Raises:
         Refused: there are checkpoints, but `read` refuses all.
     """
-    damages: list[str] = []
+    damages, ignored = [], _describe_ignored(root)
     for path in reversed(list_checkpoints(root)):
         try:
             result = read(path)
         except Refused as error:
             damages.append(str(error))
         else:
-            return result, [f"{damage}; falling back to {path.name}" for damage in damages]
+            return result, [*ignored, *(f"{damage}; falling back to {path.name}" for damage in damages)]
     if damages:
         raise Refused(
             f"{counted(len(damages), 'checkpoint')}, none intact; the newest: {damages[0]}; restore one from a copy, "
             "or remove their folder to start from scratch"
         )
-    return None, []
+    return None, ignored
+
+
+def _describe_ignored(root: Path) -> list[str]:
+    """Return a line about the folders whose names look like those of checkpoints, and are none."""
+    names = [path.name for path in root.glob("step-*") if step_of_folder(path.name) is None and path.is_dir()]
+    if not names:
+        return []
+    shown = ", ".join(printable(name, 40) for name in sorted(names)[:_SHOWN_NAMES])
+    expected = f"{folder_name(0)} to {folder_name(LAST_STEP)}"
+    return [
+        f"{printable_path(root)}: ignored {counted(len(names), 'folder')} such as {shown}; checkpoints are {expected}"
+    ]
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from services.checkpoints.format import (
     FileRecord,
     State,
     check_file_names,
+    folder_name,
 )
 from services.checkpoints.safetensors_file import pieces
 from services.durable_files import sync_folder
@@ -120,7 +121,7 @@ def write_folder(
     Raises:
         Failed: the disk failed, such as when it is full, or the fence did. Nothing is left behind.
     """
-    path = root / f"step-{state.step:08d}"
+    path = root / folder_name(state.step)
     partial = (
         root / f".{path.name}.{secrets.token_hex(4)}.partial"
     )  # unique, even if another process writes the same step

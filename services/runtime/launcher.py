@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import IO, Protocol, TypeVar
 
 from services.corpora import cache
-from services.errors import Failed
+from services.errors import Failed, Refused
+from services.input_files import NoSuchFile, read_input_file
+from services.printable import printable_path
 from services.tensors.kernels import compiler
 from services.timeouts import STANDARD_TIMEOUTS
 
@@ -28,6 +30,8 @@ READY_SECONDS = 120.0
 """Limit for a start; opening a device takes long, and so does a start on a busy machine."""
 
 _POLL_SECONDS = 0.05
+_READY_BYTES = 1 << 16
+"""Longest file of a daemon that serves."""
 HOST_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE, cache.VARIABLE)
 """Environment variables that say something of the host, and are no options."""
 
@@ -194,15 +198,23 @@ class DaemonProcess:
         """Return whether the daemon serves, and learn its ports.
 
         Raises:
-            Failed: the process has ended.
+            Failed: the process has ended, or its file is damaged.
         """
         if self.process.poll() is not None:
             raise Failed(self.describe_end())
-        if not self._ready_file.exists():
+        try:
+            ports = json.loads(read_input_file("", self._ready_file, _READY_BYTES))
+            found = [ports[name] for name in ("port", "tensor_port", "metrics_port")]
+        except NoSuchFile:
             return False
-        ports = json.loads(self._ready_file.read_text())
-        self.port, self.tensor_port = int(ports["port"]), int(ports["tensor_port"])
-        self.metrics_port = int(ports["metrics_port"])
+        except (Refused, ValueError, TypeError, KeyError, RecursionError):
+            found = []
+        if not found or not all(type(port) is int and 0 <= port <= 65535 for port in found):
+            raise Failed(
+                f"{printable_path(self._ready_file)}: damaged, expected the ports of {self.role} {self.name} as JSON; "
+                "remove it, and start the daemon again"
+            )
+        self.port, self.tensor_port, self.metrics_port = found
         return True
 
     async def wait_ready(self) -> None:

@@ -54,6 +54,18 @@ def test_checkpoints_are_listed_with_size_and_hash(tmp_path: Path, store: Checkp
     assert [bool(each.model_sha256) for each in found(store, "a", hashes=True)] == [True, False, True]
 
 
+def test_a_folder_that_no_step_has_is_neither_listed_nor_in_the_way(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    odd = tmp_path / "checkpoints" / "a" / "step-18446744073709551616"
+    odd.mkdir()
+    assert [each.step for each in found(store, "a", hashes=True)] == [0, 4, 8]
+    assert remove(store, "a", 4).checkpoints == 1
+    assert [each.step for each in found(store, "a")] == [0, 8] and odd.is_dir()
+    assert remove(store, "a").checkpoints == 2
+    assert not odd.exists()
+
+
 def test_some_checkpoints_or_all_of_a_job_go(tmp_path: Path, store: CheckpointStore) -> None:
     sizes = {each.step: each.bytes for each in found(store, "a")}
     reply = remove(store, "a", 0, 4, 5)

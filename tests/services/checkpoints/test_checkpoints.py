@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,17 @@ from safetensors.numpy import load_file, save
 
 from services.checkpoints.format import (
     CONSTANTS_FILE,
+    LAST_STEP,
     CheckpointInfo,
+    State,
 )
+from services.checkpoints.prune import list_surplus
 from services.checkpoints.read import (
+    checkpoints_by_step,
+    find_newest,
     list_checkpoints,
     read_checkpoint,
+    read_state,
 )
 from services.checkpoints.safetensors_file import pieces
 from services.checkpoints.write import (
@@ -134,6 +141,45 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
     names = ["step-00000000", "step-00000500", "step-00001000", "step-123456789"]
     assert [path.name for path in list_checkpoints(tmp_path)] == names
     assert list_checkpoints(tmp_path / "nowhere") == []
+
+
+ODD_NAMES = [
+    "step-18446744073709551616",
+    "step-2147483648",
+    "step-9" + "9" * 200,
+    "step-0000000500",
+    "step-٠٠٠٠٠٥٠٠",
+    "step-00000500 ",
+]
+
+
+def test_folders_that_no_step_has_are_ignored_and_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, LAST_STEP)
+    for name in ODD_NAMES:
+        shutil.copytree(tmp_path / "step-00000500", tmp_path / name)
+    assert list(checkpoints_by_step(tmp_path)) == [500, LAST_STEP]
+    found, (notice,) = find_newest(read_checkpoint, tmp_path)
+    assert found is not None and found.step == LAST_STEP
+    assert f"ignored {len(ODD_NAMES)} folders such as " in notice and notice.isprintable()
+    assert list_surplus(tmp_path, LAST_STEP, keep_last=1, keep_every=0) == []
+
+
+def test_a_folder_that_no_step_has_alone_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / ODD_NAMES[0]).mkdir()
+    found, notices = find_newest(read_checkpoint, tmp_path)
+    assert found is None and ODD_NAMES[0] in notices[0]
+
+
+@pytest.mark.parametrize("change", [{"step": 2**64}, {"step": -1}, {"generation": 2**64}, {"step": 2**31}])
+def test_numbers_of_a_state_that_no_checkpoint_has_are_refused(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    path = write(tmp_path).path
+    state = State.read(path / "state.json").model_copy(update=change)
+    (path / "state.json").write_bytes(state.dump())
+    with pytest.raises(Refused, match=f"state.json is damaged: .*{next(iter(change))}"):
+        read_state(path)
 
 
 def test_writing_a_step_again_replaces_the_folder(tmp_path: Path) -> None:

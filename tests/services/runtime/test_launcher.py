@@ -51,6 +51,25 @@ def test_a_frozen_daemon_is_killed_when_it_does_not_stop(daemon: DaemonProcess) 
     assert daemon.process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[" * 100_000,
+        "{}",
+        '{"port": 65536, "tensor_port": 1, "metrics_port": 2}',
+        '{"port": Infinity, "tensor_port": 1, "metrics_port": 2}',
+        '{"port": "70", "tensor_port": 1, "metrics_port": 2}',
+        "x" * (1 << 20),
+    ],
+)
+def test_a_damaged_ready_file_is_named(daemon: DaemonProcess, tmp_path: Path, content: str) -> None:
+    asyncio.run(daemon.wait_ready())
+    daemon._ready_file.write_text(content)
+    with pytest.raises(Failed, match="damaged, expected the ports of"):
+        daemon.is_ready()
+
+
 def test_stop_ends_a_daemon_and_removes_its_ready_file(daemon: DaemonProcess, tmp_path: Path) -> None:
     async def live() -> int:
         await daemon.wait_ready()

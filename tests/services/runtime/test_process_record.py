@@ -139,7 +139,12 @@ def test_something_else_in_the_place_of_a_file_does_not_stop_the_worker(tmp_path
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b"\x00" * 4096, b'{"incarnation": 5, "job": 1, "lease": "x"}']
+    "content",
+    [
+        *(b"", b"[]", b"{}", b"\x00" * 4096, b'{"incarnation": 5, "job": 1, "lease": "x"}'),
+        b'{"incarnation": "i", "job": "j", "lease": 18446744073709551616}',
+        b'{"incarnation": "i", "job": ["j"], "lease": 1}',
+    ],
 )
 def test_a_damaged_record_names_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "w.process").write_bytes(content)
