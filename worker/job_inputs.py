@@ -23,7 +23,7 @@ from protos.files_pb2 import FileRef
 from services.config.job import JobConfig
 from services.config.job_inputs import JobInput, inputs_of_job
 from services.corpora.conversion import TEXT_SUFFIXES, remove_conversion
-from services.corpora.sidecar import sidecar_of_copy, store_sidecar
+from services.corpora.sidecar import IDENTITY_BYTES, sidecar_of_copy, store_sidecar
 from services.corpora.verified import note_verified
 from services.errors import Failed, Refused, TiermeshError
 from services.files.errors import FileMissing
@@ -186,7 +186,13 @@ class JobInputs:
         await asyncio.to_thread(self._remove_damaged, progress.field, [identity], store)
         try:
             with await fetch(channel, store, identity, aggregator, progress.tell) as file:
-                return await asyncio.to_thread(file.read)
+                content = await asyncio.to_thread(file.read, IDENTITY_BYTES + 1)
+            if len(content) > IDENTITY_BYTES:
+                raise Failed(
+                    f"its description {identity[:12]} has more than {IDENTITY_BYTES} bytes, so it is none of a token "
+                    "file; submit the job again"
+                )
+            return content
         except FileMissing:
             log.info("%s has no description of a file of token ids; it is made from the file", aggregator)
             return None

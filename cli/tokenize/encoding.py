@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from cli.tokenize.documents import Document
-from services.config.corpus import TOKENIZER_BYTES
 from services.errors import Refused
 from services.input_files import read_input_file
+from services.json_text import TOKENIZER, check_size
 from services.printable import one_line, printable_path
 
 BATCH_CHARACTERS = 2 << 20
@@ -40,6 +40,7 @@ class Encoder:
 
     def __init__(self, content: bytes, name: str, end_of_text: str | None) -> None:
         try:
+            check_size(content, TOKENIZER)
             self._tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises plain Exception for every error
             raise Refused(
@@ -117,7 +118,7 @@ def read_tokenizer_file(path: Path) -> tuple[bytes, str]:
     """
     if path.is_dir():
         path = path / TOKENIZER_FILE
-    return read_input_file("--tokenizer", path, TOKENIZER_BYTES), printable_path(path)
+    return read_input_file("--tokenizer", path, TOKENIZER.limit_bytes), printable_path(path)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.errors import Refused
 from services.input_files import read_input_file
+from services.json_text import CHECKPOINT_STATE, parse_json
 from services.protocol.versions import LAST_GENERATION
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
@@ -42,7 +43,6 @@ LAST_STEP = 2**31 - 1
 
 _FOLDER_NAME = re.compile(r"step-([0-9]{8,10})")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
-_LARGEST_STATE_BYTES = 64 << 20
 _OWN_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 
 
@@ -124,7 +124,7 @@ class State(BaseModel):
             Refused: it can't be read, is no regular file, or is larger than 64 MiB.
             ValueError: its bytes are not what `dump` writes; says what is wrong.
         """
-        return cls.load(read_input_file("", path, _LARGEST_STATE_BYTES))
+        return cls.load(read_input_file("", path, CHECKPOINT_STATE.limit_bytes))
 
     @classmethod
     def load(cls, data: bytes) -> State:
@@ -133,10 +133,7 @@ class State(BaseModel):
         Raises:
             ValueError: the bytes are not what `dump` writes; says what is wrong.
         """
-        try:
-            values = json.loads(data)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        values = parse_json(data, CHECKPOINT_STATE)
         if not isinstance(values, dict):
             raise ValueError("expected a JSON object")
         if values.get("format") != FORMAT_VERSION:

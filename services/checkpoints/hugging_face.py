@@ -5,7 +5,6 @@ Our checkpoints are such folders too. Opening one reads only the headers. A tens
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from services.checkpoints.format import MODEL_FILE
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
+from services.json_text import MODEL_CONFIG, TENSOR_HEADER, parse_json
 from services.printable import one_line
 from services.tensors.kernels.arithmetic import Float32Array
 
@@ -29,7 +29,6 @@ INDEX_FILE = f"{MODEL_FILE}.index.json"
 WEIGHT_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """Dtypes that weights may have, by their safetensors names, and the numpy dtypes that their bytes are read as."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-_LARGEST_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -138,11 +137,11 @@ def _headers(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise Refused(f"{path}: no such file, expected the weights that {INDEX_FILE} names; restore it")
     try:
-        with safe_open(path, framework="np"):  # checks header, offsets and size
-            pass
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
+            header = parse_json(file.read(min(size, TENSOR_HEADER.limit_bytes + 1)), TENSOR_HEADER)
+        with safe_open(path, framework="np"):  # checks header, offsets and size
+            pass
     except (SafetensorError, OSError, ValueError) as error:
         raise Refused(
             f"{path}: no intact safetensors file ({one_line(str(error), 100)}); restore it from a copy"
@@ -158,12 +157,12 @@ def _headers(path: Path) -> dict[str, StoredTensor]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(read_input_file("", path, _LARGEST_JSON_BYTES))
+        value = parse_json(read_input_file("", path, MODEL_CONFIG.limit_bytes), MODEL_CONFIG)
     except NoSuchFile:
         raise Refused(
             f"{path}: no such file, expected one as save_pretrained writes it; restore it"
         ) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise Refused(f"{path}: expected a JSON object; restore it from a copy")

@@ -27,7 +27,9 @@ from services.checkpoints.format import (
     step_of_folder,
 )
 from services.errors import Refused
+from services.input_files import read_input_file
 from services.printable import counted, one_line, printable, printable_path
+from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -151,7 +153,7 @@ def _read(path: Path, with_optimizer: bool) -> Checkpoint:
         if name not in state.files:
             raise Refused(f"{STATE_FILE} does not name {name}")
         _verify(path / name, state.files[name])
-    files = {name: (path / name).read_bytes() for name in sorted(worker_files)}
+    files = {name: read_input_file("", path / name, MAX_TEXT_BYTES) for name in sorted(worker_files)}
     optimizer_state = _read_tensors(path / OPTIMIZER_FILE) if with_optimizer else {}
     return Checkpoint(
         path=path,

@@ -22,8 +22,6 @@ PYTHON_REFERENCE = "builtin:python-reference"
 
 CORPUS_BYTES = 16 << 30
 """Largest text: workers read all of it into memory."""
-TOKENIZER_BYTES = 64 << 20
-"""Largest `tokenizer.json`; those of 256,000 tokens have some 35 MB."""
 _BLOCK_BYTES = 1 << 20
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from services.errors import Refused
+from services.json_text import TOKENIZER, check_size
 from services.printable import one_line, printable_path
 
 
@@ -18,8 +19,10 @@ def parse_tokenizer(content: bytes | str, name: str) -> Tokenizer:
     Raises:
         Refused: it is no tokenizer, or has no tokens.
     """
-    text = content.decode("utf-8", errors="replace") if isinstance(content, bytes) else content
+    data = content if isinstance(content, bytes) else content.encode()
+    text = data.decode("utf-8", errors="replace")
     try:
+        check_size(data, TOKENIZER)
         tokenizer = Tokenizer.from_str(text)
         reason = "" if tokenizer.get_vocab_size() else "it has no tokens"
     except Exception as error:  # the library raises plain Exception for every error

@@ -20,6 +20,7 @@ from services.corpora.cache import cache_folder, make_cache_folder
 from services.corpora.new_file import new_file
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
+from services.json_text import TOKEN_SIDECAR, check_size, parse_json
 from services.printable import one_line, printable_path
 
 SUFFIX = ".sidecar.json"
@@ -32,10 +33,9 @@ ITEM_BYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4, "int32": 4, "int64": 8
 
 _CACHE = "sidecars"
 _IDENTITY_FIELDS = {"dtype", "offset_bytes", "count", "largest_id", "block_bytes", "block_sha256"}
-_FIELDS_BYTES = 4096
 _HASH_CHARACTERS = 64
-_LARGEST_BYTES = _FIELDS_BYTES + _HASH_CHARACTERS * (TOKEN_FILE_BYTES // BLOCK_BYTES)
-"""Largest sidecar, whatever the file's size is now: a file that was cut short is to be told so."""
+IDENTITY_BYTES = TOKEN_SIDECAR.limit_bytes
+"""Largest sidecar and `identity_body`, whatever the file's size is now: a file that was cut short is to be told so."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -117,10 +117,13 @@ def parse_sidecar(content: bytes, place: str) -> TokenSidecar:
         Refused: it is no sidecar, or contradicts itself.
     """
     try:
+        check_size(content, TOKEN_SIDECAR)
         return TokenSidecar.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        reason = one_line(": ".join([*map(str, first["loc"]), first["msg"]]), 120)
+    except ValueError as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            reason = one_line(": ".join([*map(str, first["loc"]), first["msg"]]), 120)
         raise Refused(
             f"{place}: is no sidecar of a token file ({reason}); remove it, and the next submit makes another"
         ) from None
@@ -140,11 +143,11 @@ def sidecar_of_copy(identity_body: bytes, sha256: str, path: Path) -> TokenSidec
         Refused: it is no such body.
     """
     try:
-        body = json.loads(identity_body)
+        body = parse_json(identity_body, TOKEN_SIDECAR)
         size_bytes = body["offset_bytes"] + body["count"] * ITEM_BYTES[body["dtype"]]
         known = {"sha256": sha256, "file_bytes": size_bytes, "modified_ns": 0}
         fields = {**{name: body[name] for name in _IDENTITY_FIELDS}, **known, "largest_id_position": 0}
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         fields = {}
     return parse_sidecar(json.dumps(fields).encode(), printable_path(path))
 
@@ -159,12 +162,12 @@ def load_sidecar(path: Path) -> TokenSidecar | None:
         Refused: the sidecar can't be read, or is none.
     """
     try:
-        content = read_input_file("", sidecar_path(path), _LARGEST_BYTES)
+        content = read_input_file("", sidecar_path(path), IDENTITY_BYTES)
         place = sidecar_path(path)
     except NoSuchFile:
         try:
             place = cache_folder(_CACHE) / _cached_name(path)
-            content = read_input_file("", place, _LARGEST_BYTES)
+            content = read_input_file("", place, IDENTITY_BYTES)
         except Refused:
             return None
     except Refused as error:

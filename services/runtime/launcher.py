@@ -30,6 +30,8 @@ READY_SECONDS = 120.0
 """Limit for a start; opening a device takes long, and so does a start on a busy machine."""
 
 _POLL_SECONDS = 0.05
+_LOG_END_BYTES = 1 << 20
+"""Length of a log's end that is searched for errors."""
 _READY_BYTES = 1 << 16
 """Longest file of a daemon that serves."""
 HOST_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE, cache.VARIABLE)
@@ -321,7 +323,9 @@ def last_error(log: Path, start_bytes: int = 0) -> str:
         start_bytes: number of bytes at the beginning to skip.
     """
     try:
-        text = log.read_bytes()[start_bytes:].decode(errors="replace")
+        with log.open("rb") as file:
+            file.seek(max(start_bytes, os.fstat(file.fileno()).st_size - _LOG_END_BYTES))
+            text = file.read(_LOG_END_BYTES).decode(errors="replace")
     except OSError:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -14,6 +14,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from services.json_text import LAYOUT, parse_json
 from services.printable import printable
 
 CHUNK_ELEMENTS = 512 * 1024
@@ -115,10 +116,7 @@ class Layout:
         Raises:
             ValueError: the text is no layout; names the entry and field.
         """
-        try:
-            return cls.from_json(json.loads(text))
-        except RecursionError:
-            raise ValueError("layout: nested too deeply, expected a list of entries") from None
+        return cls.from_json(parse_json(text.encode(), LAYOUT))
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the entries as JSON values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import start_server
 from tests.support.cluster.bits import gpt_config, write_config, write_corpus
+from worker import job_inputs
 from worker.core.events import DamagedInput
 from worker.job_inputs import JobInputs
 
@@ -350,3 +352,46 @@ def test_a_loop_of_links_is_no_file_on_this_host(job: JobConfig, client: Path, t
     (client / "corpus.txt").symlink_to(client / "corpus.txt")
     missing = asyncio.run(JobInputs("w", None, tmp_path / "cache").find_missing(spec(job)))
     assert [Path(each.path).name for each in missing] == ["corpus.txt"]
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"a":[' + b"[]," * 3_000_000 + b"[]]}", b"[" * 100_000, b"{}", b"\0" * 1000]
+)
+def test_a_file_that_is_no_description_of_token_ids_is_refused_by_one_line(
+    content: bytes, client: Path, tmp_path: Path
+) -> None:
+    async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
+        ids, other = make_ref(b"ids!"), make_ref(content)
+        for ref, data in ((ids, b"ids!"), (other, content)):
+            with store.begin(ref, 0) as upload:
+                upload.write(data)
+                upload.finish()
+        inputs = JobInputs("w", None, tmp_path / "cache")
+        wanted = JobInput("training_config.data_path", "/gone/ids.bin", {"": ids.sha256}, other.sha256)
+        tracemalloc.start()
+        try:
+            with pytest.raises(Failed, match=r"^training_config.data_path: .*is no sidecar of a token file"):
+                await inputs.fetch([wanted], channel, "aggregator x", Reports())
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 5 * len(content) + (100 << 20)
+
+    with_aggregator(client, scenario)
+
+
+def test_a_file_too_large_for_a_description_is_not_read_whole(
+    client: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_inputs, "IDENTITY_BYTES", 1000)
+
+    async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
+        ref = make_ref(b"x" * 1001)
+        with store.begin(ref, 0) as upload:
+            upload.write(b"x" * 1001)
+            upload.finish()
+        wanted = JobInput("training_config.data_path", "/gone/ids.bin", {"": ref.sha256}, ref.sha256)
+        with pytest.raises(Failed, match="has more than 1000 bytes"):
+            await JobInputs("w", None, tmp_path / "cache").fetch([wanted], channel, "aggregator x", Reports())
+
+    with_aggregator(client, scenario)

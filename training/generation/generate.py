@@ -16,13 +16,13 @@ from services.checkpoints.hugging_face import TOKENIZER_FILE
 from services.checkpoints.read import (
     read_checkpoint,
 )
-from services.config.corpus import TOKENIZER_BYTES
 from services.config.job import JobConfig
 from services.config.job_parts import SamplingConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pretrained import MODEL_PATH_FIELD
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
+from services.json_text import TOKENIZER
 from services.printable import printable_path
 from services.tensors.layout import Layout
 from training.data.tokenizer import (
@@ -183,7 +183,7 @@ def _tokenizer_file(checkpoint: Checkpoint, folder: Path) -> bytes:
     if stored is not None:
         return stored
     try:
-        return read_input_file("checkpoint", folder / TOKENIZER_FILE, TOKENIZER_BYTES)
+        return read_input_file("checkpoint", folder / TOKENIZER_FILE, TOKENIZER.limit_bytes)
     except NoSuchFile:
         raise Refused(
             f"checkpoint {printable_path(folder)}: no {TOKENIZER_FILE}, since its job has token ids and no "

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from services.checkpoints.hugging_face import TOKENIZER_FILE, HuggingFaceFolder
 from services.config.architecture import PretrainableConfig, may_have_more_rows, stored_name
-from services.config.corpus import TOKENIZER_BYTES
 from services.config.job import JobConfig
 from services.config.pretrained import check_tensors, find_verified_checkpoint, open_pretrained
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
+from services.json_text import TOKENIZER
 from services.tensors.layout import Entry
 
 Float32Array = npt.NDArray[np.float32]
@@ -65,11 +65,11 @@ class StoredModel:
         """Return the folder's `tokenizer.json`; None if it has none.
 
         Raises:
-            Refused: it can't be read, is no regular file, or is larger than `TOKENIZER_BYTES`.
+            Refused: it can't be read, is no regular file, or is larger than `TOKENIZER` allows.
         """
         path = self.folder.path / TOKENIZER_FILE
         try:
-            return read_input_file("", path, TOKENIZER_BYTES)
+            return read_input_file("", path, TOKENIZER.limit_bytes)
         except NoSuchFile:
             return None
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.config.corpus import TOKENIZER_BYTES
 from services.config.job_parts import PretrainedConfig, TokenizerType
 from services.config.paths import find_data
 from services.config.sections import TrainingSection
 from services.errors import Refused
 from services.input_files import read_input_file
+from services.json_text import TOKENIZER, parse_json
 from services.printable import printable_path
 
 _FIELD = "training_config.tokenizer_path"
@@ -110,9 +109,9 @@ def _read(text: str, folder: Path) -> FoundTokenizer:
         text = f"{text}/{_FILE}"
     path = find_data(text, field=_FIELD, folder=folder)
     try:
-        content = read_input_file(_FIELD, path, TOKENIZER_BYTES)
-        parsed = json.loads(content)
-    except (ValueError, RecursionError):
+        content = read_input_file(_FIELD, path, TOKENIZER.limit_bytes)
+        parsed = parse_json(content, TOKENIZER)
+    except ValueError:
         parsed = None
     if not isinstance(parsed, dict) or "model" not in parsed:
         raise Refused(
