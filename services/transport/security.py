@@ -10,12 +10,14 @@ import ipaddress
 import logging
 import ssl
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import grpc
 
 from services.errors import Refused
 from services.input_files import read_input_file
+from services.printable import printable_path
 from services.transport.access.identity import CertificateIdentity, identify
 from services.transport.access.revocations import read_revoked
 from services.transport.access.tokens import read_tokens
@@ -36,7 +38,11 @@ class Security:
         ca: PEM certificates of the authority that must have signed peers' certificates. A server with it requires
             client certificates (mutual TLS). A client without it trusts the system's authorities.
         insecure: whether plain text is allowed beyond loopback.
+<<<<<<< HEAD
         revoked: list of revoked certificates that a server refuses.
+=======
+        roles: whether a server accepts callers without a role, which may then call everything.
+        revoked: list of revoked certificates that a server refuses from callers, and a client from servers.
         tokens: tokens of people that a server accepts.
 
     Raises:
@@ -112,6 +118,27 @@ class Security:
     def tls(self) -> bool:
         """Whether any TLS file is given."""
         return self.cert is not None or self.ca is not None
+
+    @cached_property
+    def revocations(self) -> WatchedFiles[frozenset[int]] | None:
+        """Serial numbers of revoked certificates, read again when the list changes; None without a list."""
+        path = self.revoked
+        return WatchedFiles([path], lambda: read_revoked(path)) if path else None
+
+    def check_server(self, certificate: bytes) -> None:
+        """Check that the certificate of a server was not revoked, PEM or DER.
+
+        Raises:
+            Refused: it was, or it is none.
+        """
+        if self.revocations is None:
+            return
+        serial = identify(certificate).serial
+        if serial in self.revocations.content():
+            raise Refused(
+                f"the server's certificate {serial:x} was revoked (--revoked {printable_path(self.revoked)}); give the "
+                "server another one"
+            )
 
     def own_identity(self) -> CertificateIdentity | None:
         """Return what the own certificate says; None if there is none.

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from services.runtime.certificate_watch import WARNING_DAYS
-from services.transport.access.enforcement import CHECK_AGAIN_SECONDS
 from services.transport.access.permissions import CallerKind
+from services.transport.access.rechecks import CHECK_AGAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()

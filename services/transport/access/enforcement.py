@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,7 +25,7 @@ from services.errors import Refused, TiermeshError
 from services.printable import printable
 from services.transport.access.identity import identify, show_names
 from services.transport.access.permissions import CallerKind, allowed_callers
-from services.transport.access.revocations import read_revoked
+from services.transport.access.rechecks import keep_checking
 from services.transport.access.tokens import find_token, read_tokens
 from services.transport.access.watched_files import WatchedFiles
 from services.transport.ports.forwarded_port import CallerConnections
@@ -33,8 +34,6 @@ from services.transport.security import Security
 
 log = logging.getLogger("tiermesh")
 
-CHECK_AGAIN_SECONDS = 5.0
-"""Time between checks of whether the caller of an open call is still let in."""
 REFUSED_MESSAGE_SECONDS = 1.0
 """Longest wait for the first message of a call that is refused."""
 AUTHORIZATION_KEY = "authorization"
@@ -163,8 +162,8 @@ class AccessControl:
     def __init__(self, security: Security, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._log_limit = LogLimit()
-        revoked, tokens = security.revoked, security.tokens
-        self._revoked = WatchedFiles([revoked], lambda: read_revoked(revoked)) if revoked else None
+        tokens = security.tokens
+        self._revoked = security.revocations
         self._tokens = WatchedFiles([tokens], lambda: read_tokens(tokens)) if tokens else None
 
     def admit(self, method: str, shown: Credentials) -> Caller:
@@ -209,7 +208,7 @@ class AccessControl:
 
     @asynccontextmanager
     async def watch(self, caller: Caller) -> AsyncIterator[None]:
-        """Cancel the block once its caller is not let in any longer, within `CHECK_AGAIN_SECONDS`.
+        """Cancel the block soon after its caller is not let in any longer (`keep_checking`).
 
         Raises:
             Denied: it was cancelled for this reason.
@@ -217,30 +216,8 @@ class AccessControl:
         if caller.serial is None and caller.token is None:
             yield
             return
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        ended: list[Denied] = []
-        timer: asyncio.TimerHandle
-
-        def check() -> None:
-            nonlocal timer
-            try:
-                self.check_still_valid(caller)
-            except Denied as denied:
-                ended.append(denied)
-                task.cancel()
-            else:
-                timer = loop.call_later(CHECK_AGAIN_SECONDS, check)
-
-        timer = loop.call_later(CHECK_AGAIN_SECONDS, check)
-        try:
+        async with keep_checking(partial(self.check_still_valid, caller)):
             yield
-        except asyncio.CancelledError:
-            if ended:
-                raise ended[0] from None
-            raise
-        finally:
-            timer.cancel()
 
     def _identify(self, shown: Credentials) -> Caller:
         if shown.certificate is not None:

@@ -18,11 +18,11 @@ from services.errors import Refusal
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import LAST_EPOCH
 from services.transport.backoff import Backoff
+from services.transport.checked_channel import open_checked_channel
 from services.transport.control.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import EPOCH_KEY, LinkClosed, raise_call_status, write_to_call
 from services.transport.security import Security
-from services.transport.server import open_channel
 
 log = logging.getLogger("tiermesh")
 
@@ -147,7 +147,7 @@ async def _attend(
     security: Security,
     hello_seconds: float,
 ) -> None:
-    async with open_channel(address, security, own_connection=True) as channel:
+    async with open_checked_channel(address, security) as channel:
         call = channel.stream_stream(method.path, request_serializer=encode_with_checksum)()
         reader = ControlReader(call.read, method.received)
         message = await send_hello(call, attendant.begin(), reader, hello_seconds)

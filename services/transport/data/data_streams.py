@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 
 from services.tensors.chunk_messages import Message
+from services.transport.checked_channel import open_checked_channel
 from services.transport.http2.client import open_stream
 from services.transport.http2.headers import Metadata
 from services.transport.http2.stream import Stream
 from services.transport.links import LinkClosed, raise_call_status
 from services.transport.security import Security, join_address, split_address
-from services.transport.server import open_channel
 
 log = logging.getLogger("tiermesh")
 
@@ -94,7 +94,7 @@ class DataStreamConnector:
                 address,
                 reason,
             )
-        async with open_channel(address, self._security, own_connection=True) as channel:
+        async with open_checked_channel(address, self._security) as channel:
             yield channel.stream_stream(self._method)(metadata=metadata)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import grpc
 
+from services.errors import Refused
+from services.transport.access import rechecks
 from services.transport.http2.connection import STANDARD_TIMES, Connection, ConnectionTimes, headers_frames
 from services.transport.http2.frame_budget import KNOWN_PEER
 from services.transport.http2.frames import (
@@ -169,10 +173,36 @@ class ClientConnection(Connection):
             times=times,
         )
         self.stream = ClientStream(self)
+        self._recheck: asyncio.TimerHandle | None = None
 
     def _announce(self) -> None:
         self.write_all([PREFACE])
         super()._announce()
+
+    def keep_checking(self, check: Callable[[], None]) -> None:
+        """End the stream and the connection once the server's certificate is refused, at the latest.
+
+        Args:
+            check: raises Refused for a certificate that was revoked meanwhile.
+
+        Raises:
+            Refused: the certificate is refused now.
+        """
+        check()
+        self._recheck = self._loop.call_later(rechecks.CHECK_AGAIN_SECONDS, self._check_again, check)
+
+    def _check_again(self, check: Callable[[], None]) -> None:
+        try:
+            self.keep_checking(check)
+        except Refused as refused:
+            self.stream.end_with_status(grpc.StatusCode.UNAVAILABLE, f"{self.peer}: {refused}")
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the stream, and check the server no longer."""
+        if self._recheck is not None:
+            self._recheck.cancel()
+        super().connection_lost(exc)
 
     def call(self, headers: Headers) -> None:
         """Open the stream with the headers of a call."""
@@ -256,7 +286,8 @@ async def open_stream(
         times: time limits of the connection.
 
     Raises:
-        grpc.aio.AioRpcError: UNAVAILABLE: the server can't be reached, its certificate is not trusted, or it is silent.
+        grpc.aio.AioRpcError: UNAVAILABLE: the server can't be reached, is silent, or shows a certificate that is not
+            trusted or was revoked.
         Refused: the address is no `HOST:PORT`.
         ValueError: metadata that can't be sent.
     """
@@ -277,6 +308,8 @@ async def open_stream(
             tls = transport.get_extra_info("ssl_object")
             if tls is not None and tls.selected_alpn_protocol() != "h2":
                 raise ssl.SSLError("the peer does not offer HTTP/2 by ALPN")
+            if tls is not None:
+                connection.keep_checking(partial(security.check_server, shown_certificate(tls)))
             connection.call(headers)
             await connection.settings_received_or_closed.wait()
             if not connection.settings_received:
@@ -292,8 +325,60 @@ async def open_stream(
         reason = f"no HTTP/2 from the peer within {limit_seconds:g} s"
     except OSError as error:
         reason = f"can't be reached ({_reason(error)})"
+    except Refused as refused:
+        reason = str(refused)
+    raise _unavailable(f"{peer}: {reason}")
+
+
+async def check_server(address: str, security: Security, limit_seconds: float = OPEN_SECONDS) -> bytes:
+    """Return the certificate that a server shows on a connection which is closed at once.
+
+    Args:
+        address: `HOST:PORT` of the server.
+        security: own certificates, trusted authorities, and revoked certificates.
+        limit_seconds: longest time for it.
+
+    Raises:
+        grpc.aio.AioRpcError: UNAVAILABLE: the server can't be reached, or shows a certificate that is not trusted
+            or was revoked.
+        Refused: the address is no `HOST:PORT`.
+    """
+    host, port = split_address("address", address)
+    context = security.client_context()
+    assert context is not None
+
+    async def connect() -> bytes:
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            asyncio.Protocol, host, port, ssl=context, server_hostname=host
+        )
+        try:
+            certificate = shown_certificate(transport.get_extra_info("ssl_object"))
+            security.check_server(certificate)
+            return certificate
+        finally:
+            transport.abort()
+
+    try:
+        return await asyncio.wait_for(connect(), limit_seconds)
+    except asyncio.TimeoutError:
+        reason = f"no TLS handshake within {limit_seconds:g} s"
+    except OSError as error:
+        reason = f"can't be reached ({_reason(error)})"
+    except Refused as refused:
+        reason = str(refused)
+    raise _unavailable(f"{join_address(host, port)}: {reason}")
+
+
+def shown_certificate(tls: ssl.SSLObject) -> bytes:
+    """Return the certificate of a server, which the handshake has verified, as DER."""
+    certificate = tls.getpeercert(binary_form=True)
+    assert certificate is not None
+    return certificate
+
+
+def _unavailable(text: str) -> grpc.aio.AioRpcError:
     empty = grpc.aio.Metadata()
-    raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, empty, empty, f"{peer}: {reason}")
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, empty, empty, text)
 
 
 def _reason(error: OSError) -> str:

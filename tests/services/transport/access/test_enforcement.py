@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protos import cluster_pb2 as pb
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import unwrap, wrap
-from services.transport.access import enforcement as access_module
+from services.transport.access import rechecks
 from services.transport.access.enforcement import (
     AUTHORIZATION_KEY,
     AccessControl,
@@ -47,7 +47,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_module, "CHECK_AGAIN_SECONDS", SOON_SECONDS)
+    monkeypatch.setattr(rechecks, "CHECK_AGAIN_SECONDS", SOON_SECONDS)
 
 
 def security(files: Path, name: str, **settings: Any) -> Security:
