@@ -38,10 +38,6 @@ class Security:
         ca: PEM certificates of the authority that must have signed peers' certificates. A server with it requires
             client certificates (mutual TLS). A client without it trusts the system's authorities.
         insecure: whether plain text is allowed beyond loopback.
-<<<<<<< HEAD
-        revoked: list of revoked certificates that a server refuses.
-=======
-        roles: whether a server accepts callers without a role, which may then call everything.
         revoked: list of revoked certificates that a server refuses from callers, and a client from servers.
         tokens: tokens of people that a server accepts.
 

@@ -140,6 +140,7 @@ def test_of_what_gives_a_micro_batch_its_tokens_only_what_a_job_pins_is_left_out
         "services/corpora/verified.py",
         "services/errors.py",
         "services/input_files.py",
+        "services/json_text.py",
         "services/printable.py",
     }
 
