@@ -10,10 +10,8 @@ from contextlib import contextmanager
 
 from aggregator.core.token_bucket import TokenBucket
 from services.caps import MB, Cap, CapReached
-from services.protocol.bounds import BOUNDS
+from services.protocol.file_refs import MAX_PIECE_BYTES
 
-PIECE_BYTES = BOUNDS["FilePart.data"].bytes
-"""Largest size of a piece."""
 MOST_DOWNLOADS = 32
 """Largest number of downloads at the same time. Each has a piece in memory."""
 LONGEST_SHARE_SECONDS = 10.0
@@ -44,8 +42,8 @@ class Downloads:
         self._turn = asyncio.Lock()  # first come, first served, so each download gets a piece in turn
         if mb_per_second is not None:
             rate = mb_per_second * MB
-            self._bucket = TokenBucket(rate, max(rate, PIECE_BYTES))
-            self._most = min(MOST_DOWNLOADS, int(rate * LONGEST_SHARE_SECONDS / PIECE_BYTES))
+            self._bucket = TokenBucket(rate, max(rate, MAX_PIECE_BYTES))
+            self._most = min(MOST_DOWNLOADS, int(rate * LONGEST_SHARE_SECONDS / MAX_PIECE_BYTES))
             self._why = f" with --max-download-mb-per-second {mb_per_second} of the aggregator"
 
     @contextmanager

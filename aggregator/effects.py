@@ -10,7 +10,6 @@ import grpc
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import Clock
-from aggregator.core.live_jobs import LiveJobs
 from aggregator.data_plane.plane import DataPlane
 from aggregator.jobs_service import ENDED_STATES
 from aggregator.optimizer_links.link import OptimizerLink
@@ -30,7 +29,6 @@ class EffectRunner:
     """Carries out the core's effects on disk, peers and metrics. It is used on the event loop alone.
 
     Args:
-        jobs: the core's jobs.
         queue: the jobs on disk.
         files: the files that messages refer to.
         sessions: the sessions of the connected workers.
@@ -46,7 +44,6 @@ class EffectRunner:
     def __init__(
         self,
         *,
-        jobs: LiveJobs,
         queue: JobQueue,
         files: FileStore,
         sessions: WorkerSessions,
@@ -58,7 +55,6 @@ class EffectRunner:
         feed: Callable[[ev.MessageRefused], None],
         on_job_ended: Callable[[], None],
     ) -> None:
-        self._jobs = jobs
         self._queue = queue
         self._files = files
         self._sessions = sessions
@@ -88,8 +84,6 @@ class EffectRunner:
             case ev.ToWorker():
                 session = self._sessions.get(effect.session)
                 if session is not None:
-                    if isinstance(effect.body, pb.Join):
-                        self._lend_spec(effect.body.job)
                     if isinstance(effect.body, pb.Welcome):
                         effect.body.tensor_port = self._tensor_port
                         effect.body.protocol = session.protocol
@@ -97,11 +91,8 @@ class EffectRunner:
                         self._plane.fill_welcome(effect.session, effect.body)
                     session.send_order(effect.body)
             case ev.ToOptimizer():
-                match effect.body:
-                    case pb.Open(job=job):
-                        self._lend_spec(job)
-                    case pb.Initialise(job=job, layout=layout, files=files):
-                        self._files.keep(job, [layout, *files.values()])
+                if isinstance(effect.body, pb.Initialise):
+                    self._files.keep(effect.body.job, [effect.body.layout, *effect.body.files.values()])
                 self._link.send_order(effect.body)
             case ev.Note():
                 self._events.publish(effect, clock)
@@ -117,9 +108,3 @@ class EffectRunner:
                 session = self._sessions.get(effect.session)
                 if session is not None:
                     session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
-
-    def _lend_spec(self, job: str) -> None:
-        """Serve a job's spec to the peers whose order refers to it."""
-        record = self._jobs.records.get(job)
-        if record is not None:  # else the job has ended within the same input
-            self._files.lend(job, record.spec_json.encode())

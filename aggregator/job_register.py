@@ -13,16 +13,20 @@ from collections.abc import Callable, Mapping
 from aggregator.core.events import CancelRequested, Submitted
 from aggregator.core.job_report import Record, cancel_job, copy_job
 from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobPage, JobQueue
+from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job, Start
 from services.caps import Caps
 from services.config.job import JobConfig
 from services.config.job_inputs import input_hashes
 from services.errors import Refused
+from services.files.store import FileStore
 
 NAME_CHARACTERS = 200
 """Longest name of a job."""
 
+_ROOM_BYTES = 64 << 20
+"""Room that is made on a full disk for a job, and for what follows it."""
 _REQUEST_ID = re.compile(r"[\w.-]{0,64}")
 
 
@@ -34,7 +38,7 @@ class JobRegister:
         live: the core's records of the jobs that have not ended, by id.
         feed: gives the core an input.
         caps: the caps on the number of jobs.
-        keep_inputs: keeps the files that a job names, by their SHA-256, until the job ends.
+        files: keeps the files that jobs name.
     """
 
     def __init__(
@@ -43,13 +47,13 @@ class JobRegister:
         live: Mapping[str, Record],
         feed: Callable[[Submitted | CancelRequested], None],
         caps: Caps,
-        keep_inputs: Callable[[str, frozenset[str]], None],
+        files: FileStore,
     ) -> None:
         self._queue = queue
         self._live = live
         self._feed = feed
         self._caps = caps
-        self._keep_inputs = keep_inputs
+        self._files = files
 
     def submit(self, config: JobConfig, *, name: str = "", request_id: str = "", owner: str = "") -> Job:
         """Queue a job; it survives kill -9 and power loss when this returns.
@@ -87,9 +91,14 @@ class JobRegister:
         if config.start_from is not None:
             wanted.step = config.start_from.first_step
             wanted.start.CopyFrom(Start(job=config.start_from.job, step=config.start_from.step))
-        job = self._queue.add(wanted, spec_json, request_id, self._caps)
+        try:
+            job = self._queue.add(wanted, spec_json, request_id, self._caps)
+        except DiskFull:
+            if not self._files.reclaim(_ROOM_BYTES):
+                raise
+            job = self._queue.add(wanted, spec_json, request_id, self._caps)
         if job.state == jobs_pb2.QUEUED and job.id not in self._live:
-            self._keep_inputs(job.id, input_hashes(config))
+            self._files.keep_inputs(job.id, input_hashes(config))
             self._feed(Submitted(copy_job(job), spec_json, plan))
         return self.find(job.id) or job
 

@@ -15,19 +15,18 @@ import grpc
 
 from aggregator.cluster_check import ClusterCheck
 from aggregator.core.retention import Limits, Part
-from aggregator.downloads import Downloads
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
 from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
 from aggregator.storage.journal import Journal
 from aggregator.storage.log_lines import lines_of_event
 from aggregator.storage.queue_file import DiskFull
+from aggregator.stored_checkpoints import StoredCheckpoints
 from protos import jobs_pb2 as jobs
-from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
+from protos.cluster_pb2 import CheckpointFiles, CheckpointRequest
 from services.caps import Cap, CapReached
 from services.config.job import JobConfig, SpecTooLarge
 from services.errors import Failed, NotYet, Refused
-from services.files.service import IDLE_SECONDS
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.checksums import ChecksumMismatch, verify_checksum
 from services.tracking.catalogue import check_trackers
@@ -40,8 +39,6 @@ log = logging.getLogger("tiermesh.aggregator")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """Statuses of failures, whose reasons may list several causes."""
-_OPTIMIZER_LOST = "the optimizer was lost amid the download"
-_DOWNLOAD_AGAIN = "download it again once `tiermesh status` shows an optimizer"
 ENDED_STATES = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
 _PARTS: Mapping[jobs.PrunePart, Part] = {
     jobs.WHOLE_JOB: Part.JOBS,
@@ -76,8 +73,9 @@ class JobsBackend(Protocol):
     def status(self) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
 
-    def read_checkpoint(self, request: ReadCheckpointRequest) -> AsyncIterator[FilePart | None]:
-        """Read the files of a checkpoint; a part is None if it was damaged on the way."""
+    @property
+    def stored(self) -> StoredCheckpoints:
+        """The checkpoints on the optimizer's disk."""
 
 
 class JobsServicer:
@@ -85,15 +83,11 @@ class JobsServicer:
 
     Args:
         backend: the aggregator that runs the jobs.
-        downloads: downloads that are under way.
         count_cap_reached: counts submissions that a cap refuses.
     """
 
-    def __init__(
-        self, backend: JobsBackend, downloads: Downloads, count_cap_reached: Callable[[Cap], None]
-    ) -> None:
+    def __init__(self, backend: JobsBackend, count_cap_reached: Callable[[Cap], None]) -> None:
         self._backend = backend
-        self._downloads = downloads
         self._count_cap_reached = count_cap_reached
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -200,44 +194,15 @@ class JobsServicer:
                 for each in lines_of_event(event):
                     yield jobs.LogLine(seconds=event.seconds, text=each.text)
 
-    async def Download(self, request: jobs.DownloadRequest, context: Context) -> AsyncIterator[FilePart]:
-        """Stream the files of a checkpoint."""
-        job = await self._job(request.job, context)
-        ask = ReadCheckpointRequest(job=job.id, step=request.step, newest=request.newest)
+    async def Checkpoint(self, request: CheckpointRequest, context: Context) -> CheckpointFiles:
+        """Return the files of a checkpoint, which `tiermesh.Files` sends."""
+        await self._job(request.job, context)
         try:
-            await self._send_checkpoint(ask, context)
+            return await self._backend.stored.list_files(request)
         except Refused as refused:
             await _abort(context, grpc.StatusCode.NOT_FOUND, str(refused))
         except Failed as failed:
             await _abort_failed(context, failed)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                await _abort_failed(
-                    context, Failed(f"{_OPTIMIZER_LOST} ({error.details()}); {_DOWNLOAD_AGAIN}")
-                )
-            await _abort(context, error.code(), error.details() or "")
-        except asyncio.CancelledError:
-            if context.cancelled():
-                raise
-            # The caller is still there: grpcio cancels calls to the optimizer when the link to it ends.
-            await _abort_failed(context, Failed(f"{_OPTIMIZER_LOST}; {_DOWNLOAD_AGAIN}"))
-        nothing: tuple[FilePart, ...] = ()
-        for part in nothing:  # all parts are written above, each with a time limit
-            yield part
-
-    async def _send_checkpoint(self, ask: ReadCheckpointRequest, context: Context) -> None:
-        """Send the files of a checkpoint, at the pace of their reader and of the download's share of the bandwidth."""
-        with self._downloads.begin(current_caller().person) as download:
-            async for part in self._backend.read_checkpoint(ask):
-                if part is None:  # gRPC could not decode the message
-                    raise Failed("the optimizer's answer to ReadCheckpoint was damaged; try again")
-                await download.take(len(part.data))
-                try:
-                    await asyncio.wait_for(context.write(part), IDLE_SECONDS)
-                except asyncio.TimeoutError:
-                    raise Failed(
-                        f"download of job {ask.job}: no part was taken for {IDLE_SECONDS:g} s; download it again"
-                    ) from None
 
     async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
         """Return the cluster's current status."""

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,13 @@ from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
 from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.caps import GB, MB, Caps
 from services.errors import TiermeshError
-from services.files.service import FilesServicer
+from services.files.limits import TransferLimits
+from services.files.service import FilesServicer, ReadPiece
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.printable import printable_path
@@ -57,6 +60,7 @@ from services.runtime.metrics import AggregatorMetrics
 from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
+from services.transport.access.enforcement import current_caller
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.http2.server import Handler
 from services.transport.links import run_until_first_ends
@@ -91,6 +95,7 @@ class AggregatorService:
         journal: the logs of all jobs.
         files: the files that messages refer to.
         pruner: removes what ended jobs have left.
+        stored: the checkpoints on the optimizer's disk.
         starts: finds the checkpoints that new jobs start from.
         check: checks all meshes and links.
     """
@@ -156,7 +161,7 @@ class AggregatorService:
             shards=max(1, len(shards)),
         )
         self._downloads = Downloads(caps.download_mb_per_second, metrics.count_cap_reached)
-        self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps, self.files.keep_inputs)
+        self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps, self.files)
         self._sessions = WorkerSessions(epoch)
         self._wiring = Wiring(
             name=name,
@@ -184,12 +189,12 @@ class AggregatorService:
             on_failure=self._fail_later,
         )
         self._link, self._plane = self._wiring.link, self._wiring.plane
-        stored = StoredCheckpoints(self._link)
-        self.starts = JobStarts(queue, stored)
+        self.stored = StoredCheckpoints(self._link)
+        self.starts = JobStarts(queue, self.stored)
         self.pruner = Pruner(
             queue=queue,
             journal=self.journal,
-            stored=stored,
+            stored=self.stored,
             live=self.core.jobs.records,
             metrics=metrics,
             retention=retention or {},
@@ -197,7 +202,6 @@ class AggregatorService:
             remove_tracking=self._tracking.remove,
         )
         self._effects = EffectRunner(
-            jobs=self.core.jobs,
             queue=queue,
             files=self.files,
             sessions=self._sessions,
@@ -428,10 +432,17 @@ class AggregatorService:
             status.standbys.add(name=name, seconds_since_heard=seconds)
         return status
 
-    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> AsyncIterator[pb.FilePart | None]:
-        """Read the files of a checkpoint; a part is None if it was damaged on the way."""
-        parts: AsyncIterator[pb.FilePart | None] = self._link.read_checkpoint(request)
-        return parts
+    @contextmanager
+    def _open_reader(self) -> Iterator[ReadPiece]:
+        """Give one download of a checkpoint's file what reads it, within the caps (CapReached)."""
+        with self._downloads.begin(current_caller().person) as download:
+
+            async def read_piece(request: ReadFileRequest) -> FilePiece:
+                piece = await self.stored.read_piece(request)
+                await download.take(len(piece.data))
+                return piece
+
+            yield read_piece
 
     # ---- workers ----
 
@@ -449,8 +460,14 @@ class AggregatorService:
         )
         return [
             cluster,
-            JobsServicer(self, self._downloads, self._metrics.count_cap_reached).handlers(),
-            FilesServicer(self.files, FILES_OF_AGGREGATOR, admit=self._uploads.admit).handlers(),
+            JobsServicer(self, self._metrics.count_cap_reached).handlers(),
+            FilesServicer(
+                self.files,
+                FILES_OF_AGGREGATOR,
+                limits=TransferLimits(self._timeouts),
+                admission=self._uploads,
+                checkpoints=self._open_reader,
+            ).handlers(),
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:

@@ -11,8 +11,15 @@ import grpc
 
 from aggregator.core.retention import StoredCheckpoint
 from aggregator.optimizer_links.link import OptimizerLink
-from protos.cluster_pb2 import ListCheckpointsRequest, RemoveCheckpointsRequest
+from protos.cluster_pb2 import (
+    CheckpointFiles,
+    CheckpointRequest,
+    ListCheckpointsRequest,
+    RemoveCheckpointsRequest,
+)
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from services.errors import Failed, Refused
+from services.files.errors import FileMissing
 from services.tasks import start_awaited
 
 Answer = TypeVar("Answer")
@@ -64,6 +71,28 @@ class StoredCheckpoints:
                 )
         return found
 
+    async def list_files(self, request: CheckpointRequest) -> CheckpointFiles:
+        """Return the files of a checkpoint.
+
+        Raises:
+            FileMissing: there is no such checkpoint.
+            Failed: the optimizer is not connected, or does not answer.
+        """
+        reply = await _answer(self._link.list_files(request))
+        if reply is None:
+            raise Failed("the optimizer's answer to Checkpoint was damaged; try again")
+        return reply
+
+    async def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a checkpoint's file that begins at a request's offset.
+
+        Raises:
+            FileMissing: the checkpoint was removed.
+            FileDamaged: the piece was damaged on the way.
+            Failed: the optimizer is not connected, or does not answer.
+        """
+        return await _answer(self._link.read_piece(request))
+
     async def remove(self, request: RemoveCheckpointsRequest) -> None:
         """Have the optimizer remove checkpoints.
 
@@ -81,6 +110,7 @@ async def _answer(call: Coroutine[Any, Any, Answer]) -> Answer:
     """Return the answer of a call to the optimizer.
 
     Raises:
+        FileMissing: the optimizer lacks what was asked for.
         Failed: there is none. When the link ends, grpcio cancels the call; that must not look as if this task were
             cancelled, so the call has one of its own.
     """
@@ -92,7 +122,13 @@ async def _answer(call: Coroutine[Any, Any, Answer]) -> Answer:
         return task.result()
     except grpc.aio.AioRpcError as error:
         details = error.details() or error.code().name.lower()
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            raise FileMissing(details) from None
         raise Failed(f"the optimizer has not answered: {details}; try again") from None
+    except asyncio.TimeoutError:
+        raise Failed("the optimizer has not answered; try again") from None
+    except FileMissing:
+        raise
     except Refused as refused:
         raise Failed(str(refused)) from None
     finally:

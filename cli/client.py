@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -14,10 +14,12 @@ from google.protobuf.message import Message
 
 from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
-from protos.files_pb2 import FileRef
+from protos.files_pb2 import FileRef, ReadFileRequest
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, NotYet, Refused, TiermeshError
-from services.files.errors import FileDamaged
+from services.files.errors import FileDamaged, FileMissing, UploadUnderWay
+from services.files.fetch import WrongFile, fetch_once
+from services.files.store import FileStore
 from services.files.transfer import MAX_DAMAGED, FileSource, upload_missing
 from services.printable import printable
 from services.protocol.checksums import set_checksum
@@ -25,7 +27,6 @@ from services.protocol.plain_text import make_printable
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
 from services.transport.addresses import AddressRotation, split_addresses
-from services.transport.links import LinkClosed
 from services.transport.security import is_loopback, split_address
 from services.transport.server import open_channel
 
@@ -48,8 +49,8 @@ _MOST_PAGES = 10_000
 """Pages of a list that are asked for; with more, the oldest jobs are left out."""
 
 _RETRY_SECONDS = 1.0
-_PASSING = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL})
-"""Statuses of an upload that may pass: another one sends the same file; gRPC hides why the aggregator ended it."""
+_PASSING = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
+"""Statuses of a transfer that may pass: another one of the same file goes on; gRPC hides why it ended; damage."""
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -173,41 +174,76 @@ class JobsClient:
             tell: called with a file and the number of its bytes that the aggregator has.
             check_sent: called after the file that was sent last has arrived as another one; raises Refused if it is.
         """
-        heard_seconds, here, damaged = time.monotonic(), dict.fromkeys((ref.sha256 for ref in refs), -1), 0
+        await self._transfer(
+            "Write",
+            lambda note: upload_missing(self._channel, source, refs, self._metadata, note),
+            tell,
+            lambda: asyncio.to_thread(check_sent),
+        )
+
+    async def download(self, request: ReadFileRequest, store: FileStore) -> None:
+        """Download a file of a checkpoint into a store, where an earlier command may have left some of it."""
+        await self._transfer(
+            "Read",
+            lambda note: fetch_once(self._channel, store, request, note, self._metadata),
+            lambda *_: None,
+            lambda: asyncio.sleep(0),
+        )
+
+    async def _transfer(
+        self,
+        method: str,
+        attempt: Callable[[Callable[[FileRef, int], None]], Awaitable[None]],
+        tell: Callable[[FileRef, int], None],
+        check_damaged: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Attempt a transfer, and again where it stopped, until it gets no further for as long as an outage lasts.
+
+        Args:
+            method: method of `tiermesh.Files`, for errors.
+            attempt: makes an attempt, and calls its argument with a file and the number of its bytes that arrived.
+            tell: called with the same.
+            check_damaged: called after bytes arrived damaged; raises Refused to give up.
+        """
+        heard_seconds, here, damaged = time.monotonic(), dict[str, int](), 0
 
         def note(ref: FileRef, size: int) -> None:
             nonlocal heard_seconds
-            if size > here[ref.sha256]:
+            if size > here.get(ref.sha256, -1):
                 here[ref.sha256], heard_seconds = size, time.monotonic()
             tell(ref, size)
 
         while True:
             try:
                 await self._find_leader()
-                return await upload_missing(self._channel, source, refs, self._metadata, note)
-            except FileDamaged as error:
+                return await attempt(note)
+            except (FileDamaged, WrongFile) as error:
+                damaged += 1
                 lost: TiermeshError = Unanswered(f"aggregator {self.address}: {error}")
             except asyncio.TimeoutError:
-                lost = self._no_answer("Write")
-            except LinkClosed as error:
-                lost = Unanswered(f"aggregator {self.address}: {error}")
+                lost = self._no_answer(method)
+            except UploadUnderWay as error:
+                raise Refused(f"{error}; or give another folder") from None
             except Unreachable as error:
                 lost = error
             except grpc.aio.AioRpcError as error:
-                lost = self._explain("Write", error)
+                lost = self._explain(method, error)
+                if error.code() == grpc.StatusCode.NOT_FOUND:
+                    lost = FileMissing(str(lost))
                 if error.code() == grpc.StatusCode.DATA_LOSS:
                     damaged += 1
-                    await asyncio.to_thread(check_sent)
-                    lost = Failed(str(lost)) if damaged == MAX_DAMAGED else Unanswered(str(lost))
-                elif error.code() in _PASSING:
+                    await check_damaged()
+                if error.code() in _PASSING:
                     lost = Unanswered(str(lost))
-            began = any(size >= 0 for size in here.values())
+            if damaged == MAX_DAMAGED:
+                raise Failed(str(lost))
+            began = bool(here)
             silent_seconds = time.monotonic() - heard_seconds
             if not isinstance(lost, Unreachable) or not (began or isinstance(lost, Unanswered)):
                 raise lost
             if silent_seconds > STANDARD_TIMEOUTS.follow:
                 raise Failed(
-                    f"{lost}; the upload got no further for {silent_seconds:.0f} s, submit again to go on"
+                    f"{lost}; it got no further for {silent_seconds:.0f} s, repeat the command to go on"
                 )
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -267,13 +303,10 @@ class JobsClient:
         async for line in self._stream("Logs", request, jobs_pb2.LogLine, limit_seconds=limited):
             yield line
 
-    async def download(self, job: str, step: int | None) -> AsyncGenerator[cluster_pb2.FilePart, None]:
-        """Yield the files of a checkpoint piece by piece; `step` None selects the newest."""
-        request = jobs_pb2.DownloadRequest(job=job, step=step or 0, newest=step is None)
-        async for part in self._stream(
-            "Download", request, cluster_pb2.FilePart, limit_seconds=self._timeout_seconds
-        ):
-            yield part
+    async def checkpoint(self, job: str, step: int | None) -> cluster_pb2.CheckpointFiles:
+        """Return the files of a checkpoint; `step` None selects the newest."""
+        request = cluster_pb2.CheckpointRequest(job=job, step=step or 0, newest=step is None)
+        return await self._ask("Checkpoint", request, cluster_pb2.CheckpointFiles)
 
     async def _ask(self, method: str, request: Message, reply: type[Reply]) -> Reply:
         await self._find_leader()

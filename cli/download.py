@@ -1,17 +1,26 @@
-"""`tiermesh download`: fetch a checkpoint from a cluster, complete and verified, or leave nothing behind."""
+"""`tiermesh download`: fetch a checkpoint from a cluster, complete and verified.
+
+DIR/step-00000500/                      the checkpoint, which appears once it is complete
+DIR/.step-00000500.3f5a9c1b.partial/    what has arrived of it, by the SHA-256 of its state.json, which names all
+                                        others; the same command goes on there
+"""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import tempfile
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from collections.abc import Mapping
+from pathlib import Path
 
 from cli.client import JobsClient
 from cli.options import AggregatorTarget
 from cli.output import Output
+from protos.cluster_pb2 import CheckpointFiles
+from protos.files_pb2 import FileRef, ReadFileRequest
+from services.checkpoints.format import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, check_file_names
+from services.checkpoints.read import read_state
 from services.errors import Failed, Refused
+from services.files.errors import FileMissing, NoRoom
+from services.files.store import FileStore
 
 MAX_FILES = 100
 """Limit of the files in a checkpoint; a real one has about five."""
@@ -20,7 +29,7 @@ MAX_FILES = 100
 async def download(
     target: AggregatorTarget, job: str, folder: Path, step: int | None, output: Output
 ) -> None:
-    """Write a checkpoint of `job` to `folder`/step-XXXXXXXX.
+    """Write a checkpoint of `job` to `folder`/step-XXXXXXXX. What arrived before a failure is not sent again.
 
     Args:
         target: aggregator to ask.
@@ -33,100 +42,76 @@ async def download(
         Refused: the job or checkpoint does not exist, or `folder` contains it already or can't be written.
         Failed: the files that arrived are not a complete, undamaged checkpoint.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".download-", dir=folder))
-    except OSError as error:
-        raise Refused(f"{folder}: can't be written ({error.strerror}); give another folder") from None
-    try:
-        async with JobsClient(target) as client:
-            found, size_bytes = await _receive(client, job, step, temporary)
-        _verify(target.address, temporary, job, found)
-        place = folder / f"step-{found:08d}"
+    async with JobsClient(target) as client:
+        found = await client.checkpoint(job, step)
+        _check_names(client.address, found.files)
+        place = folder / f"step-{found.step:08d}"
         if place.exists():
             raise Refused(f"{place}: exists already; remove it or give another folder")
-        temporary.chmod(0o755)
-        temporary.replace(place)
-    except OSError as error:
-        raise Failed(
-            f"{folder}: can't be written ({error.strerror}); free space or give another folder"
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    output.say(f"{place}  ({size_bytes:,} bytes)")
-    output.result({"job": job, "step": found, "path": str(place), "bytes": size_bytes})
-
-
-async def _receive(client: JobsClient, job: str, step: int | None, folder: Path) -> tuple[int, int]:
-    """Write the pieces of each file as they arrive; return the checkpoint's step and its size in bytes."""
-    found = step
-    expected: dict[str, int] = {}
-    left: dict[str, int] = {}
-    with contextlib.ExitStack() as stack:
-        files: dict[str, BinaryIO] = {}
-        async with contextlib.aclosing(client.download(job, step)) as parts:
-            async for part in parts:
-                if part.path not in files:
-                    if len(files) == MAX_FILES:
-                        raise Failed(
-                            f"aggregator {client.address}: sent more than {MAX_FILES} files, expected a "
-                            "checkpoint of about 5; "
-                            "check the address"
-                        )
-                    path = _inside(folder, part.path)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    files[part.path] = stack.enter_context(path.open("wb"))
-                    expected[part.path] = left[part.path] = part.size
-                if found is None:
-                    found = part.step
-                if part.step != found:
-                    raise Failed(
-                        f"aggregator {client.address}: {part.path!r} belongs to step {part.step}, expected "
-                        f"step {found}; "
-                        "try again"
-                    )
-                left[part.path] -= files[part.path].write(part.data)
-                if left[part.path] < 0:
-                    raise Failed(
-                        f"aggregator {client.address}: {part.path!r} is longer than its announced "
-                        f"{expected[part.path]} bytes; try again"
-                    )
-    if found is None or not expected:
-        raise Failed(f"aggregator {client.address}: sent no files for job {job}; try again")
-    for name, size_bytes in expected.items():
-        arrived = _inside(folder, name).stat().st_size
-        if arrived != size_bytes:
+        partial = folder / f".{place.name}.{found.files[STATE_FILE].sha256[:8]}.partial"
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refused(f"{folder}: can't be written ({error.strerror}); give another folder") from None
+        try:
+            await _receive(client, job, found, partial)
+            _check_content(client.address, job, found, partial)
+            for leftover in {path.name for path in partial.iterdir()} - found.files.keys():
+                (partial / leftover).unlink()
+            partial.replace(place)
+        except (FileMissing, _WrongCheckpoint):
+            shutil.rmtree(partial, ignore_errors=True)  # it can't be completed any more
+            raise
+        except NoRoom as full:
+            raise Failed(f"{partial}: {full}, and repeat the command to go on") from None
+        except OSError as error:
             raise Failed(
-                f"aggregator {client.address}: {name!r}: {arrived} of {size_bytes} bytes arrived; try again"
-            )
-    return found, sum(expected.values())
+                f"{folder}: can't be written ({error.strerror}); free space or give another folder"
+            ) from None
+    size_bytes = sum(ref.size for ref in found.files.values())
+    output.say(f"{place}  ({size_bytes:,} bytes)")
+    output.result({"job": job, "step": found.step, "path": str(place), "bytes": size_bytes})
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file that a peer named; raise Failed if it is outside the folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name or "\0" in name:
+class _WrongCheckpoint(Failed):
+    """Files that are not those of the checkpoint that was asked for."""
+
+
+def _check_names(address: str, files: Mapping[str, FileRef]) -> None:
+    """Check the names of a checkpoint's files, which a peer has sent (Failed)."""
+    if not len(files) <= MAX_FILES or STATE_FILE not in files:
         raise Failed(
-            f"the aggregator sent a file {name!r}, which is outside the checkpoint's folder; don't trust "
-            "that aggregator"
+            f"aggregator {address}: sent {len(files)} names of files, expected those of a checkpoint, about 5 with "
+            f"{STATE_FILE}; check the address"
         )
-    return folder.joinpath(*path.parts)
-
-
-def _verify(address: str, folder: Path, job: str, step: int) -> None:
-    """Check the files against the checkpoint's own checksums, and its job and step against the request."""
-    from services.checkpoints.read import (
-        read_checkpoint,
-    )
-
     try:
-        checkpoint = read_checkpoint(folder)
+        check_file_names(files.keys() - {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE})
+    except Refused as refused:
+        raise Failed(f"aggregator {address}: {refused}; don't trust that aggregator") from None
+
+
+async def _receive(client: JobsClient, job: str, found: CheckpointFiles, folder: Path) -> None:
+    """Download the files that are not here yet; each gets its name when it is verified."""
+    store = FileStore(folder)
+    for name, ref in found.files.items():
+        if not (folder / name).exists():
+            request = ReadFileRequest(sha256=ref.sha256, job=job, step=found.step)
+            await client.download(request, store)
+            store.path_of(ref.sha256).replace(folder / name)
+
+
+def _check_content(address: str, job: str, found: CheckpointFiles, folder: Path) -> None:
+    """Check what `state.json` says of job, step and all other files against what was asked for and has arrived."""
+    try:
+        state, _ = read_state(folder)
     except Refused as error:
-        raise Failed(
+        raise _WrongCheckpoint(
             f"aggregator {address}: the files it sent are not a complete checkpoint ({error}); try again"
         ) from None
-    if (checkpoint.job, checkpoint.step) != (job, step):
-        raise Failed(
-            f"aggregator {address}: sent the checkpoint of job {checkpoint.job}, step {checkpoint.step}; expected job "
-            f"{job}, step {step}; try again"
+    named = {name: (record.sha256, record.bytes) for name, record in state.files.items()}
+    arrived = {name: (ref.sha256, ref.size) for name, ref in found.files.items() if name != STATE_FILE}
+    if (state.job, state.step, named) != (job, found.step, arrived) or MODEL_FILE not in named:
+        raise _WrongCheckpoint(
+            f"aggregator {address}: sent {len(arrived)} files of the checkpoint of job {state.job}, step {state.step}; "
+            f"expected the {len(named)} of job {job}, step {found.step}; try again"
         )

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from optimizer.checkpoint_removal import CheckpointRemoval
-from optimizer.checkpoint_use import CheckpointUse, Reader
+from optimizer.checkpoint_use import CheckpointUse
 from optimizer.core.open_job import is_void
 from optimizer.update_rules import initial_state
 from optimizer.void_file import VoidFile
 from protos import cluster_pb2 as pb
-from services.checkpoints.format import MODEL_FILE, Checkpoint, State, folder_name, step_of_folder
+from protos.files_pb2 import FilePiece, FileRef, ReadFileRequest
+from services.checkpoints.format import (
+    MODEL_FILE,
+    STATE_FILE,
+    Checkpoint,
+    State,
+    folder_name,
+    step_of_folder,
+)
 from services.checkpoints.prune import (
     list_surplus,
     mark_removed,
@@ -29,22 +36,24 @@ from services.checkpoints.read import (
     find_newest,
     list_checkpoints,
     read_checkpoint,
+    read_refs,
     read_state,
-    verify_checkpoint,
 )
 from services.checkpoints.start import write_start
 from services.checkpoints.write import Fence, write_checkpoint
 from services.config.job import JobConfig
 from services.config.job_parts import StartConfig
 from services.errors import Failed, Refused
+from services.files.errors import FileMissing
+from services.files.pieces import make_piece
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.runtime.number_file import NumberFile
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
-FILE_PART_BYTES = 1 << 20
-"""Largest piece of a checkpoint's file in one message."""
+_LISTED = 32
+"""Number of checkpoints whose lists of files are remembered, so that each piece does not need one again."""
 _GENERATION_FILE = "generation"
 _VOID_FILE = "void.json"
 
@@ -262,48 +271,77 @@ class CheckpointStore:
             checkpoint.job, checkpoint.generation, checkpoint.step, checkpoint.path, checkpoint.model_sha256
         )
 
-    async def read_files(self, request: pb.ReadCheckpointRequest) -> AsyncIterator[pb.FilePart]:
-        """Yield the files of a checkpoint in pieces of at most `FILE_PART_BYTES`, after verifying all of them.
+    def list_files(self, request: pb.CheckpointRequest) -> pb.CheckpointFiles:
+        """Return the files of a checkpoint, as `state.json` names them; it stays while they are read.
 
         Raises:
-            Refused: the job has no such checkpoint, or it is damaged.
+            FileMissing: the job has no such checkpoint, or a file of it is missing.
         """
-        with self._use.reader() as reader:
-            async for part in self._read_files(request, reader):
-                yield part
-
-    async def _read_files(
-        self, request: pb.ReadCheckpointRequest, reader: Reader
-    ) -> AsyncIterator[pb.FilePart]:
-        path = await asyncio.to_thread(self._find_verified, request, reader)
-        for file in sorted(path.iterdir()):
-            size = file.stat().st_size
-            with file.open("rb") as opened:
-                while True:
-                    data = await asyncio.to_thread(opened.read, FILE_PART_BYTES)
-                    if not data and opened.tell():
-                        break
-                    yield pb.FilePart(path=file.name, data=data, size=size, step=step_of_folder(path.name))
-                    if not data:
-                        break
-
-    def _reserve_and_verify(self, reader: Reader, path: Path) -> Path:
-        """Verify a checkpoint that is not removed while this reader reads it."""
-        self._use.choose(reader, path)
-        return verify_checkpoint(path)
-
-    def _find_verified(self, request: pb.ReadCheckpointRequest, reader: Reader) -> Path:
         folder = self._folder(request.job)
-        if request.newest:
-            newest, _ = find_newest(partial(self._reserve_and_verify, reader), folder)
-            if newest is None:
-                raise Refused(f"job {request.job} has no checkpoint yet")
-            return newest
+        with self._use.reader() as reader:
+
+            def read(path: Path) -> tuple[Path, Mapping[str, FileRef]]:
+                self._use.choose(reader, path)
+                return path, read_refs(path)
+
+            try:
+                found = (
+                    find_newest(read, folder)[0]
+                    if request.newest
+                    else read(self._find(folder, request.job, request.step))
+                )
+            except Refused as refused:
+                raise FileMissing(str(refused)) from None
+            if found is None:
+                raise FileMissing(f"job {request.job} has no checkpoint yet")
+            path, refs = found
+            self._use.note_listed(path, (ref.sha256 for ref in refs.values()))
+            return pb.CheckpointFiles(step=step_of_folder(path.name), files=refs)
+
+    @staticmethod
+    def _find(folder: Path, job: str, step: int) -> Path:
         present = checkpoints_by_step(folder)
-        if request.step not in present:
+        if step not in present:
             steps = ", ".join(map(str, present)) or "none"
-            raise Refused(f"job {request.job} has no checkpoint of step {request.step}; there are: {steps}")
-        return self._reserve_and_verify(reader, present[request.step])
+            raise Refused(f"job {job} has no checkpoint of step {step}; there are: {steps:.200}")
+        return present[step]
+
+    def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a checkpoint's file that begins at a request's offset.
+
+        Raises:
+            FileMissing: the checkpoint has no such file, since it was removed or made again.
+            Failed: the disk failed.
+        """
+        path = self._folder(request.job) / folder_name(request.step)
+        try:
+            with self._use.reader() as reader:
+                self._use.choose(reader, path)
+                named = _read_refs(path)
+                name, ref = next(each for each in named.items() if each[1].sha256 == request.sha256)
+                with (path / name).open("rb") as file:
+                    piece = make_piece(file, ref, request.offset, request.length)
+                is_end = request.offset + len(piece.data) >= ref.size
+                self._use.note_read(path, ref.sha256, is_end=is_end)
+                return piece
+        except (StopIteration, FileNotFoundError, Refused):
+            raise FileMissing(
+                f"job {request.job}: its checkpoint of step {request.step} was removed or made again, so this download "
+                "can't go on; download another one"
+            ) from None
+        except OSError as error:
+            raise Failed(f"checkpoint {path}: not readable: {error.strerror or error}") from None
+
+
+def _read_refs(path: Path) -> Mapping[str, FileRef]:
+    """Return references to the files of a checkpoint by name (Refused)."""
+    status = (path / STATE_FILE).stat()
+    return _read_refs_once(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=_LISTED)
+def _read_refs_once(path: Path, _: tuple[int, ...]) -> Mapping[str, FileRef]:
+    return read_refs(path)
 
 
 def _read_unless_void(void: Collection[pb.Void], path: Path) -> Checkpoint:

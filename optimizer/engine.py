@@ -410,15 +410,18 @@ class OptimizerEngine:
         """Write a checkpoint on the disk thread; return whether that succeeded."""
         started = time.perf_counter()
         try:
-            written, size_bytes = self.checkpoint_store.write(
-                effect.job,
-                effect.generation,
-                effect.step,
-                contents.config,
-                contents.layout,
-                weights,
-                state,
-                contents.files,
+            written, size_bytes = self._files.with_room(
+                lambda: self.checkpoint_store.write(
+                    effect.job,
+                    effect.generation,
+                    effect.step,
+                    contents.config,
+                    contents.layout,
+                    weights,
+                    state,
+                    contents.files,
+                ),
+                weights.nbytes + sum(each.nbytes for each in state.values()),
             )
         except Exception as error:
             self._loop.call_soon_threadsafe(self._reported, to_save_failed(effect, error))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from optimizer.checkpoint_store import CheckpointStore
 from optimizer.core import events as ev
 from services.checkpoints.format import Checkpoint, check_file_names
-from services.config.job import MOST_SPEC_BYTES, JobConfig
+from services.config.job import JobConfig
 from services.errors import Refused
 from services.files.store import FileStore
 from services.protocol.file_refs import MAX_TEXT_BYTES
@@ -45,8 +46,9 @@ class JobFiles:
         Raises:
             TiermeshError: a file is missing or wrong, or the disk failed. When it is full, a later call may succeed.
         """
-        self._checkpoint_store.prepare(effect.job)
-        self._checkpoint_store.start_from(effect.job, self._read_config(effect))
+        config = self._read_config(effect)
+        self._files.with_room(partial(self._checkpoint_store.prepare, effect.job), MAX_TEXT_BYTES)
+        self._files.with_room(partial(self._checkpoint_store.start_from, effect.job, config), MAX_TEXT_BYTES)
 
     def look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
         """Read a job's spec, its newest intact checkpoint, None if there is none, and what the core is told of both.
@@ -73,9 +75,8 @@ class JobFiles:
         return config, checkpoint, loaded
 
     def _read_config(self, effect: ev.Load) -> JobConfig:
-        self._files.keep(effect.job, [effect.spec])
         self._files.release_others(effect.job)
-        return JobConfig.from_json(self._files.read(effect.spec, MOST_SPEC_BYTES))
+        return JobConfig.from_json(effect.spec_json)
 
     def read_description(self, effect: ev.Allocate) -> tuple[Layout, dict[str, bytes]]:
         """Read the layout and the files of a job's checkpoints.

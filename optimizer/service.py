@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from optimizer.checkpoint_store import epoch_file
 from optimizer.core.events import Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import FLOAT32
 from services.errors import Failed, NotYet, Refusal, Refused
+from services.files.limits import MAX_TRANSFERS, TransferLimits
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
@@ -184,10 +187,10 @@ class OptimizerService:
                     ),
                     "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
                     "MeasureLink": grpc.stream_stream_rpc_method_handler(self._measure_link),
-                    "ReadCheckpoint": grpc.unary_stream_rpc_method_handler(
-                        self._read_checkpoint,
-                        pb.ReadCheckpointRequest.FromString,
-                        pb.FilePart.SerializeToString,
+                    "Checkpoint": grpc.unary_unary_rpc_method_handler(
+                        self._checkpoint,
+                        pb.CheckpointRequest.FromString,
+                        pb.CheckpointFiles.SerializeToString,
                     ),
                     "ListCheckpoints": grpc.unary_stream_rpc_method_handler(
                         self._list_checkpoints,
@@ -201,7 +204,12 @@ class OptimizerService:
                     ),
                 },
             ),
-            FilesServicer(self._files, FILES_OF_DAEMON).handlers(),
+            FilesServicer(
+                self._files,
+                FILES_OF_DAEMON,
+                limits=TransferLimits(of_caller=MAX_TRANSFERS),  # only the aggregator calls
+                checkpoints=lambda: nullcontext(self._read_piece),
+            ).handlers(),
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:
@@ -338,14 +346,18 @@ class OptimizerService:
             await self.engine.newest.send(tensors, (header,), partial(write_message, context))
             self.engine.newest.drop_message(header.index)
 
-    async def _read_checkpoint(
-        self, request: pb.ReadCheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.FilePart]:
+    async def _read_piece(self, request: ReadFileRequest) -> FilePiece:
+        return await asyncio.to_thread(self.engine.checkpoint_store.read_piece, request)
+
+    async def _checkpoint(
+        self, request: pb.CheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CheckpointFiles:
+        await self._session_of(context)
         try:
-            async for part in self.engine.checkpoint_store.read_files(request):
-                yield part
+            return await asyncio.to_thread(self.engine.checkpoint_store.list_files, request)
         except Refused as refused:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(refused))
+        raise AssertionError("abort raises")
 
     async def _list_checkpoints(
         self, request: pb.ListCheckpointsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -216,18 +216,18 @@ class Welcome(_message.Message):
     def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., tensor_port: _Optional[int] = ..., shard_tensor_ports: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("job", "spec", "first_stage", "stages", "build")
+    __slots__ = ("job", "spec_json", "first_stage", "stages", "build")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    SPEC_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     job: str
-    spec: _files_pb2.FileRef
+    spec_json: str
     first_stage: int
     stages: int
     build: int
-    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., build: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., build: _Optional[int] = ...) -> None: ...
 
 class LayoutPart(_message.Message):
     __slots__ = ("offset", "elements")
@@ -580,16 +580,16 @@ class Void(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("job", "spec", "generation", "void")
+    __slots__ = ("job", "spec_json", "generation", "void")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    SPEC_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
     job: str
-    spec: _files_pb2.FileRef
+    spec_json: str
     generation: int
     void: _containers.RepeatedCompositeFieldContainer[Void]
-    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., generation: _Optional[int] = ..., void: _Optional[_Iterable[_Union[Void, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., generation: _Optional[int] = ..., void: _Optional[_Iterable[_Union[Void, _Mapping]]] = ...) -> None: ...
 
 class OptimizerStatus(_message.Message):
     __slots__ = ("job", "state", "generation", "step", "layout_hash", "elements", "missing")
@@ -704,7 +704,7 @@ class CheckpointMissed(_message.Message):
     reason: str
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class ReadCheckpointRequest(_message.Message):
+class CheckpointRequest(_message.Message):
     __slots__ = ("job", "step", "newest")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -714,17 +714,20 @@ class ReadCheckpointRequest(_message.Message):
     newest: bool
     def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., newest: _Optional[bool] = ...) -> None: ...
 
-class FilePart(_message.Message):
-    __slots__ = ("path", "data", "size", "step")
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
+class CheckpointFiles(_message.Message):
+    __slots__ = ("step", "files")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _files_pb2.FileRef
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
-    path: str
-    data: bytes
-    size: int
+    FILES_FIELD_NUMBER: _ClassVar[int]
     step: int
-    def __init__(self, path: _Optional[str] = ..., data: _Optional[bytes] = ..., size: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    files: _containers.MessageMap[str, _files_pb2.FileRef]
+    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Mapping[str, _files_pb2.FileRef]] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ("jobs", "hashes")

@@ -215,10 +215,10 @@ class OptimizerStub:
                 request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
                 response_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
                 _registered_method=True)
-        self.ReadCheckpoint = channel.unary_stream(
-                '/tiermesh.Optimizer/ReadCheckpoint',
-                request_serializer=protos_dot_cluster__pb2.ReadCheckpointRequest.SerializeToString,
-                response_deserializer=protos_dot_cluster__pb2.FilePart.FromString,
+        self.Checkpoint = channel.unary_unary(
+                '/tiermesh.Optimizer/Checkpoint',
+                request_serializer=protos_dot_cluster__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=protos_dot_cluster__pb2.CheckpointFiles.FromString,
                 _registered_method=True)
         self.ListCheckpoints = channel.unary_stream(
                 '/tiermesh.Optimizer/ListCheckpoints',
@@ -257,8 +257,8 @@ class OptimizerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadCheckpoint(self, request, context):
-        """files of a checkpoint
+    def Checkpoint(self, request, context):
+        """files of a checkpoint, which tiermesh.Files sends
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -296,10 +296,10 @@ def add_OptimizerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
                     response_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
             ),
-            'ReadCheckpoint': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadCheckpoint,
-                    request_deserializer=protos_dot_cluster__pb2.ReadCheckpointRequest.FromString,
-                    response_serializer=protos_dot_cluster__pb2.FilePart.SerializeToString,
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=protos_dot_cluster__pb2.CheckpointRequest.FromString,
+                    response_serializer=protos_dot_cluster__pb2.CheckpointFiles.SerializeToString,
             ),
             'ListCheckpoints': grpc.unary_stream_rpc_method_handler(
                     servicer.ListCheckpoints,
@@ -405,7 +405,7 @@ class Optimizer:
             _registered_method=True)
 
     @staticmethod
-    def ReadCheckpoint(request,
+    def Checkpoint(request,
             target,
             options=(),
             channel_credentials=None,
@@ -415,12 +415,12 @@ class Optimizer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
-            '/tiermesh.Optimizer/ReadCheckpoint',
-            protos_dot_cluster__pb2.ReadCheckpointRequest.SerializeToString,
-            protos_dot_cluster__pb2.FilePart.FromString,
+            '/tiermesh.Optimizer/Checkpoint',
+            protos_dot_cluster__pb2.CheckpointRequest.SerializeToString,
+            protos_dot_cluster__pb2.CheckpointFiles.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,11 +51,17 @@ class FilePiece(_message.Message):
     def __init__(self, file: _Optional[_Union[FileRef, _Mapping]] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ReadFileRequest(_message.Message):
-    __slots__ = ("sha256", "offset", "own_crc32c")
+    __slots__ = ("sha256", "offset", "length", "job", "step", "own_crc32c")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     sha256: str
     offset: int
+    length: int
+    job: str
+    step: int
     own_crc32c: int
-    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...

@@ -71,7 +71,7 @@ class FilesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """sends a file
+        """sends a range of a file
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

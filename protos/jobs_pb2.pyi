@@ -242,16 +242,6 @@ class LogLine(_message.Message):
     text: str
     def __init__(self, seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
-class DownloadRequest(_message.Message):
-    __slots__ = ("job", "step", "newest")
-    JOB_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    NEWEST_FIELD_NUMBER: _ClassVar[int]
-    job: str
-    step: int
-    newest: bool
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., newest: _Optional[bool] = ...) -> None: ...
-
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -71,10 +71,10 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.LogsRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.LogLine.FromString,
                 _registered_method=True)
-        self.Download = channel.unary_stream(
-                '/tiermesh.Jobs/Download',
-                request_serializer=protos_dot_jobs__pb2.DownloadRequest.SerializeToString,
-                response_deserializer=protos_dot_cluster__pb2.FilePart.FromString,
+        self.Checkpoint = channel.unary_unary(
+                '/tiermesh.Jobs/Checkpoint',
+                request_serializer=protos_dot_cluster__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=protos_dot_cluster__pb2.CheckpointFiles.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/tiermesh.Jobs/Status',
@@ -146,8 +146,8 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Download(self, request, context):
-        """sends a complete checkpoint, file by file
+    def Checkpoint(self, request, context):
+        """files of a checkpoint, which tiermesh.Files sends
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,10 +212,10 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_jobs__pb2.LogsRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.LogLine.SerializeToString,
             ),
-            'Download': grpc.unary_stream_rpc_method_handler(
-                    servicer.Download,
-                    request_deserializer=protos_dot_jobs__pb2.DownloadRequest.FromString,
-                    response_serializer=protos_dot_cluster__pb2.FilePart.SerializeToString,
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=protos_dot_cluster__pb2.CheckpointRequest.FromString,
+                    response_serializer=protos_dot_cluster__pb2.CheckpointFiles.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -434,7 +434,7 @@ class Jobs:
             _registered_method=True)
 
     @staticmethod
-    def Download(request,
+    def Checkpoint(request,
             target,
             options=(),
             channel_credentials=None,
@@ -444,12 +444,12 @@ class Jobs:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
-            '/tiermesh.Jobs/Download',
-            protos_dot_jobs__pb2.DownloadRequest.SerializeToString,
-            protos_dot_cluster__pb2.FilePart.FromString,
+            '/tiermesh.Jobs/Checkpoint',
+            protos_dot_cluster__pb2.CheckpointRequest.SerializeToString,
+            protos_dot_cluster__pb2.CheckpointFiles.FromString,
             options,
             channel_credentials,
             insecure,

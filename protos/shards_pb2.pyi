@@ -134,16 +134,16 @@ class WorkerGone(_message.Message):
     def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class OpenPart(_message.Message):
-    __slots__ = ("opening", "job", "spec", "layout")
+    __slots__ = ("opening", "job", "spec_json", "layout")
     OPENING_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
-    SPEC_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     opening: int
     job: str
-    spec: _files_pb2.FileRef
+    spec_json: str
     layout: _files_pb2.FileRef
-    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
+    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec_json: _Optional[str] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
 
 class PartOpened(_message.Message):
     __slots__ = ("opening",)

@@ -40,6 +40,8 @@ class Cap(Enum):
     UPLOADS_PER_PERSON = "uploads_per_person"
     UPLOAD_BYTES = "upload_bytes"
     UPLOAD_BYTES_PER_PERSON = "upload_bytes_per_person"
+    UPLOADS_PER_WORKER = "uploads_per_worker"
+    UPLOAD_BYTES_PER_WORKER = "upload_bytes_per_worker"
 
 
 class CapReached(NotYet):

@@ -130,7 +130,7 @@ class DeviceThread:
     def build(
         self,
         job: str,
-        spec: bytes,
+        spec_json: str,
         places: Mapping[str, Path] = MappingProxyType({}),
         stages: StageRun | None = None,
     ) -> None:
@@ -138,13 +138,13 @@ class DeviceThread:
 
         Args:
             job: id of the job.
-            spec: config of the job, a `JobConfig` as JSON.
+            spec_json: config of the job, a `JobConfig` as JSON.
             places: where inputs are that were fetched, by the path that the job names.
             stages: the stages of its pipeline to build; None for the whole model.
         """
         self._drop_build()
         self._reading = InputReading(job, self._feed, self._builder.clock)
-        self._submit(self._build, self._reading, spec, places, stages)
+        self._submit(self._build, self._reading, spec_json, places, stages)
 
     def check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
         """Queue a check of the mesh, while there is no job.
@@ -203,12 +203,12 @@ class DeviceThread:
                 log.exception("%s", describe_internal_error(error))
 
     def _build(
-        self, reading: InputReading, spec: bytes, places: Mapping[str, Path], stages: StageRun | None
+        self, reading: InputReading, spec_json: str, places: Mapping[str, Path], stages: StageRun | None
     ) -> None:
         self._is_building = True
         try:
             with watch_reading(partial(self._watch_reading, reading)), self._watch.doing(pb.BUILD_JOB):
-                self._build_job(reading.job, spec, places, stages)
+                self._build_job(reading.job, spec_json, places, stages)
         except BuildDropped:
             log.info("job %s: its build is dropped", reading.job)
         finally:
@@ -219,12 +219,12 @@ class DeviceThread:
         reading.watch(path, read_bytes, size_bytes)
 
     def _build_job(
-        self, job_id: str, spec: bytes, places: Mapping[str, Path], stages: StageRun | None
+        self, job_id: str, spec_json: str, places: Mapping[str, Path], stages: StageRun | None
     ) -> None:
         try:
             self._drop_job()
             self._copies = frozenset(places.values())
-            config = relocate_inputs(JobConfig.from_json(spec), places)
+            config = relocate_inputs(JobConfig.from_json(spec_json), places)
             try:
                 with self._watch.doing(pb.OPEN_MESH):
                     mesh = self._builder.open_job_mesh(config, stages)

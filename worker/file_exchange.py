@@ -1,4 +1,4 @@
-"""Files that a worker exchanges with its aggregator: it fetches a job's spec and inputs, and describes the model.
+"""Files that a worker exchanges with its aggregator: it fetches a job's inputs, and describes the model.
 
 All of it runs on the event loop. A transfer that the link's end interrupts is continued on the next link.
 """
@@ -13,9 +13,8 @@ from pathlib import Path
 import grpc
 
 from protos.files_pb2 import FileRef
-from services.config.job import MOST_SPEC_BYTES
-from services.errors import Failed, TiermeshError
-from services.files.transfer import FilesInMemory, download, upload
+from services.errors import TiermeshError
+from services.files.transfer import FilesInMemory, upload
 from services.pipeline.split import StageRun
 from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref, make_ref
 from services.tasks import describe_error, start_task
@@ -67,7 +66,7 @@ class FileExchange:
     def __init__(
         self,
         feed: Callable[[ev.Input], None],
-        build: Callable[[str, bytes, Mapping[str, Path], StageRun | None], None],
+        build: Callable[[str, str, Mapping[str, Path], StageRun | None], None],
         inputs: JobInputs,
     ) -> None:
         self._feed = feed
@@ -76,7 +75,6 @@ class FileExchange:
         self._channel: grpc.aio.Channel | None = None
         self._aggregator = ""
         self._wanted: ev.Build | None = None  # job whose spec or inputs are being fetched
-        self._fetched: tuple[FileRef, bytes] | None = None  # the newest spec
         self._fetching: asyncio.Task[None] | None = None
         self._sending: dict[int, asyncio.Task[None]] = {}  # by lease
 
@@ -98,7 +96,7 @@ class FileExchange:
     # ---- the job ----
 
     def fetch_job(self, effect: ev.Build) -> None:
-        """Fetch a job's spec, and the inputs that this host lacks, and build the job."""
+        """Fetch the inputs of a job that this host lacks, and build the job."""
         self.drop_job()
         self._wanted = effect
         if self._channel is not None:
@@ -124,27 +122,18 @@ class FileExchange:
         try:
             if effect.damaged is not None:
                 await self._inputs.remove(effect.damaged)
-            spec = await self._fetch_spec(effect.spec, channel)
-            missing = await self._inputs.find_missing(spec, effect.stages)
+            missing = await self._inputs.find_missing(effect.spec_json, effect.stages)
             if missing:
                 places = await self._inputs.fetch(missing, channel, self._aggregator, report)
         except TiermeshError as error:
             self._build_failed(effect, error)
             return
         self._wanted = None
-        self._build(effect.job, spec, places, effect.stages)
+        self._build(effect.job, effect.spec_json, places, effect.stages)
 
     def _build_failed(self, effect: ev.Build, error: Exception) -> None:
         self._wanted = None
         self._feed(ev.BuildFailed(effect.job, describe_error(error), unfit=True, stages=effect.stages))
-
-    async def _fetch_spec(self, ref: FileRef, channel: grpc.aio.Channel) -> bytes:
-        if self._fetched is None or self._fetched[0] != ref:
-            try:
-                self._fetched = ref, await download(channel, ref, MOST_SPEC_BYTES, self._aggregator)
-            except TiermeshError as error:
-                raise Failed(f"the job's spec could not be fetched: {error}") from None
-        return self._fetched[1]
 
     # ---- the model's files ----
 

@@ -68,20 +68,22 @@ class JobInputs:
         """Let go of the files, which stay in the cache until others need the room."""
         self._held.close()
 
-    async def find_missing(self, spec: bytes, stages: StageRun | None = None) -> list[JobInput]:
+    async def find_missing(self, spec_json: str, stages: StageRun | None = None) -> list[JobInput]:
         """Return the inputs of a job that this host lacks and the aggregator may have; none without a cache.
 
         A spec that can't be read has none here: who builds the job says why.
 
         Args:
-            spec: config of the job.
+            spec_json: config of the job.
             stages: stages that the worker has of the job's pipeline; None for the whole model.
         """
-        return await asyncio.to_thread(self._find_missing, spec, stages) if self._store is not None else []
+        return (
+            await asyncio.to_thread(self._find_missing, spec_json, stages) if self._store is not None else []
+        )
 
-    def _find_missing(self, spec: bytes, stages: StageRun | None) -> list[JobInput]:
+    def _find_missing(self, spec_json: str, stages: StageRun | None) -> list[JobInput]:
         try:
-            inputs = inputs_of_job(JobConfig.from_json(spec), stages)
+            inputs = inputs_of_job(JobConfig.from_json(spec_json), stages)
         except Refused:
             return []
         return [each for each in inputs if self._find(each) is None]

@@ -14,7 +14,6 @@ from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
 from services.errors import Refusal
 from services.printable import FAILURE_CHARACTERS, printable
-from services.protocol.file_refs import make_ref
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import Version
@@ -69,13 +68,11 @@ class JobReport:
     Attributes:
         job: the job's record.
         spec_json: the complete job.
-        spec: the reference by which workers and the optimizer get it.
     """
 
     def __init__(self, job: Job, spec_json: str, plan: JobPlan, admission: Admission, out: Outbox) -> None:
         self.job = job
         self.spec_json = spec_json
-        self.spec = make_ref(spec_json.encode())
         self._admission = admission
         self._out = out
         self._unreported: dict[Version, CommittedStep] = {}

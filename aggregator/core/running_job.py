@@ -166,7 +166,9 @@ class RunningJob:
         void = self._code_pin.void_checkpoints()
         if self.plan.on_faulty == "go_back":
             void += self._exclusions.void_checkpoints()
-        request = pb.Open(job=self.job.id, spec=self.report.spec, generation=self.job.generation, void=void)
+        request = pb.Open(
+            job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation, void=void
+        )
         self._out.put(ToOptimizer(request))
 
     def optimizer_status(self, status: pb.OptimizerStatus, now: float) -> None:

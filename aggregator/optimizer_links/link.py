@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protos.cluster_pb2 import (
+    CheckpointFiles,
+    CheckpointRequest,
     ListCheckpointsRequest,
-    ReadCheckpointRequest,
     RemoveCheckpointsReply,
     RemoveCheckpointsRequest,
 )
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.tensors.chunk_messages import Message, TensorChunk
@@ -52,8 +54,21 @@ class OptimizerLink(Protocol):
     def send_order(self, body: OptimizerOrder) -> None:
         """Send an order."""
 
-    def read_checkpoint(self, request: ReadCheckpointRequest) -> Any:
-        """Return an async iterator over the file parts of a checkpoint."""
+    async def list_files(self, request: CheckpointRequest) -> CheckpointFiles | None:
+        """Return the files of a checkpoint; None if the answer was damaged on the way.
+
+        Raises:
+            FileMissing: there is no such checkpoint.
+            Failed: the optimizer is not connected.
+        """
+
+    async def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a checkpoint's file that begins at a request's offset.
+
+        Raises:
+            FileMissing: the checkpoint was removed.
+            Failed: the optimizer is not connected, or its disk failed.
+        """
 
     def list_checkpoints(self, request: ListCheckpointsRequest) -> Any:
         """Return an async iterator over the checkpoints of some jobs, a `StoredCheckpoint` each.

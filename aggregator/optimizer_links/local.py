@@ -10,6 +10,7 @@ from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from optimizer.core.events import Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.protocol.envelope import OptimizerOrder
@@ -89,9 +90,13 @@ class LocalOptimizerLink:
         """Wait while too many sums wait for the engine's kernel thread."""
         await self._engine.wait_for_room()
 
-    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
-        """Return an async iterator over the file parts of a checkpoint."""
-        return self._engine.checkpoint_store.read_files(request)
+    async def list_files(self, request: pb.CheckpointRequest) -> pb.CheckpointFiles:
+        """Return the files of a checkpoint (FileMissing)."""
+        return await asyncio.to_thread(self._engine.checkpoint_store.list_files, request)
+
+    async def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a checkpoint's file that begins at a request's offset (TiermeshError)."""
+        return await asyncio.to_thread(self._engine.checkpoint_store.read_piece, request)
 
     def list_checkpoints(self, request: pb.ListCheckpointsRequest) -> Any:
         """Return an async iterator over the checkpoints of some jobs."""

@@ -97,8 +97,6 @@ class OrdersWithFiles:
 def _list_refs(body: OptimizerOrder) -> list[FileRef]:
     """Return the files that an order refers to."""
     match body:
-        case pb.Open():
-            return [body.spec]
         case pb.Initialise():
             return [body.layout, *body.files.values()]
     return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
@@ -13,9 +14,12 @@ from aggregator.epoch_check import check_epoch
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.optimizer_links.orders_with_files import OrdersWithFiles
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed, Refusal, Refused
+from services.files.errors import FileDamaged
 from services.files.store import FileStore
+from services.files.transfer import receive_pieces
 from services.instrumentation import timeline
 from services.protocol.envelope import OptimizerOrder, unwrap, wrap
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
@@ -295,17 +299,32 @@ class RemoteOptimizerLink:
         """
         await self._room.wait()
 
-    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
-        """Return an async iterator over the file parts of a checkpoint.
+    async def list_files(self, request: pb.CheckpointRequest) -> pb.CheckpointFiles | None:
+        """Return the files of a checkpoint; None if the answer was damaged on the way.
 
         Raises:
             Failed: the optimizer is not connected.
         """
-        return self._open_control().unary_stream(
-            "/tiermesh.Optimizer/ReadCheckpoint",
-            request_serializer=pb.ReadCheckpointRequest.SerializeToString,
-            response_deserializer=pb.FilePart.FromString,
-        )(request)
+        reply: pb.CheckpointFiles | None = await self._open_control().unary_unary(
+            "/tiermesh.Optimizer/Checkpoint",
+            request_serializer=pb.CheckpointRequest.SerializeToString,
+            response_deserializer=pb.CheckpointFiles.FromString,
+        )(request, metadata=self._caller, timeout=self._timeouts.stall)
+        return reply
+
+    async def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a checkpoint's file that begins at a request's offset.
+
+        Each piece is a call of its own, so the optimizer never waits for who reads the whole.
+
+        Raises:
+            Failed: the optimizer is not connected.
+            FileDamaged: the answer was damaged on the way.
+        """
+        async with aclosing(receive_pieces(self._open_control(), request)) as pieces:
+            async for piece in pieces:
+                return piece
+        raise FileDamaged("the optimizer has sent no piece; read it again")
 
     def list_checkpoints(self, request: pb.ListCheckpointsRequest) -> Any:
         """Return an async iterator over the checkpoints of some jobs.

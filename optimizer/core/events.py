@@ -188,7 +188,7 @@ class Load:
     """Request to look a job up on disk, without its void checkpoints; answered by Loaded or OperationFailed."""
 
     job: str
-    spec: FileRef
+    spec_json: str
     void: tuple[Void, ...] = ()
 
 

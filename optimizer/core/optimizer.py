@@ -39,7 +39,6 @@ from optimizer.core.events import (
 )
 from optimizer.core.open_job import OpenJob, is_void
 from protos import cluster_pb2 as pb
-from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
@@ -65,7 +64,7 @@ class OptimizerCore:
         self.epoch = epoch
         self.open_job: OpenJob | None = None
         self._loading_job = ""  # job whose Loaded is awaited
-        self._spec = FileRef()  # spec of that job
+        self._spec_json = ""  # spec of that job
         self._least_generation = 0
         self._void: tuple[pb.Void, ...] = ()  # void checkpoints of the job that is loading or open
         self._to_send: int | None = (
@@ -188,13 +187,13 @@ class OptimizerCore:
         if job is not None and job.job != order.job:
             self._leave(job)
         self._drop()
-        self._least_generation, self._spec = order.generation, order.spec
+        self._least_generation, self._spec_json = order.generation, order.spec_json
         if self._loading_job != order.job:
             self._load(order.job)
 
     def _load(self, job: str) -> None:
         self._loading_job = job
-        self._out.put(Load(job, self._spec, self._void))
+        self._out.put(Load(job, self._spec_json, self._void))
 
     def _close(self, job: str) -> None:
         if self._loading_job == job:

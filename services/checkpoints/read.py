@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from protos.files_pb2 import FileRef
 from services.checkpoints.export import import_tensor, read_constants
 from services.checkpoints.format import (
     LAST_STEP,
@@ -28,8 +29,9 @@ from services.checkpoints.format import (
 )
 from services.errors import Refused
 from services.input_files import read_input_file
+from services.json_text import CHECKPOINT_STATE
 from services.printable import counted, one_line, printable, printable_path
-from services.protocol.file_refs import MAX_TEXT_BYTES
+from services.protocol.file_refs import MAX_TEXT_BYTES, make_ref
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -54,20 +56,23 @@ def read_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
         return _read(path, with_optimizer)
 
 
-def verify_checkpoint(path: Path) -> Path:
-    """Verify every file of a checkpoint against its checksum, without keeping any in memory.
-
-    Returns:
-        The folder of the checkpoint.
+def read_refs(path: Path) -> dict[str, FileRef]:
+    """Return references to all files of a checkpoint by name. Their sizes are checked, their bytes are not.
 
     Raises:
-        Refused: a file is missing, truncated or damaged.
+        Refused: a file is missing or truncated, or `state.json` is damaged.
     """
     with _named(path):
-        state, _ = _read_state(path)
+        try:
+            content = read_input_file("", path / STATE_FILE, CHECKPOINT_STATE.limit_bytes)
+            state = State.load(content)
+        except ValueError as error:
+            raise Refused(f"{STATE_FILE} is damaged: {one_line(str(error), 100)}") from None
+        check_file_names(state.files.keys() - {MODEL_FILE, OPTIMIZER_FILE})
         for name, record in state.files.items():
-            _verify(path / name, record)
-    return path
+            _check_size(path / name, record)
+        refs = {name: FileRef(sha256=each.sha256, size=each.bytes) for name, each in state.files.items()}
+        return {**refs, STATE_FILE: make_ref(content)}
 
 
 def read_state(path: Path) -> tuple[State, Layout]:
@@ -182,12 +187,16 @@ def _read_state(path: Path) -> tuple[State, Layout]:
         raise Refused(f"{STATE_FILE} is damaged: {one_line(str(error), 100)}") from None
 
 
-def _verify(path: Path, record: FileRecord) -> None:
+def _check_size(path: Path, record: FileRecord) -> None:
     if not path.is_file():
         raise Refused(f"{path.name} is missing; expected {record.bytes} bytes")
     size = path.stat().st_size
     if size != record.bytes:
         raise Refused(f"{path.name} has {size} bytes, expected {record.bytes}")
+
+
+def _verify(path: Path, record: FileRecord) -> None:
+    _check_size(path, record)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_HASH_BLOCK_BYTES):

@@ -1,4 +1,5 @@
-"""Files and large texts by SHA-256: a job's spec, a model's layout, the files of its checkpoints.
+"""Files by SHA-256: a job's data, a model's layout, the files of its checkpoints.
 
-store.py keeps them on disk, upload.py writes one, service.py serves them to peers, transfer.py is the client's side.
+store.py keeps them on disk, upload.py writes one, service.py serves them to peers within limits.py. Clients send them
+by transfer.py and read them by fetch.py, in pieces (pieces.py).
 """

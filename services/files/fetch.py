@@ -9,12 +9,11 @@ from typing import IO
 
 import grpc
 
-from protos.files_pb2 import FileRef
+from protos.files_pb2 import FilePiece, FileRef, ReadFileRequest
 from services.errors import Failed, TiermeshError
 from services.files.errors import FileDamaged, NoRoom, UploadUnderWay
-from services.files.service import IDLE_SECONDS
 from services.files.store import FileStore
-from services.files.transfer import Retries, receive_pieces
+from services.files.transfer import IDLE_SECONDS, Metadata, Retries, receive_pieces
 from services.protocol.file_refs import check_ref
 from services.threads import finish_in_thread
 from services.transport.backoff import Backoff
@@ -24,6 +23,10 @@ MAX_WRONG_FILES = 3
 
 Tell = Callable[[FileRef, int, str], None]
 """Takes the file, the number of its bytes that are here, and why the download does not go on; empty if it does."""
+
+
+class WrongFile(TiermeshError):
+    """All bytes of a file have arrived, and they are not those that the SHA-256 names."""
 
 
 async def fetch(
@@ -52,18 +55,24 @@ async def fetch(
         Refused: the peer refuses, or the file is larger than the whole store may be.
         Failed: the file arrived damaged again and again, or the disk can't be read.
     """
-    retries, wrong = Retries(peer, backoff), 0
-    ref: FileRef | None = None
+    retries, wrong, ref, here = Retries(peer, backoff), 0, FileRef(sha256=sha256), 0
+
+    def note(told: FileRef, size: int) -> None:
+        nonlocal ref, here
+        if size > here and told == ref:
+            retries.progressed()
+        ref, here = told, size
+        tell(ref, here, "")
+
     while True:
         held = await asyncio.to_thread(store.hold, sha256)
         if held is not None:
             return held
         try:
-            ref = ref or await _ask_size(channel, sha256, peer)
-            await _fetch_on(channel, store, ref, tell, retries)
+            await fetch_once(channel, store, ReadFileRequest(sha256=sha256), note)
             continue
-        except _WrongFile as damaged:
-            wrong += 1
+        except WrongFile as damaged:
+            wrong, here = wrong + 1, 0
             code, reason = grpc.StatusCode.UNAVAILABLE, str(damaged)
             if wrong == MAX_WRONG_FILES:
                 raise Failed(f"{peer}: {reason}; {wrong} times, check the disks of both hosts") from None
@@ -75,59 +84,59 @@ async def fetch(
             code, reason = error.code(), error.details() or error.code().name.lower()
         except asyncio.TimeoutError:
             code, reason = grpc.StatusCode.UNAVAILABLE, f"no piece within {IDLE_SECONDS:g} s"
-        here = await asyncio.to_thread(store.offset, ref) if ref is not None else None
-        tell(ref or FileRef(sha256=sha256), here or 0, reason)
+        tell(ref, here, reason)
         await retries.wait(code, reason)
 
 
-class _WrongFile(TiermeshError):
-    """All bytes of a file have arrived, and they are not those that the SHA-256 names."""
-
-
-async def _ask_size(channel: grpc.aio.Channel, sha256: str, peer: str) -> FileRef:
-    """Return the reference to a peer's file, whose size its first piece says.
-
-    Raises:
-        FileDamaged: the piece has no reference, or another file's.
-        Refused: the file is too large.
-    """
-    async with contextlib.aclosing(receive_pieces(channel, sha256, 0)) as pieces:
-        async for piece in pieces:
-            ref = piece.file
-            refusal = check_ref(ref)
-            if ref.sha256 != sha256:
-                break
-            if refusal is not None:
-                raise Failed(f"{peer}: {refusal}")
-            return ref
-    raise FileDamaged(f"file {sha256[:12]}: the first piece does not say which file it is from")
-
-
-async def _fetch_on(
-    channel: grpc.aio.Channel, store: FileStore, ref: FileRef, tell: Tell, retries: Retries
+async def fetch_once(
+    channel: grpc.aio.Channel,
+    store: FileStore,
+    request: ReadFileRequest,
+    tell: Callable[[FileRef, int], None],
+    metadata: Metadata = (),
 ) -> None:
-    """Write the rest of a file to the store, verified at the end.
+    """Download what a store lacks of a peer's file, in one attempt. The next one continues there.
+
+    Args:
+        channel: connection to the peer.
+        store: store that gets the file.
+        request: the file.
+        tell: called with the file and the number of its bytes that are here, at first and as they arrive.
+        metadata: gRPC metadata of the call, such as a person's token.
 
     Raises:
         FileDamaged: a piece was damaged, or is not the next one.
-        _WrongFile: the file has another SHA-256.
+        WrongFile: the file has another SHA-256.
+        NoRoom: the disk is full.
+        UploadUnderWay: another process downloads the file into the same folder.
+        grpc.aio.AioRpcError: the call failed.
+        asyncio.TimeoutError: no piece came in time.
     """
-    offset = await asyncio.to_thread(store.offset, ref)
-    if offset is None:
-        return
-    tell(ref, offset, "")
-    with await asyncio.to_thread(store.begin, ref, offset) as upload:
-        async with contextlib.aclosing(receive_pieces(channel, ref.sha256, offset)) as pieces:
-            async for piece in pieces:
-                if piece.data:
-                    await finish_in_thread(upload.write, piece.data)
-                    retries.progressed()
-                    tell(ref, upload.size, "")
-        if upload.size < ref.size:
-            raise FileDamaged(
-                f"file {ref.sha256[:12]}: {upload.size} of {ref.size} bytes arrived; continuing there"
-            )
-        try:
-            await finish_in_thread(upload.finish)
-        except FileDamaged as damaged:
-            raise _WrongFile(str(damaged)) from None
+    request.offset = await asyncio.to_thread(store.part_bytes, request.sha256)
+    async with contextlib.aclosing(receive_pieces(channel, request, metadata)) as pieces:
+        first = await anext(pieces, None)
+        if first is None:
+            raise FileDamaged(f"file {request.sha256[:12]}: no piece arrived; read it again")
+        refusal = check_ref(first.file)
+        if refusal is not None:
+            raise Failed(str(refusal))
+        is_longer = request.offset > first.file.size  # the part here can't be one of that file
+        upload = await asyncio.to_thread(store.begin, first.file, 0 if is_longer else request.offset)
+        if upload is None:
+            return
+        with upload:
+            if is_longer:
+                raise FileDamaged(
+                    f"file {request.sha256[:12]}: {request.offset} bytes were here; starting again"
+                )
+            tell(first.file, upload.size)
+            piece: FilePiece | None = first
+            while piece is not None:
+                if not await finish_in_thread(upload.write, piece.data):
+                    return
+                tell(first.file, upload.size)
+                piece = await anext(pieces, None)
+            try:
+                await finish_in_thread(upload.finish)
+            except FileDamaged as damaged:
+                raise (WrongFile(str(damaged)) if upload.size == first.file.size else damaged) from None

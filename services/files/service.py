@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from typing import IO, Any, NoReturn, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
-import google_crc32c
 import grpc
-from google.protobuf.message import DecodeError
 
 from protos import files_pb2 as pb
 from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
+from services.files.limits import Transfer, TransferLimits
+from services.files.pieces import parse_piece
 from services.files.store import FileStore
-from services.files.upload import Upload
+from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
-from services.protocol.file_refs import MAX_PIECE_BYTES, MAX_TEXT_BYTES
-from services.threads import finish_in_thread
+from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES
+from services.protocol.plain_text import make_printable
 from services.transport.access.enforcement import (
+    REFUSED_MESSAGE_SECONDS,
     Caller,
     Denied,
+    caller_address,
     check_permission,
     confirm_caller,
     current_caller,
 )
-
-log = logging.getLogger("tiermesh.files")
+from services.transport.access.permissions import READ_CHECKPOINTS, READ_FILES
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Request = TypeVar("Request", pb.MissingRequest, pb.ReadFileRequest)
-
-MAX_REFS = 128
-"""Maximum number of files in one MissingRequest."""
-MAX_TRANSFERS = 16
-"""Maximum number of files that are sent and received at once; further calls wait. Each holds a piece in memory."""
-MAX_LONG_TRANSFERS = 32
-"""Maximum number of files beyond `MAX_TEXT_BYTES`, which may take hours; further calls are told to come again."""
-IDLE_SECONDS = 60.0
-"""Longest wait for a peer to send the next piece, or to take one."""
+ReadPiece: TypeAlias = Callable[[pb.ReadFileRequest], Awaitable[pb.FilePiece]]
+"""Returns the piece of a file that begins at a request's offset."""
 
 _STATUS: tuple[tuple[type[TiermeshError], grpc.StatusCode], ...] = (
     (FileMissing, grpc.StatusCode.NOT_FOUND),
@@ -53,15 +46,25 @@ _STATUS: tuple[tuple[type[TiermeshError], grpc.StatusCode], ...] = (
 )
 
 
+class Admission(Protocol):
+    """Decides which files that are not here a caller may upload. Its methods block."""
+
+    def check(self, refs: Sequence[pb.FileRef], caller: Caller) -> None:
+        """Check that a caller may upload files (TiermeshError). It changes nothing."""
+
+    def reserve(self, ref: pb.FileRef, caller: Caller) -> AbstractContextManager[Callable[[], None]]:
+        """Reserve room for a file (TiermeshError) while the block runs; give what records it once it is verified."""
+
+
 class FilesServicer:
     """Server of `tiermesh.Files`.
 
     Args:
         store: the files.
         permission: row of the table of permissions that callers need besides that of the method.
-        idle_seconds: longest wait for a peer to send the next piece, or to take one.
-        admit: blocking check of files that are not here and that a caller asks for or uploads; raises TiermeshError to
-            refuse them. None admits all.
+        limits: limits of all transfers; None for the usual ones.
+        admission: decides about uploads; None admits all.
+        checkpoints: opens a reader of checkpoints for one call (TiermeshError); None where there are none.
     """
 
     full_name = "tiermesh.Files"
@@ -70,16 +73,17 @@ class FilesServicer:
         self,
         store: FileStore,
         permission: str,
-        idle_seconds: float = IDLE_SECONDS,
-        admit: Callable[[Sequence[pb.FileRef], Caller], None] | None = None,
+        *,
+        limits: TransferLimits | None = None,
+        admission: Admission | None = None,
+        checkpoints: Callable[[], AbstractContextManager[ReadPiece]] | None = None,
     ) -> None:
         self._store = store
         self._permission = permission
-        self._idle_seconds = idle_seconds
-        self._admit = admit
-        self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
-        self._long_transfers = 0
-        self._full = False  # the last write found no room
+        self._limits = limits or TransferLimits()
+        self._admission = admission
+        self._checkpoints = checkpoints
+        self._writers: dict[tuple[str, str], Transfer] = {}  # uploads by file and caller
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the gRPC handlers."""
@@ -100,202 +104,169 @@ class FilesServicer:
             },
         )
 
-    async def _check_caller(self, context: Context) -> None:
+    async def _missing(self, content: bytes, context: Context) -> pb.MissingReply:
         try:
             check_permission(self._permission, current_caller())
-        except Denied as denied:
-            await context.abort(denied.code, str(denied))
-
-    async def _missing(self, content: bytes, context: Context) -> pb.MissingReply:
-        await self._check_caller(context)
-        request = await _parse(pb.MissingRequest, content, context)
-        if len(request.files) > MAX_REFS:
-            text = f"Missing: {len(request.files)} files, expected at most {MAX_REFS}; ask in several calls"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        try:
-            return await asyncio.to_thread(self._list_missing, request, current_caller())
+            request = _parse(pb.MissingRequest, content)
+            return await self._limits.work(
+                self._list_missing, request, current_caller(), _name_caller(context)
+            )
         except TiermeshError as error:
             await _abort(context, error)
 
-    def _list_missing(self, request: pb.MissingRequest, caller: Caller) -> pb.MissingReply:
+    def _list_missing(self, request: pb.MissingRequest, caller: Caller, writer: str) -> pb.MissingReply:
         reply, missing = pb.MissingReply(), []
         for ref in request.files:
-            offset = self._store.offset(ref)
+            offset = self._store.offset(ref, writer)
             if offset is not None:
                 reply.missing.add(sha256=ref.sha256, offset=offset)
                 missing.append(ref)
-        if self._admit is not None and missing:
-            self._admit(missing, caller)  # now, so that nothing is sent in vain
+        if self._admission is not None and missing:
+            self._admission.check(missing, caller)  # now, so that nothing is sent in vain
         return reply
 
+    # ---- uploads ----
+
     async def _write(self, _: Any, context: Context) -> pb.FileRef:
-        await self._check_caller(context)
+        writer, first = _name_caller(context), None
         try:
-            async with self._transfers:
-                first = await self._next_piece(context)
+            check_permission(self._permission, current_caller())
+            with self._limits.begin("Write", writer) as transfer:
+                first = await self._next_piece(transfer, context)
                 if first is None:
                     raise Refused("Write: no piece arrived, expected at least one; send the file")
                 confirm_caller(context)
-                if first.file.size <= MAX_TEXT_BYTES:
-                    await self._receive(first, context)
-                    return first.file
-            async with self._long_transfer("Write"):
-                await self._receive(first, context)
+                await self._end_former(key := (first.file.sha256, writer))
+                self._writers[key] = transfer
+                try:
+                    with ExitStack() as stack:
+                        await self._receive(first, writer, transfer, context, stack)
+                finally:
+                    del self._writers[key]
                 return first.file
         except TiermeshError as error:
-            if isinstance(error, NoRoom) and not self._full:  # the peer tries again every few seconds
-                log.warning("%s", error)
-                self._full = True
+            if isinstance(error, NoRoom):  # the peer tries again every few seconds
+                self._limits.log("no room", str(error))
+            if first is None:  # a grpcio client that is refused while it writes tells no reason
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(context.read(), REFUSED_MESSAGE_SECONDS)
             await _abort(context, error)
 
-    async def _receive(self, first: pb.FilePiece, context: Context) -> None:
+    async def _end_former(self, key: tuple[str, str]) -> None:
+        """End the former upload of a file by the same caller, which has lost it, and goes on with what is here."""
+        while (former := self._writers.get(key)) is not None:
+            former.end(
+                UploadUnderWay(f"file {key[0][:12]}: a newer upload by the same caller goes on with it")
+            )
+            await former.closed.wait()  # it takes no longer than the work on a piece
+
+    async def _receive(
+        self, first: pb.FilePiece, writer: str, transfer: Transfer, context: Context, stack: ExitStack
+    ) -> None:
         """Store a file, of which the first piece has arrived."""
-        upload = await asyncio.to_thread(self._begin, first, current_caller())
-        try:
-            piece: pb.FilePiece | None = first
-            while piece is not None:
-                if piece.offset != upload.size:
-                    raise FileDamaged(  # repeated or lost on the way
-                        f"Write: a piece at byte {piece.offset}, expected {upload.size}; continue the upload there"
-                    )
-                await finish_in_thread(upload.write, piece.data)
-                piece = await self._next_piece(context)
-            await finish_in_thread(upload.finish)
-            self._full = False
-        finally:
-            upload.close()
+        work, ref = self._limits.work, first.file
+        record: Callable[[], None] | None = None
+        if self._admission is not None and await work(self._store.offset, ref, writer) is not None:
+            reservation = self._admission.reserve(ref, current_caller())
+            record = await work(stack.enter_context, reservation)
+        upload = await work(self._store.begin, ref, first.offset, writer)
+        if upload is None:
+            return
+        stack.enter_context(upload)
+        piece: pb.FilePiece | None = first
+        while piece is not None:
+            if piece.offset != upload.size:
+                raise FileDamaged(  # repeated or lost on the way
+                    f"Write: a piece at byte {piece.offset}, expected {upload.size}; continue the upload there"
+                )
+            if not await work(upload.write, piece.data):
+                return
+            transfer.moved(len(piece.data))
+            piece = await self._next_piece(transfer, context)
+        while await work(upload.hash_on):
+            pass
+        await work(upload.finish, record)
 
-    def _begin(self, first: pb.FilePiece, caller: Caller) -> Upload:
-        if self._admit is not None and self._store.offset(first.file) is not None:
-            self._admit([first.file], caller)
-        return self._store.begin(first.file, first.offset)
+    async def _next_piece(self, transfer: Transfer, context: Context) -> pb.FilePiece | None:
+        """Return the next piece, checked; None at the end (TiermeshError)."""
+        content: Any = await transfer.wait(context.read())
+        return parse_piece(content) if isinstance(content, bytes) else None
 
-    @asynccontextmanager
-    async def _long_transfer(self, method: str) -> AsyncIterator[None]:
-        """Count a transfer that may take long, so that those of small files need not wait for it.
-
-        Raises:
-            Failed: there are too many.
-        """
-        if self._long_transfers >= MAX_LONG_TRANSFERS:
-            raise Failed(
-                f"{method}: {self._long_transfers} large files are under way, expected at most {MAX_LONG_TRANSFERS}; "
-                "try again in some seconds"
-            )
-        self._long_transfers += 1
-        try:
-            yield
-        finally:
-            self._long_transfers -= 1
-
-    async def _next_piece(self, context: Context) -> pb.FilePiece | None:
-        """Return the next piece, checked; None at the end.
-
-        Raises:
-            Refused: it is too long or no FilePiece.
-            FileDamaged: its checksum is wrong.
-            Failed: it did not come in time.
-        """
-        try:
-            content: Any = await asyncio.wait_for(context.read(), self._idle_seconds)
-        except asyncio.TimeoutError:
-            raise Failed(f"Write: no piece for {self._idle_seconds:g} s; continue the upload later") from None
-        if not isinstance(content, bytes):
-            return None
-        try:
-            piece = pb.FilePiece.FromString(content)
-        except DecodeError:
-            raise FileDamaged(f"Write: {len(content)} bytes are no FilePiece; send the piece again") from None
-        if len(piece.data) > MAX_PIECE_BYTES:
-            raise Refused(
-                f"Write: a piece of {len(piece.data)} bytes, expected at most {MAX_PIECE_BYTES}; send it in several"
-            )
-        check_piece(piece)
-        return piece
+    # ---- reading ----
 
     async def _read(self, content: bytes, context: Context) -> AsyncIterator[pb.FilePiece]:
-        await self._check_caller(context)
-        request = await _parse(pb.ReadFileRequest, content, context)
         try:
-            with ExitStack() as stack:
-                async with self._transfers:
-                    file, size = await asyncio.to_thread(self._store.open, request.sha256)
-                    if not isinstance(file, bytes):
-                        stack.enter_context(file)
-                    ref = pb.FileRef(sha256=request.sha256, size=size)
-                    if size <= MAX_TEXT_BYTES:
-                        await self._send(file, ref, request.offset, context)
-                if size > MAX_TEXT_BYTES:
-                    async with self._long_transfer("Read"):
-                        await self._send(file, ref, request.offset, context)
-        except asyncio.TimeoutError:
-            await _abort(context, Failed(f"Read: the piece was not taken for {self._idle_seconds:g} s"))
+            check_permission(self._permission, current_caller())
+            request = _parse(pb.ReadFileRequest, content)
+            check_permission(READ_CHECKPOINTS if request.job else READ_FILES, current_caller())
+            with (
+                self._limits.begin("Read", _name_caller(context)) as transfer,
+                self._open_reader(request) as read_piece,
+            ):
+                await self._send(request, read_piece, transfer, context)
         except TiermeshError as error:
             await _abort(context, error)
         nothing: tuple[pb.FilePiece, ...] = ()
         for piece in nothing:  # all pieces are written above, each with a time limit
             yield piece
 
-    async def _send(self, file: IO[bytes] | bytes, ref: pb.FileRef, offset: int, context: Context) -> None:
-        """Send a file from an offset on."""
-        if offset > ref.size:
-            raise Refused(f"Read: offset {offset}, expected at most the file's {ref.size} bytes")
-        async for piece in read_pieces(file, ref, offset):
-            await asyncio.wait_for(context.write(piece), self._idle_seconds)
+    def _open_reader(self, request: pb.ReadFileRequest) -> AbstractContextManager[ReadPiece]:
+        if not request.job:
+            return nullcontext(self._read_stored)
+        if self._checkpoints is None:
+            raise FileMissing("Read: there are no checkpoints here; ask the aggregator")
+        return self._checkpoints()
+
+    async def _read_stored(self, request: pb.ReadFileRequest) -> pb.FilePiece:
+        return await self._limits.work(self._store.read_piece, request)
+
+    async def _send(
+        self, request: pb.ReadFileRequest, read_piece: ReadPiece, transfer: Transfer, context: Context
+    ) -> None:
+        """Send a range of a file, with one piece at a time in memory."""
+        end = request.offset + (request.length or MAX_FILE_BYTES)
+        while True:
+            request.length = min(end - request.offset, MAX_PIECE_BYTES)
+            piece = await read_piece(request)
+            await transfer.wait(context.write(piece))
+            transfer.moved(len(piece.data))
+            request.offset += len(piece.data)
+            if request.offset >= min(end, piece.file.size) or not piece.data:
+                return  # a file that got shorter has no more data, which its receiver tells
 
 
-async def read_pieces(file: IO[bytes] | bytes, ref: pb.FileRef, offset: int) -> AsyncIterator[pb.FilePiece]:
-    """Yield the pieces of a file from an offset on; at least one, which may be empty.
-
-    Args:
-        file: the open file, or its content.
-        ref: its reference, which the first piece carries.
-        offset: position of the first byte.
-    """
-    first = True
-    if not isinstance(file, bytes):
-        file.seek(offset)
-    while first or offset < ref.size:
-        if isinstance(file, bytes):
-            data = file[offset : offset + MAX_PIECE_BYTES]
-        else:
-            data = await asyncio.to_thread(file.read, MAX_PIECE_BYTES)
-        if not data and not first:
-            return  # the file got shorter, which the receiver says
-        piece = pb.FilePiece(offset=offset, crc32c=google_crc32c.value(data), data=data)
-        if first:
-            piece.file.CopyFrom(ref)
-        yield piece
-        first = False
-        offset += len(data)
+def _name_caller(context: Context) -> str:
+    """Return the name of a caller, by which its transfers are counted; its address where callers have no names."""
+    caller = current_caller()
+    if caller.kind is None:
+        return caller_address(context).rpartition(":")[0]
+    return f"{caller.kind.value} {caller.name}"
 
 
-def check_piece(piece: pb.FilePiece) -> None:
-    """Check a piece against its checksum.
+def _parse(kind: type[Request], content: bytes) -> Request:
+    """Return a request, checked.
 
     Raises:
-        FileDamaged: they differ.
+        FileDamaged: it was damaged on the way.
+        Refused: a field is larger than its bound.
     """
-    found = google_crc32c.value(piece.data)
-    if found != piece.crc32c:
-        raise FileDamaged(
-            f"a piece of {len(piece.data)} bytes at byte {piece.offset}: crc32c {found:#010x}, expected "
-            f"{piece.crc32c:#010x}; send it again"
-        )
-
-
-async def _parse(kind: type[Request], content: bytes, context: Context) -> Request:
-    """Return a request; abort the call with DATA_LOSS, so that it is repeated, if the request was damaged."""
     try:
         request, _ = decode_with_checksum(kind, content)
     except ChecksumMismatch as damaged:
-        text = f"{kind.DESCRIPTOR.name}: {len(content)} bytes were damaged: {damaged}; send it again"
-        await context.abort(grpc.StatusCode.DATA_LOSS, text)
-        raise AssertionError("abort raises") from None
+        raise FileDamaged(
+            f"{kind.DESCRIPTOR.name}: {len(content)} bytes were damaged: {damaged}; send it again"
+        ) from None
+    make_printable(request)
+    try:
+        check_received(request)
+    except MessageTooLarge as error:
+        raise Refused(f"{error.fault}; shorten it") from None
     return request
 
 
 async def _abort(context: Context, error: TiermeshError) -> NoReturn:
+    if isinstance(error, Denied):
+        await context.abort(error.code, str(error))
     code = next(code for kind, code in _STATUS if isinstance(error, kind))
     await context.abort(code, str(error))
     raise AssertionError("abort raises")

@@ -4,8 +4,10 @@ A file is complete or absent: it is written under a temporary name, verified, sy
 interrupted upload has written stays, so that a later one continues there. All methods block; any thread may call.
 Several processes may share the folder.
 
-    files/3f5a...            a complete file; locked (shared) while somebody holds it
-    files/.3f5a....partial   an upload that is under way, locked, or was interrupted
+    files/3f5a...                 a complete file; locked (shared) while somebody holds it
+    files/.3f5a...-9c1b.partial   a part of it, of an upload that is under way, locked, or was interrupted
+
+Each writer has a part of its own, so none waits for another, or goes on with what another has made up.
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
-from protos.files_pb2 import FileRef
-from services.errors import Failed, Refused
+from protos.files_pb2 import FilePiece, FileRef, ReadFileRequest
+from services.errors import Failed, Refused, TiermeshError, is_out_of_space
 from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
+from services.files.pieces import make_piece
 from services.files.upload import Upload, explain_disk
 from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, check_ref, make_ref
 
@@ -34,7 +39,13 @@ UNUSED_SECONDS = 3600.0
 A peer that has asked whether a file is here may refer to it soon after, so the end of the only job that keeps it must
 not remove it in between.
 """
+MAX_PARTS_OF_WRITER = 32
+"""Maximum number of parts of files that one writer leaves behind; the longest unused go."""
+Result = TypeVar("Result")
+
 _PARTIAL = ".partial"
+_WRITER_DIGITS = 16
+_SUFFIX = 1 + _WRITER_DIGITS + len(_PARTIAL)
 
 
 class Library(Protocol):
@@ -77,7 +88,6 @@ class FileStore:
         self._clock = clock
         self._kept: dict[str, set[str]] = {}  # files by job
         self._inputs: dict[str, frozenset[str]] = {}  # files that live jobs name, by job
-        self._texts: dict[str, dict[str, bytes]] = {}  # texts that are lent, by job
         self._lock = threading.Lock()  # guards these, and removal against use
 
     # ---- what a job keeps ----
@@ -93,25 +103,17 @@ class FileStore:
             with self._lock:
                 self._inputs[job] = sha256s
 
-    def lend(self, job: str, text: bytes) -> FileRef:
-        """Serve a text from memory until the job releases it; a full disk does not matter to it."""
-        ref = make_ref(text)
-        with self._lock:
-            self._texts.setdefault(job, {})[ref.sha256] = text
-        return ref
-
     def release(self, job: str) -> None:
         """Keep no files for a job any longer, which has ended; remove files that are unused for long."""
         with self._lock:
             self._kept.pop(job, None)
             self._inputs.pop(job, None)
-            self._texts.pop(job, None)
             self._remove_unused(self._clock() - UNUSED_SECONDS)
 
     def release_others(self, job: str) -> None:
         """Keep stored files for no job but this one.
 
-        Texts and inputs stay: who lends or keeps them may have queued or started a later job.
+        Inputs stay: who keeps them may have queued or started a later job.
         """
         with self._lock:
             self._kept = {job: self._kept.get(job, set())}
@@ -119,6 +121,15 @@ class FileStore:
 
     def _kept_files(self) -> set[str]:
         return set().union(*self._kept.values(), *self._inputs.values())
+
+    def is_kept(self, sha256: str) -> bool:
+        """Return whether a job keeps a file."""
+        with self._lock:
+            return sha256 in self._kept_files()
+
+    def names(self) -> set[str]:
+        """Return the SHA-256 of all files that are here and complete."""
+        return {path.name for path, _ in self._list() if not _is_part(path)}
 
     def _remove_unused(self, before_seconds: float) -> None:
         """Remove files that no job keeps and that were last used before a time."""
@@ -128,26 +139,30 @@ class FileStore:
                 _remove_unless_locked(path)
 
     def _list(self) -> list[tuple[Path, os.stat_result]]:
-        """Return all files with their status, the longest unused first."""
+        """Return all files and parts with their status, the longest unused first."""
         found = []
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             with suppress(FileNotFoundError):  # renamed or removed meanwhile
-                found.append((path, path.stat()))
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found.append((path, status))
         return sorted(found, key=lambda each: _last_use_seconds(each[1]))
 
     # ---- reading ----
 
-    def offset(self, ref: FileRef) -> int | None:
+    def offset(self, ref: FileRef, writer: str = "") -> int | None:
         """Return how many bytes of a file are here from an interrupted upload; None if the file is complete.
 
         The file counts as used now.
+
+        Args:
+            ref: the file.
+            writer: who would go on with the upload; empty for this process.
 
         Raises:
             Refused: the reference is malformed.
         """
         self._check(ref)
-        if self._text(ref.sha256) is not None:
-            return None
         if self._library is not None and self._library.size_of(ref.sha256) == ref.size:
             return None
         path = self._path(ref.sha256)
@@ -156,26 +171,27 @@ class FileStore:
                 _note_use(path)
                 return None
             # Either the disk has damaged the file, which an upload replaces, or the reference is wrong.
-        try:
-            return min(self._partial(ref.sha256).stat().st_size, ref.size)
-        except FileNotFoundError:
-            return 0
+        size = self.part_bytes(ref.sha256, writer)
+        return size if size <= ref.size else 0
+
+    def part_bytes(self, sha256: str, writer: str = "") -> int:
+        """Return how many bytes an interrupted upload by a writer has left of a file; 0 if there was none."""
+        with suppress(FileNotFoundError):
+            return self._part(sha256, writer).stat().st_size
+        return 0
 
     def has(self, refs: Iterable[FileRef]) -> bool:
         """Return whether all these files are here and complete."""
         return all(self.offset(ref) is None for ref in refs)
 
-    def open(self, sha256: str) -> tuple[IO[bytes] | bytes, int]:
-        """Return a file, open for reading, or a text that is lent; and its size in bytes.
+    def open(self, sha256: str) -> tuple[IO[bytes], int]:
+        """Return a file, open for reading, and its size in bytes.
 
         Raises:
             FileMissing: there is no such file.
             Failed: the disk can't be read.
         """
         self._check(FileRef(sha256=sha256))
-        text = self._text(sha256)
-        if text is not None:
-            return text, len(text)
         try:
             file = self._path(sha256).open("rb")
             _note_use(self._path(sha256))
@@ -189,6 +205,21 @@ class FileStore:
             ) from None
         except OSError as error:
             raise Failed(f"file {sha256[:12]}: can't be read: {error.strerror or error}") from None
+
+    def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a file that begins at a request's offset.
+
+        Raises:
+            FileMissing: there is no such file.
+            Failed: the disk can't be read.
+        """
+        file, size = self.open(request.sha256)
+        with file:
+            ref = FileRef(sha256=request.sha256, size=size)
+            try:
+                return make_piece(file, ref, request.offset, request.length)
+            except OSError as error:
+                raise Failed(f"file {ref.sha256[:12]}: can't be read: {error.strerror or error}") from None
 
     def read(self, ref: FileRef, max_bytes: int) -> bytes:
         """Return the content of a file, verified.
@@ -204,8 +235,6 @@ class FileStore:
         """
         self._check(ref, max_bytes)
         file, size = self.open(ref.sha256)
-        if isinstance(file, bytes):
-            return file
         with file:
             content = file.read() if size <= max_bytes else b""
         if size <= max_bytes and make_ref(content).sha256 != ref.sha256:
@@ -276,70 +305,96 @@ class FileStore:
         return self._path(sha256)
 
     def remove_unkept(self, sha256: str) -> bool:
-        """Remove a file and what an upload has left of it, unless a job keeps it or it is being uploaded or held.
-
-        Returns:
-            Whether nothing is left of it.
-        """
+        """Remove a complete file, unless a job keeps it or it is held; return whether it is gone."""
         with self._lock:
-            if sha256 in self._kept_files():
-                return False
-            return all(_remove_unless_locked(each) for each in (self._partial(sha256), self._path(sha256)))
+            return sha256 not in self._kept_files() and _remove_unless_locked(self._path(sha256))
 
     def last_use_seconds(self, sha256: str) -> float | None:
-        """Return when a file, or a part of it, was last used, as Unix time; None if nothing of it is here."""
-        for path in (self._path(sha256), self._partial(sha256)):
-            with suppress(FileNotFoundError):
-                return _last_use_seconds(path.stat())
+        """Return when a file was last used, as Unix time; None if it is not here."""
+        with suppress(FileNotFoundError):
+            return _last_use_seconds(self._path(sha256).stat())
         return None
 
-    def _text(self, sha256: str) -> bytes | None:
+    def reclaim(self, size_bytes: int) -> int:
+        """Free so many bytes of a full disk, of what nobody needs, and return how many are free now.
+
+        Parts of files go first, which an interrupted upload has left; then files that no job keeps. Of each kind the
+        longest unused go first.
+        """
         with self._lock:
-            return next((texts[sha256] for texts in self._texts.values() if sha256 in texts), None)
+            return self._remove_needless(size_bytes)
+
+    def with_room(self, work: Callable[[], Result], size_bytes: int) -> Result:
+        """Do work on the disk; if the disk is full, do it once more after `reclaim`, unless nothing could go.
+
+        Args:
+            work: the work; it may be begun again.
+            size_bytes: how much it writes.
+        """
+        try:
+            return work()
+        except (OSError, TiermeshError) as error:
+            if not (isinstance(error, NoRoom) or is_out_of_space(error)) or not self.reclaim(size_bytes):
+                raise
+        return work()
+
+    def _remove_needless(self, size_bytes: int, spared: Path | None = None) -> int:
+        kept, freed_bytes = self._kept_files(), 0
+        for path, status in sorted(self._list(), key=lambda each: not _is_part(each[0])):
+            if freed_bytes >= size_bytes:
+                break
+            if path.name not in kept and path != spared and _remove_unless_locked(path):
+                freed_bytes += status.st_size
+        return freed_bytes
 
     # ---- writing ----
 
-    def begin(self, ref: FileRef, offset: int) -> Upload:
-        """Begin or continue an upload.
+    def begin(self, ref: FileRef, offset: int, writer: str = "") -> Upload | None:
+        """Begin or continue an upload; return None if the file is complete.
 
         Args:
             ref: the file.
             offset: position of the first byte that the caller will send.
+            writer: who uploads it; empty for this process.
 
         Raises:
             Refused: the reference is malformed, or the file is too large.
-            UploadUnderWay: another caller uploads it, or the offset is not that of `offset`.
+            UploadUnderWay: another process uploads it into this folder, or fewer bytes than the offset are here.
             NoRoom: the store or the disk is full.
         """
         self._check(ref)
-        present = self.offset(ref)
+        present, part = self.offset(ref, writer), self._part(ref.sha256, writer)
         if present is None:
-            raise UploadUnderWay(f"file {ref.sha256[:12]}: complete already; ask Missing again")
-        self._make_room(ref, present)
-        with explain_disk(ref):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = self._partial(ref.sha256).open("a+b")
+            return None
+        self._make_room(ref, present, part)
+        file = self.with_room(partial(self._open_part, ref, part), MAX_PIECE_BYTES)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_same(file, self._partial(ref.sha256)):  # another caller finished it meanwhile
+            if not _is_same(file, part):  # it was finished or removed meanwhile
                 raise BlockingIOError
-            if self.offset(ref) is None:  # another caller finished it before this temporary file was created
-                self._partial(ref.sha256).unlink(missing_ok=True)
-                raise BlockingIOError
-            if file.tell() != offset:
+            if self.offset(ref, writer) is None:  # another writer finished it before this part was made
+                part.unlink(missing_ok=True)
+                file.close()
+                return None
+            if file.tell() < offset:
                 raise UploadUnderWay(
                     f"file {ref.sha256[:12]}: {file.tell()} bytes are here, the upload continues at {offset}; ask "
                     "Missing again"
                 )
-            with explain_disk(ref):
-                return Upload(ref, file, self._partial(ref.sha256), self._path(ref.sha256))
+            file.truncate(offset)  # what is beyond is sent again
+            return Upload(ref, file, part, self._path(ref.sha256), self.with_room)
         except BaseException as error:
             file.close()
             if isinstance(error, BlockingIOError):
                 raise UploadUnderWay(
-                    f"file {ref.sha256[:12]}: another peer uploads it; wait for it"
+                    f"file {ref.sha256[:12]}: another process uploads it; wait for it"
                 ) from None
             raise
+
+    def _open_part(self, ref: FileRef, part: Path) -> IO[bytes]:
+        with explain_disk(ref):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return part.open("a+b")
 
     def put(self, content: bytes) -> FileRef:
         """Store a file whose content is in memory.
@@ -349,31 +404,31 @@ class FileStore:
             Failed: the disk failed, or another peer uploads it.
         """
         ref = make_ref(content)
-        offset = self.offset(ref)
-        if offset is not None:
-            with self.begin(ref, offset) as upload:
-                for start in range(offset, ref.size, MAX_PIECE_BYTES):
+        upload = self.begin(ref, 0)
+        if upload is not None:
+            with upload:
+                for start in range(0, ref.size, MAX_PIECE_BYTES):
                     upload.write(content[start : start + MAX_PIECE_BYTES])
                 upload.finish()
         return ref
 
-    def _make_room(self, ref: FileRef, present: int) -> None:
-        """Remove the longest unused files that no job keeps, until another one fits."""
+    def _make_room(self, ref: FileRef, present: int, part: Path) -> None:
+        """Remove what nobody needs, until another file fits, and the writer has not too many parts."""
         if ref.size > self._max_store_bytes:
             raise Refused(
                 f"file {ref.sha256[:12]}: {ref.size} bytes, but all files together may have "
                 f"{self._max_store_bytes} bytes; raise {self._store_limit}, or give a smaller file"
             )
         with self._lock:
-            kept, listed = self._kept_files(), self._list()
+            listed = self._list()
+            others = [
+                path for path, _ in listed if path.name[-_SUFFIX:] == part.name[-_SUFFIX:] and path != part
+            ]
+            for path in others[: max(0, len(others) + 1 - MAX_PARTS_OF_WRITER)]:
+                _remove_unless_locked(path)
             excess = sum(each.st_size for _, each in listed) + ref.size - present - self._max_store_bytes
-            for path, status in listed:
-                if excess <= 0:
-                    return
-                if path.name in kept or path == self._partial(ref.sha256):
-                    continue
-                if _remove_unless_locked(path):
-                    excess -= status.st_size
+            if excess > 0:
+                excess -= self._remove_needless(excess, part)
         if excess > 0:
             raise NoRoom(
                 f"file {ref.sha256[:12]}: {ref.size} bytes, but all files together may have {self._max_store_bytes} "
@@ -388,8 +443,13 @@ class FileStore:
     def _path(self, sha256: str) -> Path:
         return self._folder / sha256
 
-    def _partial(self, sha256: str) -> Path:
-        return self._folder / f".{sha256}{_PARTIAL}"
+    def _part(self, sha256: str, writer: str) -> Path:
+        of_writer = hashlib.sha256(writer.encode()).hexdigest()[:_WRITER_DIGITS]
+        return self._folder / f".{sha256}-{of_writer}{_PARTIAL}"
+
+
+def _is_part(path: Path) -> bool:
+    return path.name.endswith(_PARTIAL)
 
 
 def _note_use(path: Path) -> None:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any, Protocol, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused
 from services.files.errors import FileDamaged, FileMissing
-from services.files.service import IDLE_SECONDS, MAX_REFS, check_piece, read_pieces
+from services.files.pieces import parse_piece, read_pieces
+from services.protocol.bounds import BOUNDS
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
-from services.protocol.file_refs import check_ref
 from services.transport.backoff import Backoff
-from services.transport.links import write_to_call
+from services.transport.links import LinkClosed, write_to_call
 
 log = logging.getLogger("tiermesh.files")
 
 Metadata: TypeAlias = "tuple[tuple[str, str], ...]"
 
+IDLE_SECONDS = 60.0
+"""Longest wait for a peer to send the next piece, to take one, or to answer."""
 MAX_DAMAGED = 5
 """Number of times that a damaged transfer is repeated before it fails."""
 SLOWEST_DISK_BYTES_PER_SECOND = 50e6
@@ -126,8 +127,8 @@ async def upload_missing(
         asyncio.TimeoutError: the peer did not answer, or took no piece.
         Refused: a file is not in the source.
     """
-    for first in range(0, len(refs), MAX_REFS):
-        asked = refs[first : first + MAX_REFS]
+    for first in range(0, len(refs), BOUNDS["MissingRequest.files"].count):
+        asked = refs[first : first + BOUNDS["MissingRequest.files"].count]
         offsets = await _ask_missing(channel, asked, metadata)
         for ref in asked:
             offset = min(offsets.get(ref.sha256, ref.size), ref.size)
@@ -166,11 +167,12 @@ async def _upload_one(
             "/tiermesh.Files/Write", request_serializer=pb.FilePiece.SerializeToString
         )(metadata=metadata)
         try:
-            async for piece in read_pieces(file, ref, offset):
-                await asyncio.wait_for(write_to_call(call, piece), patience_seconds)
-                if tell is not None:
-                    tell(ref, piece.offset + len(piece.data))
-            await call.done_writing()
+            with suppress(LinkClosed):  # the peer has all of the file from somebody else, as its answer says
+                async for piece in read_pieces(file, ref, offset):
+                    await asyncio.wait_for(write_to_call(call, piece), patience_seconds)
+                    if tell is not None:
+                        tell(ref, piece.offset + len(piece.data))
+                await call.done_writing()
             answer = await asyncio.wait_for(call, patience_seconds)
             if answer != ref.SerializeToString():
                 raise FileDamaged(f"file {ref.sha256[:12]}: the answer to Write is not its reference")
@@ -181,59 +183,10 @@ async def _upload_one(
             file.close()
 
 
-async def download(
-    channel: grpc.aio.Channel, ref: pb.FileRef, max_bytes: int, peer: str, backoff: Backoff | None = None
-) -> bytes:
-    """Return the content of a peer's file, verified. What may pass is tried again, as in `upload`.
-
-    Args:
-        channel: connection to the peer.
-        ref: the file.
-        max_bytes: largest size that is accepted.
-        peer: name of the peer, for log and errors.
-        backoff: pauses between attempts.
-
-    Raises:
-        FileMissing: the peer does not have the file.
-        Refused: the reference is malformed or too large, or the peer refuses.
-        Failed: the file arrived damaged too often.
-    """
-    refusal = check_ref(ref, max_bytes)
-    if refusal is not None:
-        raise Refused(f"{peer}: {refusal.reason}")
-    retries = Retries(peer, backoff)
-    content = bytearray()
-    while True:
-        try:
-            await _read_on(channel, ref, content)
-            if hashlib.sha256(content).hexdigest() == ref.sha256:
-                return bytes(content)
-            content.clear()
-            await retries.wait(grpc.StatusCode.DATA_LOSS, f"file {ref.sha256[:12]}: damaged on the way")
-        except FileDamaged as damaged:
-            await retries.wait(grpc.StatusCode.DATA_LOSS, str(damaged))
-        except grpc.aio.AioRpcError as error:
-            await retries.wait(error.code(), error.details() or error.code().name.lower())
-        except asyncio.TimeoutError:
-            await retries.wait(grpc.StatusCode.UNAVAILABLE, f"no piece within {IDLE_SECONDS:g} s")
-
-
-async def _read_on(channel: grpc.aio.Channel, ref: pb.FileRef, content: bytearray) -> None:
-    """Append the rest of a file to what is here.
-
-    Raises:
-        FileDamaged: a piece was damaged, or is not the next one.
-    """
-    async for piece in receive_pieces(channel, ref.sha256, len(content)):
-        if len(content) + len(piece.data) > ref.size:
-            raise FileDamaged(f"Read: more than the {ref.size} bytes of file {ref.sha256[:12]}")
-        content += piece.data
-
-
 async def receive_pieces(
-    channel: grpc.aio.Channel, sha256: str, offset: int
+    channel: grpc.aio.Channel, request: pb.ReadFileRequest, metadata: Metadata = ()
 ) -> AsyncGenerator[pb.FilePiece, None]:
-    """Yield the pieces of a peer's file from an offset on, checked, in order and without gaps.
+    """Yield the pieces of a range of a peer's file, checked, in order and without gaps.
 
     Raises:
         FileDamaged: a piece was damaged, or is not the next one.
@@ -241,20 +194,20 @@ async def receive_pieces(
         asyncio.TimeoutError: no piece came in time.
     """
     call = channel.unary_stream("/tiermesh.Files/Read", request_serializer=encode_with_checksum)(
-        pb.ReadFileRequest(sha256=sha256, offset=offset)
+        request, metadata=metadata
     )
+    offset = request.offset
     try:
         while True:
             received: Any = await asyncio.wait_for(call.read(), IDLE_SECONDS)
             if not isinstance(received, bytes):
                 return
-            try:
-                piece = pb.FilePiece.FromString(received)
-            except DecodeError:
-                raise FileDamaged(f"Read: {len(received)} bytes are no FilePiece") from None
-            check_piece(piece)
-            if piece.offset != offset:
-                raise FileDamaged(f"Read: {len(piece.data)} bytes at byte {piece.offset}, expected {offset}")
+            piece = parse_piece(received)
+            if piece.offset != offset or piece.file.sha256 != request.sha256:
+                raise FileDamaged(
+                    f"Read: byte {piece.offset} of file {piece.file.sha256[:12]!r}, expected byte {offset} of "
+                    f"{request.sha256[:12]}"
+                )
             offset += len(piece.data)
             yield piece
     finally:

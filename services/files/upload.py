@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -17,24 +17,36 @@ from services.files.errors import FileDamaged, NoRoom
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.file_refs import MAX_PIECE_BYTES
 
+HASH_BYTES = 64 << 20
+"""Number of bytes that `Upload.hash_on` reads at once."""
+
 
 class Upload:
     """One upload; a context manager that keeps what was written if it is left before `finish`.
 
     Args:
         ref: the file.
-        file: the temporary file, locked and at its end.
-        partial: path of the temporary file.
+        file: the part of it that is here, locked.
+        part: path of the part.
         path: path of the complete file.
+        with_room: does work on the disk that writes so many bytes, see `FileStore.with_room`.
+
+    Attributes:
+        size: number of bytes that are here.
     """
 
-    def __init__(self, ref: FileRef, file: IO[bytes], partial: Path, path: Path) -> None:
-        self._ref, self._file, self._partial, self._path = ref, file, partial, path
-        self._digest = hashlib.sha256()
-        self.size = file.tell()
-        file.seek(0)
-        while data := file.read(MAX_PIECE_BYTES):
-            self._digest.update(data)
+    def __init__(
+        self,
+        ref: FileRef,
+        file: IO[bytes],
+        part: Path,
+        path: Path,
+        with_room: Callable[[Callable[[], None], int], None],
+    ) -> None:
+        self._ref, self._file, self._part, self._path = ref, file, part, path
+        self._with_room = with_room
+        self._digest, self._hashed_bytes = hashlib.sha256(), 0
+        self.size = file.seek(0, os.SEEK_END)
 
     def __enter__(self) -> Upload:
         return self
@@ -47,12 +59,15 @@ class Upload:
         with suppress(OSError):  # what is still in the buffer of a full disk's file is sent again
             self._file.close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> bool:
         """Append a piece.
+
+        Returns:
+            Whether the file is still wanted. If another upload has completed it, what is here is removed.
 
         Raises:
             Refused: the file gets longer than its reference says.
-            NoRoom: the disk is full.
+            NoRoom: the disk is full, and nothing on it can go.
             Failed: the disk failed in another way.
         """
         if self.size + len(data) > self._ref.size:
@@ -60,38 +75,76 @@ class Upload:
                 f"file {self._ref.sha256[:12]}: more than the {self._ref.size} bytes that its reference says"
             )
         with explain_disk(self._ref):
-            hit_failpoint("files.mid-write")
-            try:
-                self._file.write(data)
-                self._file.flush()
-            except OSError:
-                self._file.truncate(self.size)  # a part of the piece may have been written
-                raise
-        self._digest.update(data)
+            self._with_room(lambda: self._append(data), MAX_PIECE_BYTES)
+        if self._hashed_bytes == self.size:
+            self._digest.update(data)
+            self._hashed_bytes += len(data)
         self.size += len(data)
+        if not self._is_complete():
+            return True
+        self._part.unlink(missing_ok=True)
+        return False
 
-    def finish(self) -> None:
+    def _is_complete(self) -> bool:
+        with suppress(FileNotFoundError):
+            return self._path.stat().st_size == self._ref.size
+        return False
+
+    def _append(self, data: bytes) -> None:
+        hit_failpoint("files.mid-write")
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError:
+            self._file.truncate(self.size)  # a part of the piece may have been written
+            raise
+
+    def hash_on(self) -> bool:
+        """Hash some more of what an earlier upload has written; return whether there may be more."""
+        with explain_disk(self._ref):
+            self._file.seek(self._hashed_bytes)
+            end = min(self._hashed_bytes + HASH_BYTES, self.size)
+            while self._hashed_bytes < end:
+                data = self._file.read(MAX_PIECE_BYTES)
+                if not data:
+                    return False  # the file was cut by somebody else, which its SHA-256 tells
+                self._digest.update(data)
+                self._hashed_bytes += len(data)
+        return self._hashed_bytes < self.size
+
+    def finish(self, record: Callable[[], None] | None = None) -> None:
         """Verify the file, and return once it would survive a power cut.
+
+        Args:
+            record: optional callback, called when the file is verified, before it is complete.
 
         Raises:
             FileDamaged: bytes are missing, and those that are here stay; or they are not those of the reference.
+            NoRoom: the disk is full, and nothing on it can go.
             Failed: the disk failed.
         """
         if self.size < self._ref.size:  # the peer may have died, which looks like the end of what it sends
             raise FileDamaged(
                 f"file {self._ref.sha256[:12]}: {self.size} of {self._ref.size} bytes arrived; continue there"
             )
+        while self.hash_on():
+            pass
         if self._digest.hexdigest() != self._ref.sha256:
-            self._partial.unlink(missing_ok=True)
+            self._part.unlink(missing_ok=True)
             raise FileDamaged(
                 f"file {self._ref.sha256[:12]}: {self.size} bytes with SHA-256 {self._digest.hexdigest()[:12]} "
-                f"arrived, expected {self._ref.size} bytes; upload it again"
+                f"arrived, expected {self._ref.size} bytes; send it again"
             )
         with explain_disk(self._ref):
-            os.fsync(self._file.fileno())
-            hit_failpoint("files.before-rename")
-            self._partial.rename(self._path)
-            sync_folder(self._path.parent)
+            if record is not None:
+                self._with_room(record, MAX_PIECE_BYTES)
+            self._with_room(self._publish, MAX_PIECE_BYTES)
+
+    def _publish(self) -> None:
+        os.fsync(self._file.fileno())
+        hit_failpoint("files.before-rename")
+        self._part.rename(self._path)
+        sync_folder(self._path.parent)
 
 
 @contextmanager

@@ -134,7 +134,6 @@ BOUNDS: Mapping[str, Bound] = {
     # payloads
     "ArrayPiece.data": Bound(bytes=2 << 20),
     "Chunk.payload": Bound(bytes=2 << 20),
-    "FilePart.data": Bound(bytes=1 << 20),
     "FilePiece.data": Bound(bytes=MAX_PIECE_BYTES),
     "PassMessage.payload": Bound(bytes=2 << 20),
     # lists and maps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Coroutine
 from contextlib import ExitStack
 from itertools import pairwise
@@ -13,34 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.downloads import LONGEST_SHARE_SECONDS, MOST_DOWNLOADS, PIECE_BYTES, Download, Downloads
+from aggregator.downloads import LONGEST_SHARE_SECONDS, MOST_DOWNLOADS, Download, Downloads
 from services.caps import MB, Cap, CapReached
-
-
-class SkippingSelector(selectors.SelectSelector):
-    """A selector that does not wait: it adds the time to `now`."""
-
-    now = 0.0
-    waits = 0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        """Return what is ready."""
-        if timeout:
-            self.now += timeout
-            self.waits += 1
-        return super().select(0)
-
-
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """An event loop with the time of its selector."""
-
-    def __init__(self, selector: SkippingSelector) -> None:
-        super().__init__(selector)
-        self._skipping = selector
-
-    def time(self) -> float:
-        """Return the selector's time."""
-        return self._skipping.now
+from services.protocol.file_refs import MAX_PIECE_BYTES
+from tests.support.skipping_loop import SkippingLoop, SkippingSelector
 
 
 class World:
@@ -83,7 +58,7 @@ class World:
 @given(
     readers=st.lists(
         st.tuples(
-            st.lists(st.integers(0, PIECE_BYTES), min_size=1, max_size=8),
+            st.lists(st.integers(0, MAX_PIECE_BYTES), min_size=1, max_size=8),
             st.floats(0, 3),
             st.none() | st.floats(0, 6),
         ),
@@ -105,7 +80,7 @@ def test_all_downloads_together_stay_within_the_rate(
             tasks.append(task)
         await asyncio.gather(*tasks, return_exceptions=True)
         with ExitStack() as stack:  # nobody holds a place
-            for _ in range(int(2 * MB * LONGEST_SHARE_SECONDS / PIECE_BYTES)):
+            for _ in range(int(2 * MB * LONGEST_SHARE_SECONDS / MAX_PIECE_BYTES)):
                 stack.enter_context(world.downloads.begin(""))
 
     world.run(scenario())
@@ -122,13 +97,13 @@ def test_downloads_get_the_same_share_and_nothing_spins() -> None:
     count = 40
 
     async def scenario() -> None:
-        await asyncio.gather(*(world.read(name, [PIECE_BYTES] * count) for name in "abc"))
+        await asyncio.gather(*(world.read(name, [MAX_PIECE_BYTES] * count) for name in "abc"))
 
     world.run(scenario())
     for name in "abc":
         places = [place for place, (_, whose, _) in enumerate(world.sent) if whose == name]
         assert all(later - earlier == 3 for earlier, later in pairwise(places))
-    seconds = (3 * count * PIECE_BYTES - 2 * MB) / (2 * MB)
+    seconds = (3 * count * MAX_PIECE_BYTES - 2 * MB) / (2 * MB)
     assert world.loop.time() == pytest.approx(seconds, rel=1e-6)
     assert world.selector.waits <= 3 * count, "one wait for each piece at most"
     assert world.reached == [Cap.DOWNLOAD_BANDWIDTH] * 3, "each download is counted once"
@@ -138,10 +113,10 @@ def test_a_slow_reader_takes_only_what_it_reads() -> None:
     world = World(mb_per_second=2)
 
     async def scenario() -> None:
-        slow = asyncio.ensure_future(world.read("slow", [PIECE_BYTES] * 3, pause_seconds=1000.0))
+        slow = asyncio.ensure_future(world.read("slow", [MAX_PIECE_BYTES] * 3, pause_seconds=1000.0))
         await asyncio.sleep(10)
-        await world.read("fast", [PIECE_BYTES] * 20)
-        assert world.loop.time() == pytest.approx(10 + (20 * PIECE_BYTES - 2 * MB) / (2 * MB), rel=1e-6)
+        await world.read("fast", [MAX_PIECE_BYTES] * 20)
+        assert world.loop.time() == pytest.approx(10 + (20 * MAX_PIECE_BYTES - 2 * MB) / (2 * MB), rel=1e-6)
         slow.cancel()
 
     world.run(scenario())
@@ -151,14 +126,14 @@ def test_a_cancelled_download_leaves_its_share_to_the_others() -> None:
     world = World(mb_per_second=1)
 
     async def scenario() -> None:
-        waiting = [asyncio.ensure_future(world.read(name, [PIECE_BYTES] * 100)) for name in "abc"]
+        waiting = [asyncio.ensure_future(world.read(name, [MAX_PIECE_BYTES] * 100)) for name in "abc"]
         await asyncio.sleep(0.5)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         began, sent = world.loop.time(), len(world.sent)
-        await world.read("d", [PIECE_BYTES] * 4)
-        assert world.loop.time() - began <= (4 + sent) * PIECE_BYTES / MB - 0.5
+        await world.read("d", [MAX_PIECE_BYTES] * 4)
+        assert world.loop.time() - began <= (4 + sent) * MAX_PIECE_BYTES / MB - 0.5
 
     world.run(scenario())
 
@@ -215,5 +190,5 @@ def test_one_person_leaves_half_of_the_places_to_others() -> None:
 
 def test_without_a_cap_nothing_waits() -> None:
     world = World(None)
-    world.run(world.read("a", [PIECE_BYTES] * 100))
+    world.run(world.read("a", [MAX_PIECE_BYTES] * 100))
     assert world.loop.time() == 0.0 and world.reached == []

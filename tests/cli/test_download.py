@@ -1,12 +1,17 @@
-"""Downloads give a complete and verified checkpoint, or nothing."""
+"""Downloads give a complete and verified checkpoint, or none; a repeated one goes on where it stopped."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cli.main import main
 from protos import jobs_pb2
@@ -17,7 +22,10 @@ from services.checkpoints.write import (
     write_checkpoint,
 )
 from services.tensors.layout import Layout
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.fake_aggregator import FakeAggregator
+
+SHORT = replace(STANDARD_TIMEOUTS, follow=0.05)
 
 
 @pytest.fixture
@@ -54,17 +62,20 @@ def test_a_download_is_the_checkpoint(
     assert "exists already" in capsys.readouterr().err
 
 
+def run(aggregator: FakeAggregator, target: Path) -> int:
+    return main(["download", "job-1", str(target), "--aggregator", aggregator.address])
+
+
 def damage(aggregator: FakeAggregator) -> None:
-    content = bytearray(aggregator.files["model.safetensors"])
-    content[-1] ^= 1
-    aggregator.files["model.safetensors"] = bytes(content)
+    content = aggregator.files["model.safetensors"]
+    aggregator.served["model.safetensors"] = content[:-1] + bytes([content[-1] ^ 1])
 
 
 def escape(aggregator: FakeAggregator) -> None:
     aggregator.files["../escaped"] = b"x"
 
 
-def shorten(aggregator: FakeAggregator) -> None:
+def lengthen(aggregator: FakeAggregator) -> None:
     aggregator.sent_sizes["model.safetensors"] = 10**6
 
 
@@ -72,12 +83,12 @@ def leave_out(aggregator: FakeAggregator) -> None:
     del aggregator.files["model.safetensors"]
 
 
+def add(aggregator: FakeAggregator) -> None:
+    aggregator.files["more.json"] = b"{}"
+
+
 def send_another_step(aggregator: FakeAggregator) -> None:
     aggregator.step = 400
-
-
-def send_of_two_steps(aggregator: FakeAggregator) -> None:
-    aggregator.sent_steps["model.safetensors"] = 400
 
 
 def send_nothing(aggregator: FakeAggregator) -> None:
@@ -85,31 +96,69 @@ def send_nothing(aggregator: FakeAggregator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected"),
+    ("fault", "expected", "stays"),
     [
-        (damage, "not a complete checkpoint"),
-        (escape, "'../escaped'"),
-        (shorten, "of 1000000 bytes arrived"),
-        (leave_out, "not a complete checkpoint"),
-        (send_nothing, "sent no files"),
-        (send_another_step, "sent the checkpoint of job job-1, step 500; expected job job-1, step 400"),
-        (send_of_two_steps, "'model.safetensors' belongs to step 400, expected step 500"),
+        (damage, "bytes with SHA-256", True),
+        (escape, "'../escaped'", False),
+        (lengthen, "of 1000000 bytes arrived", True),
+        (leave_out, "sent 2 files of the checkpoint of job job-1, step 500; expected the 3 of job", False),
+        (add, "sent 4 files", False),
+        (send_nothing, "sent 0 names of files", False),
+        (send_another_step, "step 500; expected the 3 of job job-1, step 400", False),
     ],
-    ids=["damage", "escape", "shorten", "leave_out", "send_nothing", "another_step", "two_steps"],
+    ids=["damage", "escape", "lengthen", "leave_out", "add", "send_nothing", "another_step"],
 )
-def test_an_incomplete_download_leaves_nothing_behind(
-    fault: object,
+def test_an_incomplete_download_never_looks_complete(
+    fault: Callable[[FakeAggregator], None],
     expected: str,
+    stays: bool,
     checkpoint: Path,
     aggregator: FakeAggregator,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert callable(fault)
+    monkeypatch.setattr("cli.client._RETRY_SECONDS", 0.01)
     fault(aggregator)
     target = tmp_path / "target"
-    assert main(["download", "job-1", str(target), "--aggregator", aggregator.address]) == 1
+    assert run(aggregator, target) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
-    assert list(target.iterdir()) == []
+    left = [path.name for path in target.iterdir()] if target.exists() else []
+    assert all(name.startswith(".step-") and name.endswith(".partial") for name in left)
+    assert len(left) == stays
     assert not (tmp_path / "escaped").exists()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stops=st.lists(st.integers(0, 12), max_size=3))
+def test_a_repeated_command_goes_on_where_it_stopped(
+    checkpoint: Path,
+    aggregator: FakeAggregator,
+    tmp_path_factory: pytest.TempPathFactory,
+    stops: list[int],
+) -> None:
+    target = tmp_path_factory.mktemp("target")
+    aggregator.read.clear()
+    for pieces in stops:
+        aggregator.silent_after = len(aggregator.read) + pieces
+        with patch("cli.client._RETRY_SECONDS", 0.0), patch("cli.client.STANDARD_TIMEOUTS", SHORT):
+            if run(aggregator, target) == 0:
+                break
+        assert not (target / "step-00000500").exists(), "it appears complete or not at all"
+    aggregator.silent_after = None
+    if not (target / "step-00000500").exists():
+        assert run(aggregator, target) == 0
+    np.testing.assert_array_equal(read_checkpoint(target / "step-00000500").weights, np.arange(2000))
+    assert [path.name for path in target.iterdir()] == ["step-00000500"]
+    assert len({path.name for path in (target / "step-00000500").iterdir()}) == 4
+    assert len(aggregator.read) == len(set(aggregator.read)), "nothing is sent twice"
+
+
+def test_a_checkpoint_that_was_removed_leaves_nothing(
+    checkpoint: Path, aggregator: FakeAggregator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator.is_removed = True
+    assert run(aggregator, tmp_path / "target") == 2
+    assert "the checkpoint was removed" in capsys.readouterr().err
+    assert [*(tmp_path / "target").iterdir()] == []

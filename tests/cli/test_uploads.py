@@ -77,11 +77,11 @@ def fail_first(fake: FakeAggregator, monkeypatch: pytest.MonkeyPatch, *errors: E
     store, left, offsets = stored(fake), list(errors), []
     begin = store.begin
 
-    def begin_later(ref: FileRef, offset: int) -> Any:
+    def begin_later(ref: FileRef, offset: int, writer: str) -> Any:
         offsets.append(offset)
         if left:
             raise left.pop(0)
-        return begin(ref, offset)
+        return begin(ref, offset, writer)
 
     monkeypatch.setattr(store, "begin", begin_later)
     return offsets
@@ -123,7 +123,9 @@ def test_a_cap_ends_the_command_before_the_job_is_queued(
 def test_an_upload_continues_after_breaks(
     fake: FakeAggregator, large: JobInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stored(fake).begin(REF, 0) as former:
+    former = stored(fake).begin(REF, 0, "127.0.0.1")
+    assert former is not None
+    with former:
         former.write(CONTENT[:MAX_PIECE_BYTES])
     offsets = fail_first(fake, monkeypatch, Failed("the aggregator stops"), Failed("it starts"))
     upload(fake, large)
@@ -131,23 +133,14 @@ def test_an_upload_continues_after_breaks(
     assert offsets == [MAX_PIECE_BYTES] * 3
 
 
-def test_an_upload_waits_for_another_person_s_upload_of_the_same_file(
-    fake: FakeAggregator, large: JobInput, monkeypatch: pytest.MonkeyPatch
+def test_an_upload_does_not_wait_for_another_person_s_upload_of_the_same_file(
+    fake: FakeAggregator, large: JobInput
 ) -> None:
-    other = stored(fake).begin(REF, 0)
-    tries = []
-
-    def finish_at_last(*_: object) -> Any:
-        tries.append(1)
-        if len(tries) == 3:
-            other.write(CONTENT)
-            other.finish()
-            other.close()
-        return FileStore.begin(stored(fake), REF, 0)
-
-    monkeypatch.setattr(stored(fake), "begin", finish_at_last)
-    upload(fake, large)
-    assert stored(fake).has([REF]) and len(tries) == 3
+    other = stored(fake).begin(REF, 0, "another")
+    assert other is not None
+    with other:
+        upload(fake, large)
+        assert stored(fake).has([REF]) and not other.write(CONTENT[:1])
 
 
 def test_an_upload_that_gets_no_further_fails(
@@ -155,7 +148,7 @@ def test_an_upload_that_gets_no_further_fails(
 ) -> None:
     monkeypatch.setattr(cli.client, "STANDARD_TIMEOUTS", Timeouts.from_heartbeat(0.005))
     fail_first(fake, monkeypatch, *[Failed("the disk is away")] * 1000)
-    with pytest.raises(Failed, match=r"; the upload got no further for .* s, submit again to go on"):
+    with pytest.raises(Failed, match=r"; it got no further for .* s, repeat the command to go on"):
         upload(fake, large)
 
 

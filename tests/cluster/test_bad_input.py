@@ -363,11 +363,16 @@ def test_requests_of_people(cluster: Cluster, job: str) -> None:
     for call, request in (
         (stub.Watch, jobs.JobRequest(job="nobody")),
         (stub.Logs, jobs.LogsRequest(job="nobody")),
-        (stub.Download, jobs.DownloadRequest(job="nobody", newest=True)),
-        (stub.Download, jobs.DownloadRequest(job=job, step=10**6)),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             list(call(request, timeout=LIMIT_SECONDS))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND, caught.value.details()
+    for asked in (
+        pb.CheckpointRequest(job="nobody", newest=True),
+        pb.CheckpointRequest(job=job, step=10**6),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Checkpoint(asked, timeout=LIMIT_SECONDS)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND, caught.value.details()
 
 

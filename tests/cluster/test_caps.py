@@ -13,16 +13,19 @@ from typing import Any
 import grpc
 import pytest
 
-from aggregator.downloads import PIECE_BYTES
 from aggregator.storage.capped_log import CappedLog
 from protos import jobs_pb2 as jobs
+from protos.cluster_pb2 import CheckpointRequest
+from protos.files_pb2 import ReadFileRequest
 from services.caps import MB
 from services.config.job import MOST_SPEC_BYTES
+from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.transport.access.permissions import CallerKind
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import gpt_config, regression_config, spec_of, write_config
 from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh, tls_flags
 from tests.support.cluster.harness import Cluster
+from tests.support.cluster.stock_files import open_read
 
 Run = Callable[..., tuple[int, dict[str, Any], str]]
 
@@ -163,8 +166,11 @@ def test_downloads_share_a_bandwidth_and_one_too_many_is_refused(
                 "download", job, tmp_path / f"copy-{number}", "--aggregator", cluster.aggregator.address
             )
 
-        request = jobs.DownloadRequest(job=job, newest=True)
-        streams = [cluster.stub.Download(request, timeout=4 * LIMIT_SECONDS) for _ in range(9)]
+        asked = CheckpointRequest(job=job, newest=True)
+        found = cluster.stub.Checkpoint(asked, timeout=LIMIT_SECONDS)
+        largest = max(found.files.values(), key=lambda ref: ref.size)
+        request = ReadFileRequest(job=job, step=found.step, sha256=largest.sha256)
+        streams = [open_read(cluster.channel, request, 4 * LIMIT_SECONDS) for _ in range(9)]
         for stream in streams:
             next(stream)  # it has begun, and takes some 4 s more if it has all of the bandwidth
         refused = download(0)
@@ -179,5 +185,5 @@ def test_downloads_share_a_bandwidth_and_one_too_many_is_refused(
         eventually(lambda: download(1).returncode == 0, "a download")
         size = sum(path.stat().st_size for path in (tmp_path / "copy-1").rglob("*") if path.is_file())
         assert size > 4 * MB
-        assert time.monotonic() - began >= (size - PIECE_BYTES) / MB, "the burst is one piece"
+        assert time.monotonic() - began >= (size - MAX_PIECE_BYTES) / MB, "the burst is one piece"
         assert reached(cluster).keys() == {"downloads", "download_bandwidth"}

@@ -296,8 +296,8 @@ def test_a_person_uploads_within_the_caps_and_reads_nothing(tmp_path: Path, clie
         done = tiermesh("submit", client / "exact.yaml", *address, *tls_flags(files, "alice"))
         assert done.returncode == 75
         assert done.stderr.splitlines()[-1].endswith(
-            "person alice: jobs need 1 files, expected at most 1 (--max-uploads-per-person of the aggregator); submit "
-            "again when jobs have ended, or copy the data to the hosts and give --no-upload"
+            "person alice: 2 more files and 0 that jobs need, expected at most 1 in all (--max-uploads-per-person of "
+            "the aggregator); submit again when jobs have ended, or copy the data to the hosts and give --no-upload"
         )
         name = make_ref((client / "corpus.txt").read_bytes()).sha256
         assert not (tmp_path / "aggregator-state" / "files" / name).exists(), "nothing was sent in vain"

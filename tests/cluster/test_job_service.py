@@ -15,9 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import jobs_pb2 as jobs
+from protos.cluster_pb2 import CheckpointRequest
 from services.checkpoints.read import (
     read_checkpoint,
 )
+from services.protocol.file_refs import make_ref
 from tests.support.cluster.bits import STEPS, Bits, bits, gpt_config, spec_of, write_config
 from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, environment, eventually, tiermesh
 from tests.support.cluster.fork_server import ROOT
@@ -98,13 +100,10 @@ def test_a_job_over_generated_stubs(
     assert [event.job.state for event in again] == [jobs.SUCCEEDED], (
         "a job that is over: its state, and the end"
     )
-    files: dict[str, bytes] = {}
-    for part in stub.Download(jobs.DownloadRequest(job=job.id, newest=True), timeout=LIMIT_SECONDS):
-        assert len(part.data) <= 1 << 20 and part.step == STEPS
-        files[part.path] = files.get(part.path, b"") + part.data
-        assert len(files[part.path]) <= part.size
+    found = stub.Checkpoint(CheckpointRequest(job=job.id, newest=True), timeout=LIMIT_SECONDS)
     folder = Path(events[-1].job.checkpoint)
-    assert files == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert found.step == STEPS
+    assert dict(found.files) == {path.name: make_ref(path.read_bytes()) for path in folder.iterdir()}
     stored = stub.Get(jobs.JobRequest(job=job.id), timeout=LIMIT_SECONDS)
     assert stored == events[-1].job
 

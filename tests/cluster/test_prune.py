@@ -13,9 +13,12 @@ import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
+from protos.cluster_pb2 import CheckpointRequest
+from protos.files_pb2 import ReadFileRequest
 from tests.support.cluster.bits import STEPS, gpt_config, spec_of
 from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
 from tests.support.cluster.harness import Cluster
+from tests.support.cluster.stock_files import open_read
 
 TIERS = pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
 
@@ -125,14 +128,16 @@ def test_what_is_downloaded_stays_until_it_has_arrived(tmp_path: Path, corpus: P
         job = cluster.submit(spec_of(tmp_path, config))
         cluster.finish(job)
         size = sum(path.stat().st_size for path in cluster.checkpoint(job, 0).iterdir())
-        request = jobs.DownloadRequest(job=job, step=0)
-        download = cluster.stub.Download(request, timeout=LIMIT_SECONDS)
-        arrived = len(next(iter(download)).data)
+        found = cluster.stub.Checkpoint(CheckpointRequest(job=job, step=0), timeout=LIMIT_SECONDS)
+        assert sum(ref.size for ref in found.files.values()) == size
         for words in ((job,), (job, "--only", "checkpoints")):
             code, _, errors = prune(cluster, *words, "--yes")
             assert code == 1 and "its checkpoint of step 0 is being read" in errors
         assert cluster.saved_steps(job) == [0, 1]
-        assert arrived + sum(len(part.data) for part in download) == size
+        for name, ref in found.files.items():
+            pieces = open_read(cluster.channel, ReadFileRequest(job=job, sha256=ref.sha256))
+            content = b"".join(piece.data for piece in pieces)
+            assert content == (cluster.checkpoint(job, 0) / name).read_bytes()
         code, result, errors = prune(cluster, job, "--yes")
         assert (code, result["pruned"][0]["checkpoints"]) == (0, 2), errors
         assert_gone(cluster, job)

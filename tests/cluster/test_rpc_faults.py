@@ -116,18 +116,39 @@ def test_a_link_check_names_the_broken_link(
     assert tiermesh(*command).returncode == 0
 
 
-@pytest.mark.parametrize("rpc", ["Jobs/Download", "Optimizer/ReadCheckpoint"])
-@pytest.mark.parametrize("kind", [pytest.param("midway", marks=pytest.mark.long), "truncated"])
-def test_a_broken_download_leaves_nothing_and_a_retry_succeeds(
-    cluster: ProxiedCluster, spec: str, undamaged: Bits, rpc: str, kind: str, tmp_path: Path
+@pytest.mark.parametrize("service", ["Jobs", "Optimizer"])
+@pytest.mark.parametrize(
+    ("rpc", "kind"),
+    [
+        ("Checkpoint", "truncated"),
+        ("Read", "truncated"),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                ("Checkpoint", "midway"),
+                ("Read", "midway"),
+                ("Read", "bit-flipped"),
+                ("Read", "duplicated"),
+            )
+        ),
+    ],
+)
+def test_a_broken_download_ends_with_the_checkpoint_or_with_a_reason(
+    cluster: ProxiedCluster, spec: str, undamaged: Bits, service: str, rpc: str, kind: str, tmp_path: Path
 ) -> None:
+    """A list of files that is lost ends the command; a piece that is lost is read again."""
     job = cluster.finish(cluster.submit(spec)).id
-    proxy = cluster.proxy_of(rpc.partition("/")[0])
-    proxy.strike(Fault(f"/tiermesh.{rpc}", "down", kind, passing=1))
+    proxy = cluster.proxy_of(service)
+    method = f"/tiermesh.Files/{rpc}" if rpc == "Read" else f"/tiermesh.{service}/{rpc}"
+    proxy.strike(Fault(method, "down", kind))
     command = ("download", job, tmp_path, "--aggregator", cluster.to_aggregator.address)
     broken = tiermesh(*command)
-    assert (broken.returncode, len(broken.stderr.splitlines())) == (1, 1), broken.stderr
-    assert not list(tmp_path.iterdir())
-    assert tiermesh(*command).returncode == 0
+    assert proxy.struck.is_set(), "the fault never happened"
+    if rpc == "Read":
+        assert broken.returncode == 0, broken.stderr
+    elif broken.returncode:
+        assert (broken.returncode, len(broken.stderr.splitlines())) == (1, 1), broken.stderr
+        assert not list(tmp_path.iterdir())
+        assert tiermesh(*command).returncode == 0
     model = tmp_path / f"step-{STEPS:08d}" / "model.safetensors"
     assert hashlib.sha256(model.read_bytes()).hexdigest() == undamaged.model_sha256

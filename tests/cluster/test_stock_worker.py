@@ -15,7 +15,7 @@ from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, INITIAL_WEIGHTS, WEIG
 from services.tensors.layout import Layout
 from tests.support.cluster.bits import regression_config, spec_of
 from tests.support.cluster.harness import Cluster
-from tests.support.cluster.stock_files import fetch_file, upload_file
+from tests.support.cluster.stock_files import upload_file
 from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, WIRE_TYPES, StockWorker, chunk, gradient
 
 ELEMENTS = CHUNK_ELEMENTS + 1000
@@ -39,7 +39,7 @@ def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
     weights = initial()
     for kind, order in worker.orders():
         if kind == "join":
-            assert json.loads(fetch_file(worker.channel, order.spec)) == json.loads(spec_json)
+            assert json.loads(order.spec_json) == json.loads(spec_json)
             worker.say(
                 ready=pb.Ready(
                     job=order.job,

@@ -10,22 +10,23 @@ from aggregator.core.setting_aside import MOST_CRASHES, MOST_STARTS, PROBATION_S
 from aggregator.daemon import OWN_TIMEOUTS
 from aggregator.data_folder import MAX_FILES as MAX_INDEXED_FILES
 from aggregator.data_folder import SETTLED_SECONDS
-from aggregator.downloads import LONGEST_SHARE_SECONDS, MOST_DOWNLOADS, PIECE_BYTES
+from aggregator.downloads import LONGEST_SHARE_SECONDS, MOST_DOWNLOADS
 from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
 from aggregator.storage.capped_log import END_BYTES
-from aggregator.uploads import ROLES_BYTES
+from aggregator.uploads import ROLES_BYTES, WORKER_BYTES, WORKER_FILES
 from cli.daemon_commands import DEFAULT_CACHE_GB
 from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
-from optimizer.checkpoint_store import FILE_PART_BYTES
+from optimizer.checkpoint_use import READ_SECONDS
 from services.caps import MB, Caps
 from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, MOST_TOKENS
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
-from services.files.service import IDLE_SECONDS as IDLE_TRANSFER_SECONDS
-from services.files.service import MAX_LONG_TRANSFERS
+from services.files.limits import LEAST_BYTES_PER_SECOND, MAX_TRANSFERS, MAX_TRANSFERS_OF_CALLER, MAX_WORK
+from services.files.store import MAX_PARTS_OF_WRITER
+from services.files.transfer import IDLE_SECONDS as IDLE_TRANSFER_SECONDS
 from services.instrumentation.timeline import MAX_EVENTS
-from services.protocol.file_refs import MAX_TEXT_BYTES
+from services.protocol.file_refs import MAX_PIECE_BYTES, MAX_TEXT_BYTES
 from services.protocol.plan import (
     MIN_WINDOW_CHUNKS,
     MOST_EVALUATION_BATCHES,
@@ -117,11 +118,11 @@ FACTS = {
         f"| {MOST_SPEC_BYTES // KI} KiB |",
         f"| {Caps.log_mb} MB |",
         f"at most {END_BYTES // MI} MiB and at most a quarter",
-        f"pieces of up to {PIECE_BYTES // MI} MiB",
+        f"pieces of up to {MAX_PIECE_BYTES // MI} MiB",
         f"every {LONGEST_SHARE_SECONDS:g} s, and at most {MOST_DOWNLOADS}",
         f"| {MOST_DOWNLOADS // 2}, half of all |",
-        f"these are {int(LONGEST_SHARE_SECONDS * MB / PIECE_BYTES)}",
-        f"not taken for {IDLE_TRANSFER_SECONDS:g} s",
+        f"these are {int(LONGEST_SHARE_SECONDS * MB / MAX_PIECE_BYTES)}",
+        f"| {WORKER_FILES}, and {WORKER_BYTES >> 30} GiB |",
         f"| {Caps.uploads:,} |",
         f"| {Caps.uploads_per_person:,} |",
         f"| {Caps.upload_gb} GB |",
@@ -129,8 +130,14 @@ FACTS = {
         f"have {ROLES_BYTES >> 30} GiB of",
     ),
     "docs/files.md": (
-        f"files above {MAX_TEXT_BYTES >> 20} MiB",
-        f"| {MAX_LONG_TRANSFERS} besides",
+        f"any file of a worker | {MAX_TEXT_BYTES >> 20} MiB",
+        f"else its address | {MAX_TRANSFERS_OF_CALLER} |",
+        f"all callers | {MAX_TRANSFERS};",
+        f"hashed at a time | {MAX_WORK},",
+        f"at least {LEAST_BYTES_PER_SECOND // KI} KiB/s, averaged over six heartbeats",
+        f"nobody has read for {READ_SECONDS:g} s",
+        f"leaves behind | {MAX_PARTS_OF_WRITER} |",
+        f"piece or an answer | {IDLE_TRANSFER_SECONDS:g} s |",
         f"{ROLES_BYTES >> 30} GiB more",
     ),
     "docs/data-transfer.md": (
@@ -156,7 +163,7 @@ FACTS = {
     "benchmarks/README.md": (f"{CHUNK_MI} MiB",),
     "protos/tensors.proto": (f"at most {CHUNK_MI} MiB",),
     "protos/shards.proto": (f"at most {CHUNK_MI} MiB",),
-    "protos/cluster.proto": (f"at most {FILE_PART_BYTES // MI} MiB",),
+    "protos/files.proto": (f"at most {MAX_PIECE_BYTES // MI} MiB",),
     **{
         f"deploy/systemd/tiermesh-{role}.service": (
             f"{STANDARD_TIMEOUTS.stop:g} s",

@@ -322,7 +322,7 @@ class ServedOptimizer(ServedRole):
 
     async def attend(self) -> Attending:
         """Let an aggregator attend that has opened the job and announced its initial weights."""
-        await self.upload(SPEC.encode(), LAYOUT_TEXT, b"{}")
+        await self.upload(LAYOUT_TEXT, b"{}")
         aggregator = self._open("/tiermesh.Optimizer/Attend")
         hello = make_hello(
             Role.AGGREGATOR,
@@ -333,7 +333,7 @@ class ServedOptimizer(ServedRole):
             heartbeat_seconds=5.0,
         )
         aggregator.send(cluster.OptimizerCommand(epoch=EPOCH, hello=hello))
-        opened = cluster.Open(job=JOB, spec=make_ref(SPEC.encode()))
+        opened = cluster.Open(job=JOB, spec_json=SPEC)
         aggregator.send(cluster.OptimizerCommand(epoch=EPOCH, open=opened))
         await aggregator.hear("optimizer_status")
         described = cluster.Initialise(
@@ -380,9 +380,7 @@ class ServedShard(ServedRole):
             heartbeat_seconds=5.0,
         )
         aggregator.send(orders(shards.ShardOrder(hello=hello)))
-        opened = shards.OpenPart(
-            opening=1, job=JOB, spec=make_ref(SPEC.encode()), layout=make_ref(LAYOUT_TEXT)
-        )
+        opened = shards.OpenPart(opening=1, job=JOB, spec_json=SPEC, layout=make_ref(LAYOUT_TEXT))
         attends = shards.WorkerAttends(session=1, incarnation=INCARNATION, name="worker")
         aggregator.send(
             orders(shards.ShardOrder(open_part=opened), shards.ShardOrder(worker_attends=attends))

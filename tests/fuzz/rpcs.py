@@ -150,7 +150,7 @@ def _hello(role: Role) -> cluster.Hello:
 
 def _streams() -> dict[str, list[list[Message]]]:
     """Return what a peer may send, by method; streams of requests for the methods that are not here are one each."""
-    job, spec, layout, config = JOB, *map(make_ref, (SPEC.encode(), LAYOUT_TEXT, b"{}"))
+    job, layout, config = JOB, *map(make_ref, (LAYOUT_TEXT, b"{}"))
     weights = np.zeros(LAYOUT.elements, np.float32)
     return {
         "/tiermesh.Cluster/Attend": [
@@ -184,7 +184,7 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Optimizer/Attend": [
             [
                 cluster.OptimizerCommand(epoch=EPOCH, hello=_hello(Role.AGGREGATOR)),
-                cluster.OptimizerCommand(epoch=EPOCH, open=cluster.Open(job=job, spec=spec)),
+                cluster.OptimizerCommand(epoch=EPOCH, open=cluster.Open(job=job, spec_json=SPEC)),
                 cluster.OptimizerCommand(
                     epoch=EPOCH,
                     initialise=cluster.Initialise(job=job, layout=layout, files={CONFIG_FILE: config}),
@@ -195,13 +195,13 @@ def _streams() -> dict[str, list[list[Message]]]:
             ]
         ],
         "/tiermesh.Optimizer/Exchange": [[initial_weights(0)]],
-        "/tiermesh.Optimizer/ReadCheckpoint": [[cluster.ReadCheckpointRequest(job=job, newest=True)]],
+        "/tiermesh.Optimizer/Checkpoint": [[cluster.CheckpointRequest(job=job, newest=True)]],
         "/tiermesh.Shard/Attend": [
             [
                 orders(shards.ShardOrder(hello=_hello(Role.AGGREGATOR))),
                 orders(
                     shards.ShardOrder(
-                        open_part=shards.OpenPart(opening=1, job=job, spec=spec, layout=layout)
+                        open_part=shards.OpenPart(opening=1, job=job, spec_json=SPEC, layout=layout)
                     ),
                     shards.ShardOrder(
                         worker_attends=shards.WorkerAttends(session=1, incarnation=INCARNATION)
@@ -224,12 +224,15 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Pipeline/Pass": [_arrays()],
         "/tiermesh.Files/Missing": [[files.MissingRequest(files=REFS)]],
         "/tiermesh.Files/Write": [list(pieces_of(content)) for content in CONTENTS],
-        "/tiermesh.Files/Read": [[files.ReadFileRequest(sha256=each.sha256)] for each in REFS],
+        "/tiermesh.Files/Read": [
+            *([files.ReadFileRequest(sha256=each.sha256, offset=1, length=2)] for each in REFS),
+            [files.ReadFileRequest(sha256=REFS[0].sha256, job=job, step=1)],
+        ],
         "/tiermesh.Jobs/Submit": [[jobs.SubmitRequest(spec_json=SPEC, request_id="r")]],
         "/tiermesh.Jobs/Continue": [[jobs.ContinueRequest(job=job, step=1, steps=9, total_steps=9)]],
         "/tiermesh.Jobs/List": [[jobs.ListRequest(page_token="1", limit=1, newest_first=True)]],
         "/tiermesh.Jobs/Logs": [[jobs.LogsRequest(job=job, follow=True)]],
-        "/tiermesh.Jobs/Download": [[jobs.DownloadRequest(job=job, newest=True)]],
+        "/tiermesh.Jobs/Checkpoint": [[cluster.CheckpointRequest(job=job, newest=True)]],
         "/tiermesh.Jobs/Check": [[jobs.CheckRequest(rows=1, columns=2, backend="emulator")]],
         **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Cancel", "Watch")},
     }

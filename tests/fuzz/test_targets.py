@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.jobs_service import JobsServicer
+from services.files.service import FilesServicer
 from services.transport.http2.frames import FrameType
 from tests.fuzz.connections import frames_of
 from tests.fuzz.draws import Draws, draw_message
@@ -60,8 +60,8 @@ def test_a_caller_may_leave_a_download_that_waits_for_the_disk(monkeypatch: pyte
     async def wait(*given: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(JobsServicer, "_send_checkpoint", wait)
-    target = RPC_TARGETS["Jobs.Download"]
+    monkeypatch.setattr(FilesServicer, "_send", wait)
+    target = RPC_TARGETS["Files.Read"]
     target.run(target.seeds[0])
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,13 @@ import pytest
 
 from optimizer import checkpoint_removal
 from optimizer.checkpoint_store import CheckpointStore
+from optimizer.checkpoint_use import READ_SECONDS, CheckpointUse
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef, ReadFileRequest
 from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
 from services.errors import Failed, Refused
+from services.files.errors import FileMissing
 from services.tensors.layout import Layout
 
 
@@ -77,18 +79,71 @@ def test_some_checkpoints_or_all_of_a_job_go(tmp_path: Path, store: CheckpointSt
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["b"]
 
 
-def test_what_is_read_stays_until_it_was_read(store: CheckpointStore) -> None:
-    async def test() -> None:
-        reading = store.read_files(pb.ReadCheckpointRequest(job="a", step=4))
-        await reading.__anext__()
-        assert [each.in_use for each in found(store, "a")] == [False, True, False]
-        assert "is being read" in remove(store, "a").kept
-        reply = remove(store, "a", 0, 4)
-        assert (reply.checkpoints, reply.kept) == (1, "its checkpoint of step 4 is being read")
-        await reading.aclose()
-        assert remove(store, "a").checkpoints == 2
+def in_use(store: CheckpointStore) -> list[int]:
+    return [each.step for each in found(store, "a") if each.in_use]
 
-    asyncio.run(test())
+
+def read_all(store: CheckpointStore, step: int, files: Iterable[FileRef]) -> None:
+    for ref in files:
+        offset = 0
+        while offset < ref.size:
+            request = ReadFileRequest(job="a", step=step, sha256=ref.sha256, offset=offset, length=1000)
+            piece = store.read_piece(request)
+            assert piece.file == ref
+            offset += len(piece.data)
+
+
+def test_what_is_read_stays_until_it_was_read(store: CheckpointStore) -> None:
+    listed = store.list_files(pb.CheckpointRequest(job="a", step=4))
+    assert in_use(store) == [4]
+    files = list(listed.files.values())
+    read_all(store, 4, files[1:])
+    assert "is being read" in remove(store, "a").kept
+    reply = remove(store, "a", 0, 4)
+    assert (reply.checkpoints, reply.kept) == (1, "its checkpoint of step 4 is being read")
+    read_all(store, 4, files[:1])
+    assert in_use(store) == []
+    assert remove(store, "a").checkpoints == 2
+
+
+def test_a_reader_that_stops_frees_the_checkpoint_and_is_told_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("optimizer.checkpoint_store.CheckpointUse", lambda: CheckpointUse(lambda: now))
+    store = CheckpointStore(tmp_path / "checkpoints")
+    write(store, "a", 4)
+    (ref, *_) = store.list_files(pb.CheckpointRequest(job="a", newest=True)).files.values()
+    request = ReadFileRequest(job="a", step=4, sha256=ref.sha256, length=1)
+    now += READ_SECONDS - 1
+    store.read_piece(request)
+    now += READ_SECONDS - 1
+    assert in_use(store) == [4], "each piece counts"
+    now += 2
+    assert in_use(store) == []
+    again = CheckpointStore(tmp_path / "checkpoints")  # after a restart
+    again.read_piece(request)
+    assert in_use(again) == [4]
+    write(store, "a", 8)
+    remove(store, "a", 4)
+    with pytest.raises(
+        FileMissing, match="job a: its checkpoint of step 4 was removed or made again"
+    ) as gone:
+        store.read_piece(request)
+    assert "\n" not in str(gone.value)
+    with pytest.raises(FileMissing, match="no checkpoint of step 4; there are: 8"):
+        store.list_files(pb.CheckpointRequest(job="a", step=4))
+    with pytest.raises(FileMissing, match="job b has no checkpoint yet"):
+        store.list_files(pb.CheckpointRequest(job="b", newest=True))
+
+
+def test_a_file_that_was_cut_is_not_listed_and_newest_falls_back(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    (tmp_path / "checkpoints" / "a" / "step-00000008" / "model.safetensors").write_bytes(b"")
+    assert store.list_files(pb.CheckpointRequest(job="a", newest=True)).step == 4
+    with pytest.raises(FileMissing, match=r"model\.safetensors has 0 bytes"):
+        store.list_files(pb.CheckpointRequest(job="a", step=8))
 
 
 def test_nothing_is_written_for_a_job_that_was_removed(tmp_path: Path, store: CheckpointStore) -> None:

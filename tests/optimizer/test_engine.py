@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import ReadFileRequest
 from protos.tensors_pb2 import GRADIENT
 from services.checkpoints import (
     write as writing,
@@ -24,6 +25,7 @@ from services.checkpoints.read import (
     read_checkpoint,
 )
 from services.config.load import load_job
+from services.protocol.file_refs import make_ref
 from tests.support.cluster.bits import regression_config, write_config
 from tests.support.dialogues.engine import EngineDialogue
 
@@ -168,13 +170,16 @@ def test_surplus_checkpoints_are_removed_but_not_while_they_are_read(tmp_path: P
         await dialogue.begin()
         await dialogue.step(0)
         await dialogue.next_message(pb.CheckpointWritten)
-        parts = dialogue.engine.checkpoint_store.read_files(pb.ReadCheckpointRequest(job="j", newest=True))
-        assert (await anext(parts)).step == 1
+        store = dialogue.engine.checkpoint_store
+        found = store.list_files(pb.CheckpointRequest(job="j", newest=True))
+        assert found.step == 1
         for step in range(1, 5):
             await dialogue.step(step)
             await dialogue.next_message(pb.CheckpointWritten)
         assert 1 in dialogue.steps()
-        assert {part.step async for part in parts} == {1}
+        for ref in found.files.values():
+            piece = store.read_piece(ReadFileRequest(job="j", step=1, sha256=ref.sha256))
+            assert make_ref(piece.data) == ref
         await dialogue.step(5)
         await dialogue.next_message(pb.CheckpointWritten)
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from protos import cluster_pb2, jobs_pb2
+from protos import cluster_pb2, files_pb2, jobs_pb2
+from services.errors import Failed
+from services.files.errors import FileMissing
+from services.files.pieces import make_piece
 from services.files.service import FilesServicer
 from services.files.store import FileStore
+from services.protocol.file_refs import make_ref
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.request_handlers import service_handler
 from services.transport.security import Security
@@ -30,16 +35,20 @@ class FakeAggregator:
         continued: number of Continue requests that arrived.
         events: events that Watch sends, one list per call; then it sends the job of `jobs`.
         files: files of the one checkpoint, by path.
-        step: step that Download names for the checkpoint.
-        sent_sizes: wrong sizes that Download names, by path.
-        sent_steps: wrong steps that Download names, by path.
+        step: step that Checkpoint names for the newest checkpoint.
+        sent_sizes: wrong sizes that it names, by path.
+        served: wrong contents that Read sends, by path.
+        piece_bytes: size of the pieces that it sends.
+        read: SHA-256 and offset of each piece that was read.
+        silent_after: number of pieces after which Read fails; None for never.
+        is_removed: whether Read says that the checkpoint was removed.
         silent: whether calls are never answered.
         standby_of: name of the leader, if this is a standby; empty if it leads.
         prunes: prune requests that arrived.
         prunable: what Prune answers, for the jobs that a request is about.
         checked: what Check answers.
         status: answer of Status.
-        store: store of uploaded files; None serves no `tiermesh.Files`.
+        store: store of uploaded files; None for none.
         address: `HOST:PORT`, once it is served.
         at_end_of_events: callback before Watch ends, as if the aggregator restarted.
     """
@@ -52,7 +61,11 @@ class FakeAggregator:
         self.files: dict[str, bytes] = {}
         self.step = 500
         self.sent_sizes: dict[str, int] = {}
-        self.sent_steps: dict[str, int] = {}
+        self.served: dict[str, bytes] = {}
+        self.piece_bytes = 1000
+        self.read: list[tuple[str, int]] = []
+        self.silent_after: int | None = None
+        self.is_removed = False
         self.silent = False
         self.lost_answers = 0
         self.standby_of = ""
@@ -132,20 +145,24 @@ class FakeAggregator:
         for text in ("first line", "second line"):
             yield jobs_pb2.LogLine(seconds=1.0, text=text)
 
-    async def Download(
-        self, request: jobs_pb2.DownloadRequest, context: Context
-    ) -> AsyncIterator[cluster_pb2.FilePart]:
+    async def Checkpoint(
+        self, request: cluster_pb2.CheckpointRequest, context: Context
+    ) -> cluster_pb2.CheckpointFiles:
         await self._job(request.job, context)
-        step = self.step if request.newest else request.step
+        refs = {path: make_ref(content) for path, content in self.files.items()}
+        for path, size in self.sent_sizes.items():
+            refs[path].size = size
+        return cluster_pb2.CheckpointFiles(step=self.step if request.newest else request.step, files=refs)
+
+    async def _read_piece(self, request: files_pb2.ReadFileRequest) -> files_pb2.FilePiece:
+        if self.silent_after is not None and len(self.read) >= self.silent_after:
+            raise Failed("the optimizer was lost")
+        self.read.append((request.sha256, request.offset))
         for path, content in self.files.items():
-            size = self.sent_sizes.get(path, len(content))
-            for start in range(0, max(len(content), 1), 1000):
-                yield cluster_pb2.FilePart(
-                    path=path,
-                    data=content[start : start + 1000],
-                    size=size,
-                    step=self.sent_steps.get(path, step),
-                )
+            if make_ref(content).sha256 == request.sha256 and not self.is_removed:
+                ref = files_pb2.FileRef(sha256=request.sha256, size=self.sent_sizes.get(path, len(content)))
+                return make_piece(self.served.get(path, content), ref, request.offset, self.piece_bytes)
+        raise FileMissing("the checkpoint was removed")
 
     async def Status(self, request: jobs_pb2.StatusRequest, context: Context) -> jobs_pb2.ClusterStatus:
         if self.standby_of:
@@ -170,8 +187,12 @@ def serving(fake: FakeAggregator, security: Security | None = None) -> Iterator[
     async def serve() -> None:
         jobs = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
         handlers = [service_handler(jobs, fake)]
-        if fake.store is not None:
-            handlers.append(FilesServicer(fake.store, FILES_OF_AGGREGATOR).handlers())
+        files = FilesServicer(
+            fake.store or FileStore(Path("/nonexistent")),
+            FILES_OF_AGGREGATOR,
+            checkpoints=lambda: nullcontext(fake._read_piece),
+        )
+        handlers.append(files.handlers())
         server = await start_server("127.0.0.1:0", security or Security(), handlers, [jobs.full_name])
         fake.address = f"localhost:{server.port}"
         started.set()

@@ -18,7 +18,6 @@ from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
 from services.pipeline.schedule import Pass
 from services.pipeline.split import StageRun
-from services.protocol.file_refs import make_ref
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
@@ -201,8 +200,8 @@ class RowWorker:
         """Order it to build stages."""
         ordered = stages or StageRun(0, 0)
         self.is_first = ordered.first == 0
-        spec = make_ref(self.config.to_json().encode())
-        self.order(pb.Join(job=JOB, spec=spec, first_stage=ordered.first, stages=ordered.count))
+        spec_json = self.config.to_json()
+        self.order(pb.Join(job=JOB, spec_json=spec_json, first_stage=ordered.first, stages=ordered.count))
 
     def order(self, body: Any) -> None:
         """Give it an order."""
@@ -215,7 +214,7 @@ class RowWorker:
                 case ev.ToAggregator():
                     self.messages.append(effect.body)
                 case ev.Build():
-                    self.device.build(effect.job, self.config.to_json().encode(), {}, effect.stages)
+                    self.device.build(effect.job, self.config.to_json(), {}, effect.stages)
                 case ev.OpenRow() | ev.CloseRow():
                     pass
                 case _:

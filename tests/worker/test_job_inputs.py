@@ -76,8 +76,8 @@ def job(client: Path) -> JobConfig:
     return load_job(write_config(client, config), [])[0]
 
 
-def spec(job: JobConfig) -> bytes:
-    return job.to_json().encode()
+def spec(job: JobConfig) -> str:
+    return job.to_json()
 
 
 def test_the_inputs_of_a_job(job: JobConfig, client: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_is_on_the_host_is_not_read_from_the_aggregator(
     (data / "t.json").unlink()
     assert asyncio.run(missing(data_dir=data)) == ["t.json"]
     assert asyncio.run(JobInputs("w", None, None).find_missing(spec(job))) == [], "without a cache"
-    assert asyncio.run(JobInputs("w", None, tmp_path).find_missing(b"{")) == [], "who builds the job says why"
+    assert asyncio.run(JobInputs("w", None, tmp_path).find_missing("{")) == [], "who builds the job says why"
 
 
 def test_inputs_arrive_under_their_own_names_and_stay_in_the_cache(

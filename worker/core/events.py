@@ -294,19 +294,19 @@ class ToAggregator:
 
 @dataclass(frozen=True)
 class Build:
-    """Fetch a job's spec and inputs from the aggregator and build it on the mesh.
+    """Fetch a job's inputs from the aggregator and build it on the mesh.
 
     The answer is Built, BuildFailed or InputDamaged.
 
     Attributes:
         job: id of the job.
-        spec: config of the job.
+        spec_json: config of the job.
         damaged: file to remove first, if it is the worker's own copy, so that it is fetched again; None for none.
         stages: the stages of the job's pipeline to build; None for the whole model.
     """
 
     job: str
-    spec: FileRef
+    spec_json: str
     damaged: DamagedInput | None = None
     stages: StageRun | None = None
 

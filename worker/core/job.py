@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.pipeline.split import StageRun
 from services.protocol.versions import Version
@@ -39,7 +38,7 @@ class JoinedJob:
 
     Attributes:
         job: id of the job.
-        spec: config of the job, a `JobConfig` as JSON, which the aggregator serves.
+        spec_json: config of the job, a `JobConfig` as JSON.
         stages: the stages of its pipeline that this worker has; None for the whole model.
         build: number of the last order to build them; 0 for the whole model.
         built: the result of building it; None while it is being built.
@@ -54,7 +53,7 @@ class JoinedJob:
     """
 
     job: str
-    spec: FileRef
+    spec_json: str
     stages: StageRun | None = None
     build: int = 0
     built: Built | None = None
@@ -70,7 +69,7 @@ class JoinedJob:
 
     def is_same(self, other: JoinedJob) -> bool:
         """Return whether another order to join asks for what this one did."""
-        return (self.job, self.spec, self.stages) == (other.job, other.spec, other.stages)
+        return (self.job, self.spec_json, self.stages) == (other.job, other.spec_json, other.stages)
 
     def is_in(self, row: int) -> bool:
         """Return whether a row's leases are for this worker; 0 is that of leases of a whole model."""

@@ -207,7 +207,7 @@ class WorkerCore:
 
     def _join(self, order: pb.Join) -> None:
         stages = StageRun(order.first_stage, order.stages) if order.stages else None
-        joined = JoinedJob(order.job, order.spec, stages, order.build)
+        joined = JoinedJob(order.job, order.spec_json, stages, order.build)
         if self.job is not None and self.job.is_same(joined):
             self.job.build = order.build
             if self.job.built is not None:
@@ -220,7 +220,7 @@ class WorkerCore:
         self._build(joined)
 
     def _build(self, job: JoinedJob, damaged: DamagedInput | None = None) -> None:
-        self._effects.append(Build(job.job, job.spec, damaged, job.stages))
+        self._effects.append(Build(job.job, job.spec_json, damaged, job.stages))
 
     # ---- the job ----
 
@@ -259,7 +259,12 @@ class WorkerCore:
         self._send(pb.Failure(job=job.job, reason=event.reason, retries=retries))
         if retries:
             self.job = JoinedJob(
-                job.job, job.spec, job.stages, job.build, unfit_reason=event.reason, repairs=job.repairs + 1
+                job.job,
+                job.spec_json,
+                job.stages,
+                job.build,
+                unfit_reason=event.reason,
+                repairs=job.repairs + 1,
             )
             self._build(self.job, event.input)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from aggregator.core.leasing.evaluation import Evaluation, EvaluationLease
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos import cluster_pb2 as pb
-from protos.files_pb2 import FileRef
 from services.pipeline.split import StageRun
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
@@ -31,9 +30,9 @@ class WorkerOrders:
         self._new_lease = new_lease
         self._send = send
 
-    def join(self, session: int, spec: FileRef, stages: StageRun | None = None, build: int = 0) -> None:
+    def join(self, session: int, spec_json: str, stages: StageRun | None = None, build: int = 0) -> None:
         """Order a worker to build the job, or some stages of it by an order with a number."""
-        order = pb.Join(job=self._job, spec=spec, build=build)
+        order = pb.Join(job=self._job, spec_json=spec_json, build=build)
         if stages is not None:
             order.first_stage, order.stages = stages.first, stages.count
         self._send(session, order)

@@ -63,7 +63,7 @@ class JobMembers:
     def build(self, member: Member, now: float, stages: StageRun | None = None, build: int = 0) -> None:
         """Order a worker to build the job, or some stages of it by an order with a number."""
         member.building_since_seconds = now
-        self._orders.join(member.session, self._report.spec, stages, build)
+        self._orders.join(member.session, self._report.spec_json, stages, build)
 
     def admit(self, member: Member, ready: pb.Ready) -> Refusal | None:
         """Admit a worker that has built the job; return why it doesn't fit, None if it does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 from typing import TypeAlias, TypeVar
@@ -269,18 +269,20 @@ class ShardLink:
 
     # ---- files ----
 
-    async def send_files(self, contents: Sequence[bytes]) -> None:
-        """Send the shard those of these files that it lacks.
+    async def send_file(self, content: bytes) -> None:
+        """Send the shard a file unless it has it.
 
         Raises:
-            Failed: the shard can't store a file.
+            Failed: the shard can't store it.
             TensorStoreLost: the link went down.
         """
         channel = self._require_channel()
-        source = FilesInMemory({make_ref(each).sha256: each for each in contents})
-        refs = [make_ref(each) for each in contents]
+        ref = make_ref(content)
         try:
-            await self.wait_for(upload(channel, source, refs, str(self)), "the answer to the job's files")
+            await self.wait_for(
+                upload(channel, FilesInMemory({ref.sha256: content}), [ref], str(self)),
+                "the answer to the job's layout",
+            )
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:  # the channel was closed
             self._raise_lost(error, channel)
             raise

@@ -10,6 +10,7 @@ from aggregator.shards.client.group import ShardGroup
 from optimizer.core.events import Ordered, TensorsLost
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.printable import counted
@@ -100,9 +101,13 @@ class ShardedOptimizerLink:
         """Tell the engine that the sum of a chunk is finished and is in its shard."""
         _later(self._loop, self._engine.chunk_arrived, header, None)
 
-    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
-        """Return an async iterator over the file parts of a checkpoint."""
-        return self._engine.checkpoint_store.read_files(request)
+    async def list_files(self, request: pb.CheckpointRequest) -> pb.CheckpointFiles:
+        """Return the files of a checkpoint (FileMissing)."""
+        return await asyncio.to_thread(self._engine.checkpoint_store.list_files, request)
+
+    async def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a checkpoint's file that begins at a request's offset (TiermeshError)."""
+        return await asyncio.to_thread(self._engine.checkpoint_store.read_piece, request)
 
     def list_checkpoints(self, request: pb.ListCheckpointsRequest) -> Any:
         """Return an async iterator over the checkpoints of some jobs."""

@@ -100,11 +100,13 @@ class ShardedTensorStore:
         self._opening += 1
         opening = self._opening
         self._opened = {link: self._loop.create_future() for link in self._shards.links}
-        spec, layout_text = config.to_json().encode(), layout.dumps().encode()
-        order = pb.OpenPart(opening=opening, job=job, spec=make_ref(spec), layout=make_ref(layout_text))
+        layout_text = layout.dumps().encode()
+        order = pb.OpenPart(
+            opening=opening, job=job, spec_json=config.to_json(), layout=make_ref(layout_text)
+        )
         what = f"the allocation of its chunks of job {job}"
         try:
-            await asyncio.gather(*(link.send_files([spec, layout_text]) for link in self._shards.links))
+            await asyncio.gather(*(link.send_file(layout_text) for link in self._shards.links))
             self._shards.send_to_all(order)
             await asyncio.gather(*(link.wait_for(opened, what) for link, opened in self._opened.items()))
         except Failed:

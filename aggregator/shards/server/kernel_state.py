@@ -18,7 +18,7 @@ from optimizer.master_tensors import MasterTensors
 from protos import shards_pb2 as pb
 from protos import tensors_pb2 as tensors_pb
 from protos.tensors_pb2 import ChunkHeader
-from services.config.job import MOST_SPEC_BYTES, JobConfig
+from services.config.job import JobConfig
 from services.errors import Refused
 from services.files.store import FileStore
 from services.instrumentation import timeline
@@ -54,7 +54,7 @@ class ShardTensors:
         epoch: epoch of the aggregator, for the headers of weights.
         incarnation: incarnation of this process, for the headers of weights.
         metrics: metrics of this shard's updates.
-        files: has the spec and the layout that the order refers to.
+        files: has the layout that the order refers to.
 
     Attributes:
         job: id of the job.
@@ -80,9 +80,9 @@ class ShardTensors:
         self._epoch = epoch
         self._incarnation = incarnation
         self._metrics = metrics
-        files.keep(order.job, [order.spec, order.layout])
+        files.keep(order.job, [order.layout])
         files.release_others(order.job)
-        config = JobConfig.from_json(files.read(order.spec, MOST_SPEC_BYTES))
+        config = JobConfig.from_json(order.spec_json)
         layout = Layout.loads(files.read(order.layout, MAX_TEXT_BYTES).decode())
         plan = config.plan()
         self.wire, self.sends_pieces, self.elements = plan.wire, plan.stages > 1, layout.elements

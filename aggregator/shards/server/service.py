@@ -29,6 +29,7 @@ from optimizer import update_rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
+from services.files.limits import MAX_TRANSFERS, TransferLimits
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.printable import printable_path
@@ -138,7 +139,11 @@ class ShardService:
         return [
             grpc.method_handlers_generic_handler("tiermesh.Shard", shard),
             grpc.method_handlers_generic_handler("tiermesh.Cluster", workers),
-            FilesServicer(self._files, FILES_OF_DAEMON).handlers(),
+            FilesServicer(
+                self._files,
+                FILES_OF_DAEMON,
+                limits=TransferLimits(of_caller=MAX_TRANSFERS),  # only the aggregator calls
+            ).handlers(),
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:

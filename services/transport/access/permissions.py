@@ -41,6 +41,10 @@ FILES_OF_AGGREGATOR = "/tiermesh.Files of an aggregator"
 """Row of the files that an aggregator keeps; the row of the method is checked before."""
 FILES_OF_DAEMON = "/tiermesh.Files of an optimizer or a shard"
 """Row of the files that an optimizer or a shard keeps."""
+READ_FILES = "/tiermesh.Files/Read of an uploaded file"
+"""Row of a Read from the store; the row of Read itself is checked before."""
+READ_CHECKPOINTS = "/tiermesh.Files/Read of a checkpoint"
+"""Row of a Read from a checkpoint."""
 
 PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Cluster/Attend": WORKER,
@@ -49,7 +53,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Optimizer/Attend": AGGREGATOR,
     "/tiermesh.Optimizer/Exchange": AGGREGATOR,
     "/tiermesh.Optimizer/MeasureLink": AGGREGATOR,
-    "/tiermesh.Optimizer/ReadCheckpoint": AGGREGATOR,
+    "/tiermesh.Optimizer/Checkpoint": AGGREGATOR,
     "/tiermesh.Optimizer/ListCheckpoints": AGGREGATOR,
     "/tiermesh.Optimizer/RemoveCheckpoints": AGGREGATOR,
     "/tiermesh.Shard/Attend": AGGREGATOR,
@@ -60,7 +64,9 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Pipeline/MeasureLink": WORKER,
     "/tiermesh.Files/Missing": WORKER | AGGREGATOR | PEOPLE,
     "/tiermesh.Files/Write": WORKER | AGGREGATOR | PEOPLE,
-    "/tiermesh.Files/Read": WORKER,
+    "/tiermesh.Files/Read": WORKER | AGGREGATOR | PEOPLE,
+    READ_FILES: WORKER,
+    READ_CHECKPOINTS: AGGREGATOR | PEOPLE,
     FILES_OF_AGGREGATOR: WORKER | PEOPLE,
     FILES_OF_DAEMON: AGGREGATOR,
     "/tiermesh.Jobs/Submit": PEOPLE,
@@ -73,7 +79,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     PRUNE_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Watch": PEOPLE,
     "/tiermesh.Jobs/Logs": PEOPLE,
-    "/tiermesh.Jobs/Download": PEOPLE,
+    "/tiermesh.Jobs/Checkpoint": PEOPLE,
     "/tiermesh.Jobs/Status": PEOPLE,
     "/tiermesh.Jobs/Check": PEOPLE,
     "/grpc.health.v1.Health/Check": ALL_BUT_METRICS,

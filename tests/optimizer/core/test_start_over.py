@@ -113,7 +113,7 @@ def test_void_checkpoints_are_part_of_the_load() -> None:
     void = pb.Void(generation=1, step=1)
     order = pb.Open(job="a", void=[void])
     loads = [each for each in dialogue.core.handle(ev.Ordered(1, order)) if isinstance(each, ev.Load)]
-    assert loads == [ev.Load("a", order.spec, (void,))]
+    assert loads == [ev.Load("a", order.spec_json, (void,))]
 
 
 def test_a_checkpoint_that_became_void_while_it_was_loaded_is_not_used() -> None:

@@ -18,17 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.checkpoints.format import (
+    STATE_FILE,
     CheckpointInfo,
 )
 from services.checkpoints.read import (
     find_newest,
     read_checkpoint,
-    verify_checkpoint,
+    read_refs,
 )
 from services.checkpoints.write import (
     write_checkpoint,
 )
 from services.errors import Failed, Refused
+from services.protocol.file_refs import make_ref
 from services.tensors.layout import Layout
 
 LAYOUT = Layout.build([("a", (8, 4), True, "a", True), ("b", (4,), False, "b", False)])
@@ -70,12 +72,8 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=400, deadline=None)
-@given(
-    st.sampled_from([read_checkpoint, verify_checkpoint]), st.sampled_from(FILE_NAMES), st.integers(0, 10**9)
-)
-def test_no_flipped_bit_is_loaded(
-    intact: Path, take: Callable[[Path], object], name: str, position: int
-) -> None:
+@given(st.sampled_from(FILE_NAMES), st.integers(0, 10**9))
+def test_no_flipped_bit_is_loaded(intact: Path, name: str, position: int) -> None:
     file = intact / name
     original = file.read_bytes()
     bit = position % (8 * len(original))
@@ -84,21 +82,19 @@ def test_no_flipped_bit_is_loaded(
     file.write_bytes(damaged)
     try:
         with pytest.raises(Refused, match=name.replace(".", r"\.")) as refusal:
-            take(intact)
+            (read_refs if name == STATE_FILE else read_checkpoint)(intact)
+            read_checkpoint(intact)
     finally:
         file.write_bytes(original)
     assert "\n" not in str(refusal.value)
 
 
-def test_verification_finds_the_checkpoint_that_reading_finds(tmp_path: Path) -> None:
-    for step in (0, 5, 10):
-        write(tmp_path, step)
-    damaged = tmp_path / "step-00000010" / "optimizer.safetensors"
-    damaged.write_bytes(bytes(damaged.stat().st_size))
-    read, notices = find_newest(read_checkpoint, tmp_path)
-    assert read is not None
-    assert find_newest(verify_checkpoint, tmp_path) == (read.path, notices)
-    assert read.step == 5
+def test_the_references_to_a_checkpoint_s_files(tmp_path: Path) -> None:
+    path = write(tmp_path, 5).path
+    assert read_refs(path) == {file.name: make_ref(file.read_bytes()) for file in path.iterdir()}
+    (path / "optimizer.safetensors").unlink()
+    with pytest.raises(Refused, match=r"optimizer\.safetensors is missing"):
+        read_refs(path)
 
 
 @pytest.mark.parametrize("name", FILE_NAMES)

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import services.files.service
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused
 from services.files.errors import FileMissing, NoRoom
 from services.files.fetch import MAX_WRONG_FILES, fetch
+from services.files.pieces import read_pieces
 from services.files.service import FilesServicer
 from services.files.store import FileStore
+from services.files.transfer import receive_pieces
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.backoff import Backoff
@@ -47,6 +48,14 @@ class Client:
         quick = Backoff(first_seconds=0.01, max_seconds=0.01)
         with await fetch(self._channel, self.store, sha256, "peer", tell, quick) as file:
             return file.read()
+
+
+def leave_part(store: FileStore, size: int) -> None:
+    """Leave the first bytes of the file behind, as a killed process does."""
+    former = store.begin(REF, 0)
+    assert former is not None
+    with former:
+        former.write(CONTENT[:size])
 
 
 Scenario = Callable[[FileStore, grpc.aio.Channel], Awaitable[None]]
@@ -84,8 +93,7 @@ def test_a_download_goes_on_where_a_killed_process_left_it(tmp_path: Path) -> No
     async def scenario(server: FileStore, channel: grpc.aio.Channel) -> None:
         server.put(CONTENT)
         client = Client(tmp_path / "cache", channel)
-        with client.store.begin(REF, 0) as former:
-            former.write(CONTENT[: 2 * MAX_PIECE_BYTES])
+        leave_part(client.store, 2 * MAX_PIECE_BYTES)
         assert await client.fetch() == CONTENT
         assert client.told[0] == (2 * MAX_PIECE_BYTES, "")
 
@@ -120,7 +128,7 @@ class Damaging:
         self.offsets.append(offset)
         fault = self._faults.pop(0) if self._faults else ""
         number = 0
-        async for piece in services.files.service.read_pieces(CONTENT, REF, offset):
+        async for piece in read_pieces(CONTENT, REF, offset):
             number += 1
             if number == 2 and fault == "cut":
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
@@ -137,18 +145,20 @@ class Damaging:
                 piece.file.sha256 = "0" * 64
             if fault == "no name":
                 piece.ClearField("file")
+            if fault == "long name":
+                piece.file.size += 1
             yield piece
 
 
 @pytest.mark.parametrize("fault", ["cut", "short", "flipped", "skipped"])
 def test_a_fault_amid_a_download_costs_the_rest_of_its_call(tmp_path: Path, fault: str) -> None:
-    server = Damaging("", fault, fault)
+    server = Damaging(fault, fault)
 
     async def scenario(_: FileStore, channel: grpc.aio.Channel) -> None:
         assert await Client(tmp_path / "cache", channel).fetch() == CONTENT
 
     with_server(tmp_path, scenario, server.handlers())
-    assert server.offsets[:4] == [0, 0, MAX_PIECE_BYTES, 2 * MAX_PIECE_BYTES], "the first asks for the size"
+    assert server.offsets[:3] == [0, MAX_PIECE_BYTES, 2 * MAX_PIECE_BYTES]
 
 
 @pytest.mark.parametrize("fault", ["other name", "no name"])
@@ -163,7 +173,7 @@ def test_a_file_that_arrives_as_another_one_is_asked_for_again_and_given_up(tmp_
     async def once(_: FileStore, channel: grpc.aio.Channel) -> None:
         assert await Client(tmp_path / "cache", channel).fetch() == CONTENT
 
-    with_server(tmp_path, once, Damaging("", "other file").handlers())
+    with_server(tmp_path, once, Damaging("other file").handlers())
 
     async def ever(_: FileStore, channel: grpc.aio.Channel) -> None:
         client = Client(tmp_path / "other", channel)
@@ -171,7 +181,7 @@ def test_a_file_that_arrives_as_another_one_is_asked_for_again_and_given_up(tmp_
             await client.fetch()
         assert list((tmp_path / "other").iterdir()) == [], "nothing of it stays"
 
-    with_server(tmp_path, ever, Damaging("", *["other file"] * 9).handlers())
+    with_server(tmp_path, ever, Damaging(*["other file"] * 9).handlers())
 
 
 def test_what_the_peer_does_not_have_or_the_cache_can_not_take_ends(tmp_path: Path) -> None:
@@ -205,30 +215,45 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path: Path, monkeypatch: pytest.
     with_server(tmp_path, scenario)
 
 
-def test_large_files_keep_no_small_one_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services.files.service, "MAX_TEXT_BYTES", 1000)
-    monkeypatch.setattr(services.files.service, "MAX_LONG_TRANSFERS", 2)
-
+def test_a_part_that_is_longer_than_the_file_starts_again(tmp_path: Path) -> None:
     async def scenario(server: FileStore, channel: grpc.aio.Channel) -> None:
-        large = server.put(os.urandom(20 * MAX_PIECE_BYTES))  # more than what is on the way at once
-        server.put(b"small")
-        read = channel.unary_stream("/tiermesh.Files/Read")
-        request = pb.ReadFileRequest(sha256=large.sha256).SerializeToString()
-        unread = [read(request) for _ in range(2)]
-        for each in unread:
-            await each.read()
-        with pytest.raises(grpc.aio.AioRpcError, match="2 large files are under way, expected at most 2"):
-            await read(request).read()
-        assert await Client(tmp_path / "cache", channel).fetch(make_ref(b"small").sha256) == b"small"
-        for each in unread:
-            each.cancel()
+        ref = server.put(b"short")
+        client = Client(tmp_path / "cache", channel)
+        wrong = client.store.begin(pb.FileRef(sha256=ref.sha256, size=100), 0)
+        assert wrong is not None
+        with wrong:
+            wrong.write(b"x" * 50)
+        assert await client.fetch(ref.sha256) == b"short"
 
     with_server(tmp_path, scenario)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(0, 3 * MAX_PIECE_BYTES),
+    offset=st.integers(0, 4 * MAX_PIECE_BYTES),
+    length=st.integers(0, 4 * MAX_PIECE_BYTES),
+)
+def test_any_range_of_a_file(
+    tmp_path_factory: pytest.TempPathFactory, size: int, offset: int, length: int
+) -> None:
+    async def scenario(server: FileStore, channel: grpc.aio.Channel) -> None:
+        ref = server.put(CONTENT[:size])
+        request = pb.ReadFileRequest(sha256=ref.sha256, offset=offset, length=length)
+        pieces = [piece async for piece in receive_pieces(channel, request)]
+        end = offset + length if length else size
+        assert b"".join(piece.data for piece in pieces) == CONTENT[:size][offset:end]
+        assert all(piece.file == ref for piece in pieces)
+        assert len(pieces) == max(1, -(-max(0, min(end, size) - offset) // MAX_PIECE_BYTES))
+
+    with_server(tmp_path_factory.mktemp("range"), scenario)
+
+
 @settings(max_examples=20, deadline=None)
 @given(
-    faults=st.lists(st.sampled_from(["", "cut", "short", "flipped", "skipped", "other name"]), max_size=4),
+    faults=st.lists(
+        st.sampled_from(["", "cut", "short", "flipped", "skipped", "other name", "long name"]), max_size=4
+    ),
     here=st.integers(0, len(CONTENT)),
 )
 def test_any_faults_end_with_the_file(
@@ -238,8 +263,7 @@ def test_any_faults_end_with_the_file(
 
     async def scenario(_: FileStore, channel: grpc.aio.Channel) -> None:
         client = Client(folder / "cache", channel)
-        with client.store.begin(REF, 0) as former:
-            former.write(CONTENT[:here])
+        leave_part(client.store, here)
         assert await client.fetch() == CONTENT
 
     with_server(folder, scenario, Damaging(*faults).handlers())

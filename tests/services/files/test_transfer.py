@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused
-from services.files.errors import FileMissing, NoRoom
-from services.files.service import MAX_REFS, FilesServicer, read_pieces
+from services.files.errors import NoRoom
+from services.files.limits import TransferLimits
+from services.files.pieces import read_pieces
+from services.files.service import FilesServicer
 from services.files.store import FileStore
-from services.files.transfer import FilesInMemory, download, upload
+from services.files.transfer import FilesInMemory, receive_pieces, upload
+from services.protocol.bounds import BOUNDS
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.backoff import Backoff
@@ -31,10 +34,11 @@ LARGE = os.urandom(3 * MAX_PIECE_BYTES + 17)
 Scenario = Callable[[FileStore, grpc.aio.Channel], Awaitable[None]]
 
 
-def with_server(folder: Path, scenario: Scenario, idle_seconds: float = 60.0, **settings: Any) -> None:
+def with_server(folder: Path, scenario: Scenario, window_seconds: float = 60.0, **settings: Any) -> None:
     async def run() -> None:
         store = FileStore(folder, **settings)
-        servicer = FilesServicer(store, FILES_OF_AGGREGATOR, idle_seconds)
+        limits = TransferLimits(window_seconds=window_seconds)
+        servicer = FilesServicer(store, FILES_OF_AGGREGATOR, limits=limits)
         server = await start_server("127.0.0.1:0", Security(), [servicer.handlers()], ["tiermesh.Files"])
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await scenario(store, channel)
@@ -45,6 +49,11 @@ def with_server(folder: Path, scenario: Scenario, idle_seconds: float = 60.0, **
 
 def source(*contents: bytes) -> FilesInMemory:
     return FilesInMemory({make_ref(each).sha256: each for each in contents})
+
+
+async def read(channel: grpc.aio.Channel, ref: pb.FileRef) -> bytes:
+    request = pb.ReadFileRequest(sha256=ref.sha256)
+    return b"".join([piece.data async for piece in receive_pieces(channel, request)])
 
 
 def quick() -> Backoff:
@@ -58,14 +67,14 @@ def test_a_file_arrives_and_is_sent_once(tmp_path: Path, content: bytes) -> None
         await upload(channel, source(content), [ref, ref], "peer")
         assert store.read(ref, MOST) == content
         await upload(channel, FilesInMemory({}), [ref], "peer")  # nothing is read a second time
-        assert await download(channel, ref, MOST, "peer") == content
+        assert await read(channel, ref) == content
 
     with_server(tmp_path, scenario)
 
 
 def test_many_files_are_asked_for_in_several_calls(tmp_path: Path) -> None:
     async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
-        contents = [b"%d" % number for number in range(MAX_REFS + 3)]
+        contents = [b"%d" % number for number in range(BOUNDS["MissingRequest.files"].count + 3)]
         refs = [make_ref(each) for each in contents]
         await upload(channel, source(*contents), refs, "peer")
         assert store.has(refs)
@@ -75,7 +84,9 @@ def test_many_files_are_asked_for_in_several_calls(tmp_path: Path) -> None:
 
 def test_an_upload_continues_where_a_dead_server_left_it(tmp_path: Path) -> None:
     store, ref = FileStore(tmp_path), make_ref(LARGE)
-    with store.begin(ref, 0) as writing:
+    writing = store.begin(ref, 0, "127.0.0.1")
+    assert writing is not None
+    with writing:
         writing.write(LARGE[: 2 * MAX_PIECE_BYTES])
 
     class Tail:
@@ -126,11 +137,11 @@ def test_a_full_store_is_waited_for(
         refusals: list[int] = []
         begin = store.begin
 
-        def full_at_first(ref: pb.FileRef, offset: int) -> Any:
+        def full_at_first(*arguments: Any) -> Any:
             if len(refusals) < 3:
                 refusals.append(1)
                 raise NoRoom("No space left on device")
-            return begin(ref, offset)
+            return begin(*arguments)
 
         monkeypatch.setattr(store, "begin", full_at_first)
         refs = [make_ref(b"content")]
@@ -185,17 +196,15 @@ def test_a_peer_that_stops_amid_an_upload_does_not_hold_the_file(tmp_path: Path)
         assert store.has([make_ref(LARGE)])
         call.cancel()
 
-    with_server(tmp_path, scenario, idle_seconds=0.3)
+    with_server(tmp_path, scenario, window_seconds=0.3)
 
 
 def test_what_the_server_refuses_for_good_is_not_repeated(tmp_path: Path) -> None:
     async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
         with pytest.raises(Refused, match=r"peer: file .*expected at most 3"):
             await upload(channel, source(b"content"), [make_ref(b"content")], "peer", quick())
-        with pytest.raises(FileMissing, match="peer: file"):
-            await download(channel, make_ref(b"abc"), MOST, "peer", quick())
-        with pytest.raises(Refused, match="expected at most 2"):
-            await download(channel, make_ref(b"abc"), 2, "peer", quick())
+        with pytest.raises(grpc.aio.AioRpcError, match="not here, or removed"):
+            await read(channel, make_ref(b"abc"))
 
     with_server(tmp_path, scenario, max_file_bytes=3)
 
@@ -205,10 +214,6 @@ def test_a_file_that_is_always_damaged_fails(tmp_path: Path) -> None:
         ref = make_ref(b"content")
         with pytest.raises(Failed, match="5 times in a row"):
             await upload(channel, FilesInMemory({ref.sha256: b"CONTENT"}), [ref], "peer", quick())
-        await upload(channel, source(b"content"), [ref], "peer")
-        (tmp_path / ref.sha256).write_bytes(b"CONTENT")
-        with pytest.raises(Failed, match="5 times in a row"):
-            await download(channel, ref, MOST, "peer", quick())
 
     with_server(tmp_path, scenario)
 

@@ -19,7 +19,6 @@ from protos import shards_pb2 as shards
 from protos.tensors_pb2 import ChunkHeader
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
-from services.files.service import MAX_REFS
 from services.protocol.bounds import (
     BOUNDS,
     MAX_CHUNKS,
@@ -147,7 +146,7 @@ def test_the_bounds_are_those_of_what_the_messages_are_about() -> None:
     assert BOUNDS["spec_json"].bytes == MOST_SPEC_BYTES
     assert BOUNDS["Evaluated.losses"].count >= MOST_BATCHES_PER_LEASE
     assert BOUNDS["SharedPlaces.indices"].count == MAX_PLACES
-    assert BOUNDS["MissingRequest.files"].count == MAX_REFS
+    assert BOUNDS["MissingRequest.files"].count == BOUNDS["MissingReply.missing"].count
 
 
 def test_the_largest_header_is_within_the_computed_size() -> None:

@@ -15,8 +15,7 @@ from aggregator.shards.server.kernel_state import ShardTensors
 from cli.main import main
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import GRADIENT
-from services.config.job import MOST_SPEC_BYTES, JobConfig
-from services.files.store import FileStore
+from services.config.job import JobConfig
 from services.tensors.chunk_messages import TensorChunk
 
 _jobs: list[str] = []
@@ -25,10 +24,10 @@ _raised: set[str] = set()
 _init, _carry_out = ShardTensors.__init__, StoredSums.carry_out
 
 
-def init(self: ShardTensors, order: pb.OpenPart, *arguments: Any, files: FileStore, **named: Any) -> None:
+def init(self: ShardTensors, order: pb.OpenPart, *arguments: Any, **named: Any) -> None:
     """Note the job's name."""
-    _jobs.append(JobConfig.from_json(files.read(order.spec, MOST_SPEC_BYTES)).name)
-    _init(self, order, *arguments, files=files, **named)
+    _jobs.append(JobConfig.from_json(order.spec_json).name)
+    _init(self, order, *arguments, **named)
 
 
 def carry_out(self: StoredSums, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:

@@ -94,6 +94,7 @@ class Cluster:
         self._number_of_workers = workers
         self._channel: grpc.Channel | None = None
         self.stub: JobsStub
+        self.channel: grpc.Channel
         self.to_aggregator: Relay
         self.to_optimizer: Relay
 
@@ -234,6 +235,7 @@ class Cluster:
 
     def call_over(self, channel: grpc.Channel) -> None:
         """Make job calls over a channel."""
+        self.channel = channel
         self.stub = JobsStub(channel)  # type: ignore[no-untyped-call]
 
     def start_worker(

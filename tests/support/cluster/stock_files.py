@@ -44,10 +44,9 @@ def upload_file(channel: grpc.Channel, content: bytes) -> pb.FileRef:
     return ref
 
 
-def fetch_file(channel: grpc.Channel, ref: pb.FileRef) -> bytes:
-    """Return the content of a file, verified."""
+def open_read(
+    channel: grpc.Channel, request: pb.ReadFileRequest, timeout_seconds: float = LIMIT_SECONDS
+) -> Any:
+    """Begin a read; return its stream of pieces."""
     stub: Any = _make_stub(channel)
-    request = pb.ReadFileRequest(sha256=ref.sha256)
-    content = b"".join(piece.data for piece in stub.Read(request, timeout=LIMIT_SECONDS))
-    assert ref_of(content) == ref
-    return content
+    return stub.Read(request, timeout=timeout_seconds)

@@ -72,7 +72,7 @@ class EngineDialogue:
 
     def open(self) -> None:
         """Order the engine to open the job."""
-        self.order(pb.Open(job=self._job, spec=self.files.put(self._config.to_json().encode())))
+        self.order(pb.Open(job=self._job, spec_json=self._config.to_json()))
 
     async def go_on(self, job: str, config: JobConfig) -> None:
         """End the job that is open, and start another one from its checkpoint."""

@@ -9,7 +9,6 @@ from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
-from services.protocol.file_refs import make_ref
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
@@ -96,7 +95,7 @@ class Dialogue:
 
     def open(self, job: str = "a", generation: int = 0) -> list[str]:
         """Order a job to be opened."""
-        return self.order(pb.Open(job=job, spec=make_ref(b"{}"), generation=generation))
+        return self.order(pb.Open(job=job, spec_json="{}", generation=generation))
 
     def loaded(
         self, job: str = "a", generation: int = 0, step: int | None = None, plan: JobPlan = PLAN

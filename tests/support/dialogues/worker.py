@@ -8,7 +8,6 @@ from typing import Any
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.pipeline.split import StageRun
-from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts, Piece
@@ -90,7 +89,7 @@ class Dialogue:
     def join(self, job: str = "a") -> list[str]:
         """Order the worker to join a job."""
         stages = self.stages or StageRun(0, 0)
-        join = pb.Join(job=job, spec=make_ref(b"{}"), first_stage=stages.first, stages=stages.count)
+        join = pb.Join(job=job, spec_json="{}", first_stage=stages.first, stages=stages.count)
         return self.order(join)
 
     def built(self, job: str = "a") -> list[str]:

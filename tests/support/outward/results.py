@@ -11,31 +11,32 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import Message
 
 from cli import main as command_line
 from cli.chaos.plan import draw_plan
+from protos.cluster_pb2 import CheckpointFiles
+from protos.files_pb2 import ReadFileRequest
+from services.files.pieces import make_piece
+from services.protocol.file_refs import make_ref
 from tests.support.outward.checkpoint import make_checkpoint
 from tests.support.outward.common import (
     JOBS,
     ROOT,
     mask_numbers,
 )
-from tests.support.outward.messages import fill_message, find_methods, set_field
+from tests.support.outward.messages import fill_message, find_methods
 
 
 class _FakeJobService(grpc.GenericRpcHandler):
     """A job service that answers with filled messages. A download gives a real checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._files = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         method = find_methods().get(handler_call_details.method)
@@ -48,18 +49,19 @@ class _FakeJobService(grpc.GenericRpcHandler):
             filled = fill_message(kind)
             if method.name == "List":
                 filled.ClearField("next_page_token")  # it would be the same on every page
-            messages = self._read_parts(kind) if method.name == "Download" else [filled]
+            if method.name == "Checkpoint":
+                filled = CheckpointFiles(
+                    step=12, files={name: make_ref(each) for name, each in self._files.items()}
+                )
+            if method.name == "Read":
+                asked = ReadFileRequest.FromString(request).sha256
+                found = next(each for each in self._files.values() if make_ref(each).sha256 == asked)
+                filled = make_piece(found, make_ref(found), 0, 0)
+            messages = [filled]
             content = [each.SerializeToString() for each in messages]
             return iter(content) if method.server_streaming else content[0]
 
         return kinds[not method.server_streaming](answer)
-
-    def _read_parts(self, kind: Descriptor) -> Iterator[Message]:
-        for path in sorted(self._folder.iterdir()):
-            part = fill_message(kind)
-            for number, value in enumerate((path.name, path.read_bytes(), path.stat().st_size, 12), 1):
-                set_field(part, number, value)
-            yield part
 
 
 def describe_results() -> dict[str, Any]:

@@ -54,7 +54,11 @@ def test_ready_names_the_stages_and_their_parts_of_the_layout() -> None:
         ev.Ordered(
             1,
             pb.Join(
-                job="a", spec=talk.core.job.spec if talk.core.job else None, first_stage=1, stages=1, build=5
+                job="a",
+                spec_json=talk.core.job.spec_json if talk.core.job else None,
+                first_stage=1,
+                stages=1,
+                build=5,
             ),
         )
     )

@@ -60,10 +60,9 @@ class Linked:
     async def open(self, tmp_path: Path) -> None:
         """Open a job in the shard."""
         spec = load_job(write_config(tmp_path, regression_config()), [])[0].to_json()
-        texts = [spec.encode(), LAYOUT.dumps().encode()]
-        await self.link.send_files(texts)
-        refs = [make_ref(each) for each in texts]
-        self.link.send_order(pb.OpenPart(opening=1, job="j", spec=refs[0], layout=refs[1]))
+        layout = LAYOUT.dumps().encode()
+        await self.link.send_file(layout)
+        self.link.send_order(pb.OpenPart(opening=1, job="j", spec_json=spec, layout=make_ref(layout)))
         assert await self.reports.get() == pb.PartOpened(opening=1)
 
     async def pieces(self, copy: int) -> int:

@@ -40,7 +40,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     return load_job(path, [])[0]
 
 
-async def _no_files(contents: Sequence[bytes]) -> None:
+async def _no_file(contents: Sequence[bytes]) -> None:
     """Stand in for sending the shard its files."""
 
 
@@ -79,7 +79,7 @@ class StoreDialogue:
     async def open(self, config: JobConfig) -> None:
         for link in self.shards.links:
             link._checkpoint_channel = object()  # type: ignore[assignment]  # the link counts as up
-            vars(link)["send_files"] = _no_files
+            vars(link)["send_file"] = _no_file
         opening = asyncio.ensure_future(self.store.open("j", config, LAYOUT, None))
         await _settle()
         for index in (1, 0):

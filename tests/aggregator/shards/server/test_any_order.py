@@ -68,7 +68,7 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.S
     hello = cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=2)
     folder = TemporaryDirectory()
     files = FileStore(Path(folder.name))
-    spec, layout = files.put(spec_json.encode()), files.put(LAYOUT.dumps().encode())
+    layout = files.put(LAYOUT.dumps().encode())
     session = ShardSession(
         hello,
         incarnation="s",
@@ -79,14 +79,14 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.S
     )
     loop = asyncio.get_running_loop()
     try:
-        opening = pb.OpenPart(opening=1, job="j", spec=spec, layout=layout)
+        opening = pb.OpenPart(opening=1, job="j", spec_json=spec_json, layout=layout)
         session.carry_out([wrap_order(opening)])
         for _ in range(ARRIVALS):
             chunk = pack_chunk(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), 0, VALUES)
             session._feed(ChunkArrived(1, chunk.header), chunk)
         for body in orders:
             if isinstance(body, pb.OpenPart):
-                body.spec.CopyFrom(spec)
+                body.spec_json = spec_json
             with suppress(MessageTooLarge):  # such an order is refused where it is made
                 session.carry_out([wrap_order(body)])
         await loop.run_in_executor(session._kernel, lambda: None)  # waits for the work before it

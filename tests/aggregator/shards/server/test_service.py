@@ -77,12 +77,10 @@ class Shard:
         raise AssertionError(f"no {kind.__name__}: {await call.details()}")
 
     async def open_part(self, spec: str, layout: str) -> pb.OpenPart:
-        """Upload a spec and a layout, and return the order that opens the job."""
-        texts = [spec.encode(), layout.encode()]
-        refs = [make_ref(each) for each in texts]
-        source = FilesInMemory({ref.sha256: text for ref, text in zip(refs, texts, strict=True)})
-        await upload(self.channel, source, refs, "the shard")
-        return pb.OpenPart(opening=1, job="j", spec=refs[0], layout=refs[1])
+        """Upload a layout, and return the order that opens the job."""
+        ref = make_ref(layout.encode())
+        await upload(self.channel, FilesInMemory({ref.sha256: layout.encode()}), [ref], "the shard")
+        return pb.OpenPart(opening=1, job="j", spec_json=spec, layout=ref)
 
     def exchange(self, session: str, incarnation: str = "w-1") -> Any:
         """Open a worker's data stream."""

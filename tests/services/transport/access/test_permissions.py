@@ -33,6 +33,8 @@ from services.transport.access.permissions import (
     FILES_OF_DAEMON,
     PERMISSIONS,
     PRUNE_OTHERS_JOB,
+    READ_CHECKPOINTS,
+    READ_FILES,
     READ_METRICS,
     CallerKind,
 )
@@ -46,7 +48,15 @@ from tests.support.services import OWN_METHODS, methods_of, own_services
 
 REACHED = "the handler was reached"
 DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
-NO_RPCS = {READ_METRICS, CANCEL_OTHERS_JOB, PRUNE_OTHERS_JOB, FILES_OF_AGGREGATOR, FILES_OF_DAEMON}
+NO_RPCS = {
+    READ_METRICS,
+    CANCEL_OTHERS_JOB,
+    PRUNE_OTHERS_JOB,
+    FILES_OF_AGGREGATOR,
+    FILES_OF_DAEMON,
+    READ_FILES,
+    READ_CHECKPOINTS,
+}
 
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -168,21 +178,6 @@ def test_each_kind_may_call_what_its_cells_say(files: Path, kind: CallerKind) ->
     run(test)
 
 
-def test_people_write_files_and_read_none(files: Path) -> None:
-    async def test() -> None:
-        async with serving(security(files, "aggregator")) as ports:
-            methods = [method for method in METHODS if method.startswith("/tiermesh.Files/")]
-            for kind in (CallerKind.PERSON, CallerKind.ADMIN):
-                outcomes = await call(ports.main, security(files, kind.value), methods)
-                assert {method.rpartition("/")[2]: reached(outcomes[method]) for method in methods} == {
-                    "Missing": True,
-                    "Write": True,
-                    "Read": False,
-                }
-
-    run(test)
-
-
 @pytest.mark.parametrize("kind", CallerKind)
 def test_rows_that_are_no_methods(files: Path, kind: CallerKind) -> None:
     access = AccessControl(security(files, "aggregator"))
@@ -193,6 +188,8 @@ def test_rows_that_are_no_methods(files: Path, kind: CallerKind) -> None:
         (PRUNE_OTHERS_JOB, lambda: check_permission(PRUNE_OTHERS_JOB, Caller(kind, "x"))),
         (FILES_OF_AGGREGATOR, lambda: check_permission(FILES_OF_AGGREGATOR, Caller(kind, "x"))),
         (FILES_OF_DAEMON, lambda: check_permission(FILES_OF_DAEMON, Caller(kind, "x"))),
+        (READ_FILES, lambda: check_permission(READ_FILES, Caller(kind, "x"))),
+        (READ_CHECKPOINTS, lambda: check_permission(READ_CHECKPOINTS, Caller(kind, "x"))),
     ):
         if kind in PERMISSIONS[row]:
             check()
