@@ -42,6 +42,10 @@ async def download(
         Refused: the job or checkpoint does not exist, or `folder` contains it already or can't be written.
         Failed: the files that arrived are not a complete, undamaged checkpoint.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"{folder}: can't be written ({error.strerror}); give another folder") from None
     async with JobsClient(target) as client:
         found = await client.checkpoint(job, step)
         _check_names(client.address, found.files)
@@ -50,10 +54,7 @@ async def download(
             raise Refused(f"{place}: exists already; remove it or give another folder")
         partial = folder / f".{place.name}.{found.files[STATE_FILE].sha256[:8]}.partial"
         try:
-            partial.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise Refused(f"{folder}: can't be written ({error.strerror}); give another folder") from None
-        try:
+            partial.mkdir(exist_ok=True)
             await _receive(client, job, found, partial)
             _check_content(client.address, job, found, partial)
             for leftover in {path.name for path in partial.iterdir()} - found.files.keys():

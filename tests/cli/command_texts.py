@@ -190,7 +190,7 @@ def _filled() -> FakeAggregator:
         ],
         waits=[jobs_pb2.Wait(role="worker", peer="lb-1", what="gradient", job="job-1", step=4, bucket=7, seconds=3)],
     )  # fmt: skip
-    fake.files = {"model.safetensors": b"no checkpoint"}
+    fake.files = {"model.safetensors": b"no checkpoint", "state.json": b"{}"}
     ended = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.SUCCEEDED, ended_seconds=1e9)
     fake.prunable = [
         jobs_pb2.PrunedJob(job=ended, bytes=1_234_567, checkpoints=3),
