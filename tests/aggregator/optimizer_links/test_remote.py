@@ -82,7 +82,7 @@ def test_reconnecting_waits_at_most_the_retry_timeout(monkeypatch: pytest.Monkey
             epoch=1,
             cluster="c0ffee00c0ffee00",
             callbacks=OptimizerLinkCallbacks(
-                connected=lambda name, refusal: None,
+                connected=lambda name: None,
                 lost=lambda reason: None,
                 message=lambda body: None,
                 weights=lambda header, chunk, message: None,
@@ -116,7 +116,7 @@ def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], N
         epoch=1,
         cluster="c0ffee00c0ffee00",
         callbacks=OptimizerLinkCallbacks(
-            connected=lambda name, refusal: connected(),
+            connected=lambda name: connected(),
             lost=lost,
             message=lambda body: None,
             weights=lambda header, chunk, message: None,

@@ -116,7 +116,7 @@ async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
 @pytest.mark.parametrize(
     ("changed", "code", "line"),
     [
-        ({"protocol": 99}, PRECONDITION, "protocol 99"),
+        ({"protocol": 99, "protocol_min": 99}, PRECONDITION, "protocol 99"),
         ({"role": "worker"}, PRECONDITION, "'worker'"),
         ({"shard_index": 2}, PRECONDITION, "shard 2 of 2"),
     ],
