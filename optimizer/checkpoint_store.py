@@ -131,7 +131,8 @@ class CheckpointStore:
         What is void once stays void: it is stored, since a restored queue may not know of it.
 
         Returns:
-            The checkpoint, or None if the job has none, and one line for each newer one that was passed over.
+            The checkpoint, and one line for each newer one that was passed over. None if the job has no checkpoint, or
+            begins again, since not even its initial weights count.
 
         Raises:
             Refused: there are checkpoints, and all of them are damaged or void; or the file `void.json` is damaged.
@@ -144,6 +145,8 @@ class CheckpointStore:
         except (OSError, Failed) as error:
             problems.append(f"{folder / _VOID_FILE}: not written: {error}")
             void = [*void, *file.read()]
+        if _begins_again(void, folder):
+            return None, [*problems, f"{folder}: all checkpoints are void; the job begins again"]
         newest, notices = find_newest(partial(_read_unless_void, void), folder)
         return newest, problems + notices
 
@@ -284,9 +287,14 @@ class CheckpointStore:
                 self._use.choose(reader, path)
                 return path, read_refs(path)
 
+            def read_unless_void(path: Path) -> tuple[Path, Mapping[str, FileRef]]:
+                _check_not_void(void, path)
+                return read(path)
+
             try:
+                void = VoidFile(folder / _VOID_FILE).read()
                 found = (
-                    find_newest(read, folder)[0]
+                    find_newest(read_unless_void, folder)[0]
                     if request.newest
                     else read(self._find(folder, request.job, request.step))
                 )
@@ -345,13 +353,32 @@ def _read_refs_once(path: Path, _: tuple[int, ...]) -> Mapping[str, FileRef]:
 
 
 def _read_unless_void(void: Collection[pb.Void], path: Path) -> Checkpoint:
-    checkpoint = read_checkpoint(path)
-    if is_void(CheckpointStore.describe(checkpoint), void):
+    _check_not_void(void, path)
+    return read_checkpoint(path)
+
+
+def _check_not_void(void: Collection[pb.Void], path: Path) -> None:
+    """Check that a checkpoint is not void (Refused), if there are void ones at all."""
+    if void and _is_void_on_disk(void, path):
         raise Refused(
-            f"checkpoint {path} (generation {checkpoint.generation}, step {checkpoint.step}): void: it may "
-            "contain the work of a faulty worker, or of code that the job has left"
+            f"checkpoint {path}: void: it may contain the work of a faulty or overruled worker, or of code that the "
+            "job has left"
         )
-    return checkpoint
+
+
+def _is_void_on_disk(void: Collection[pb.Void], path: Path) -> bool:
+    state, _ = read_state(path)
+    return is_void(_written(state.job, state.generation, state.step, path, ""), void)
+
+
+def _begins_again(void: Collection[pb.Void], folder: Path) -> bool:
+    """Return whether a job has void checkpoints alone, and not even its initial weights count."""
+    if all(each.HasField("step") for each in void):
+        return False
+    try:
+        return all(_is_void_on_disk(void, path) for path in list_checkpoints(folder))
+    except Refused:
+        return False  # one is damaged, and may be the newest that counts
 
 
 def _written(job: str, generation: int, step: int, path: Path, model_sha256: str) -> pb.CheckpointWritten:

@@ -16,6 +16,8 @@ from services.input_files import NoSuchFile, read_input_file
 from services.printable import printable_path
 
 _MOST_BYTES = 1 << 16
+_NO_STEP = -1
+"""Last step that counts, in the file, where not even the initial weights do."""
 
 
 class VoidFile:
@@ -32,7 +34,7 @@ class VoidFile:
         """
         try:
             pairs = json.loads(read_input_file("", self._path, _MOST_BYTES))
-            return [Void(generation=generation, step=step) for generation, step in pairs]
+            return [_void(generation, step) for generation, step in pairs]
         except NoSuchFile:
             return []
         except (ValueError, TypeError, RecursionError):
@@ -48,11 +50,19 @@ class VoidFile:
             Refused: the file is damaged.
             OSError: it can't be written.
         """
-        before = {(each.generation, each.step) for each in self.read()}
-        after = _without_contained(before | {(each.generation, each.step) for each in void})
+        before = set(map(_pair, self.read()))
+        after = _without_contained(before | set(map(_pair, void)))
         if after != before:
             replace_file(self._path, json.dumps(sorted(after)).encode())
-        return [Void(generation=generation, step=step) for generation, step in sorted(after)]
+        return [_void(generation, step) for generation, step in sorted(after)]
+
+
+def _pair(void: Void) -> tuple[int, int]:
+    return void.generation, void.step if void.HasField("step") else _NO_STEP
+
+
+def _void(generation: int, step: int) -> Void:
+    return Void(generation=generation, step=None if step == _NO_STEP else step)
 
 
 def _without_contained(void: set[tuple[int, int]]) -> set[tuple[int, int]]:

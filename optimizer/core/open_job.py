@@ -18,6 +18,7 @@ class OpenJob:
         job: job id.
         plan: shape of the job in steps.
         generation: generation under which the job was opened.
+        loaded: checkpoint that was loaded; None if there was none.
 
     Attributes:
         opened_generation: generation under which the job was opened; `generation` rises when a step starts over.
@@ -30,13 +31,16 @@ class OpenJob:
         updated_chunks: number of chunks whose weights are those of `step`.
         allocating_layout: hash of the layout for which arrays are being allocated; empty if there is none.
         failure_reason: reason why the job cannot go on; None while it can.
+        loaded: checkpoint that was loaded when the job was opened; None if there was none.
         newest_checkpoint: newest checkpoint on disk that counts.
         checkpoint_due: whether a snapshot is to be taken as soon as the weights and the disk allow it.
         checkpoint_timer_seconds: start of the time to the next checkpoint, by a monotonic clock; None: not started.
         failed_checkpoint_step: step of the newest checkpoint if it could not be written.
     """
 
-    def __init__(self, job: str, plan: JobPlan, generation: int) -> None:
+    def __init__(
+        self, job: str, plan: JobPlan, generation: int, loaded: pb.CheckpointWritten | None = None
+    ) -> None:
         self.job = job
         self.plan = plan
         self.generation = self.opened_generation = generation
@@ -52,7 +56,7 @@ class OpenJob:
         self.updated_chunks = 0
         self.allocating_layout = ""
         self.failure_reason: str | None = None
-        self.newest_checkpoint: pb.CheckpointWritten | None = None
+        self.loaded = self.newest_checkpoint = loaded
         self.checkpoint_due = False
         self.checkpoint_timer_seconds: float | None = None
         self.failed_checkpoint_step: int | None = None
@@ -71,12 +75,11 @@ class OpenJob:
     def goes_on(self, order: pb.Open) -> bool:
         """Return whether the aggregator that opens this job can go on with what is in memory.
 
-        It can't if what was declared void may be in it. It can't either if the job has reached a later generation at
-        another optimizer, which runs on a copy of the state dir.
+        It can't if what was declared void may be in it: made since the job was opened, or loaded then. It can't either
+        if the job has reached a later generation at another optimizer, which runs on a copy of the state dir.
         """
-        return order.generation <= self.generation and all(
-            each.generation < self.generation for each in order.void
-        )
+        made_since = any(each.generation >= self.opened_generation for each in order.void)
+        return order.generation <= self.generation and not (made_since or is_void(self.loaded, order.void))
 
     def owns(self, job: str, generation: int) -> bool:
         """Return whether a checkpoint was taken since this job was opened, in this or an earlier generation."""
@@ -109,5 +112,7 @@ class OpenJob:
 def is_void(checkpoint: pb.CheckpointWritten | None, void: Iterable[pb.Void]) -> bool:
     """Return whether a checkpoint was declared void: it may contain the work of a faulty worker or of replaced code."""
     return checkpoint is not None and any(
-        checkpoint.generation <= each.generation and checkpoint.step > each.step for each in void
+        checkpoint.generation <= each.generation
+        and (checkpoint.step > each.step or not each.HasField("step"))
+        for each in void
     )

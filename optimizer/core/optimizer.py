@@ -225,13 +225,12 @@ class OptimizerCore:
         generation = self._generation_after(event.job, max(event.generation, self._least_generation))
         if generation is None:
             return
-        job = OpenJob(event.job, event.plan, generation)
+        job = OpenJob(event.job, event.plan, generation, event.checkpoint)
         self._out.put(SaveGeneration(job.job, job.generation))
         self.open_job = job
         if event.checkpoint is not None:
             job.set_layout(event.layout_hash, event.elements)
             job.start_training(event.checkpoint.step)
-            job.newest_checkpoint = event.checkpoint
         self._send_status()
 
     def _generation_after(self, job: str, generation: int) -> int | None:
@@ -337,6 +336,8 @@ class OptimizerCore:
         job = self.open_job
         if job is None or (event.job, event.step) != (job.job, job.step) or not job.deciding:
             return
+        if job.state != pb.OptimizerStatus.TRAINING:
+            return  # it is about weights that were dropped since, and the first checkpoint is awaited
         if job.starts_over:
             self._begin_generation(job)
             return

@@ -16,6 +16,7 @@ from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
 from services.errors import Failed, Refused
+from services.files.errors import FileMissing
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.tensors.layout import Layout
 from tests.support.anything import is_one_line
@@ -73,14 +74,39 @@ def test_an_aggregator_that_was_replaced_stores_no_generation(tmp_path: Path) ->
     assert CheckpointStore(tmp_path).read_generation("a") == 3
 
 
-def test_a_void_checkpoint_is_skipped_but_not_removed(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+def write(store: CheckpointStore, *versions: tuple[int, int]) -> None:
+    """Write checkpoints of job a, each of a generation and a step."""
     config = JobConfig(model=LinearRegressionConfig())
     layout = Layout.build([("weight", (3,), True, "weight", False)])
-    for generation, step in ((1, 0), (1, 4), (1, 5), (2, 6)):
+    for generation, step in versions:
         weights = np.full(3, step, np.float32)
         store.write("a", generation, step, config, layout, weights, {}, {"config.json": b"{}"})
 
+
+def test_a_job_without_weights_that_count_begins_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    write(store, (1, 0), (1, 4))
+    newest, (notice,) = store.read_newest("a", [pb.Void(generation=1)])
+    assert newest is None and "begins again" in notice
+    assert (tmp_path / "a" / "void.json").read_text() == "[[1, -1]]"
+    assert store.read_newest("a")[0] is None, "a restored queue does not know of it"
+    with pytest.raises(FileMissing, match="none intact"):
+        store.list_files(pb.CheckpointRequest(job="a", newest=True))
+    write(store, (2, 0))
+    newest, _ = store.read_newest("a")
+    assert newest is not None and (newest.generation, newest.step) == (2, 0)
+    assert store.list_files(pb.CheckpointRequest(job="a", newest=True)).step == 0, (
+        "and not the newer one that is void"
+    )
+    (tmp_path / "a" / "step-00000004" / "state.json").write_text("{")
+    (tmp_path / "a" / "step-00000000" / "state.json").write_text("{")
+    with pytest.raises(Refused, match="none intact"):
+        store.read_newest("a")
+
+
+def test_a_void_checkpoint_is_skipped_but_not_removed(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    write(store, (1, 0), (1, 4), (1, 5), (2, 6))
     remembered = tmp_path / "a" / "void.json"
 
     def newest(*void: tuple[int, int]) -> tuple[int, int]:

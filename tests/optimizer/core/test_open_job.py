@@ -26,10 +26,24 @@ def test_a_job_owns_the_checkpoints_taken_since_it_was_opened(job: str, generati
     assert job_of_generation(3, 5).owns(job, generation) is owned
 
 
-def test_a_job_goes_on_if_its_generation_began_after_all_that_was_declared_void() -> None:
+def test_a_job_goes_on_if_it_was_opened_after_all_that_was_declared_void() -> None:
     order = pb.Open(job="a", void=[pb.Void(generation=2, step=7), pb.Void(generation=4, step=1)])
     assert not job_of_generation(3, 4).goes_on(order)
-    assert job_of_generation(3, 5).goes_on(order)
+    assert not job_of_generation(3, 5).goes_on(order), (
+        "it began a generation with the weights of the one before"
+    )
+    assert job_of_generation(5, 5).goes_on(order)
+
+
+@pytest.mark.parametrize(
+    ("void", "goes_on"),
+    [(pb.Void(generation=4), False), (pb.Void(generation=4, step=0), True), (pb.Void(generation=3), True)],
+    ids=["from the initial weights on", "after them", "of an earlier generation"],
+)
+def test_a_job_does_not_go_on_with_a_checkpoint_that_became_void(void: pb.Void, goes_on: bool) -> None:
+    loaded = pb.CheckpointWritten(job="a", generation=4, step=0)
+    job = OpenJob("a", PLAN, 5, loaded)
+    assert job.goes_on(pb.Open(job="a", generation=5, void=[void])) is goes_on
 
 
 def test_a_job_does_not_go_on_if_another_optimizer_has_had_it_since() -> None:
@@ -46,6 +60,12 @@ def test_a_checkpoint_after_the_last_valid_step_is_void(generation: int, step: i
     checkpoint = pb.CheckpointWritten(job="a", generation=generation, step=step)
     assert is_void(checkpoint, [pb.Void(generation=2, step=7)]) is void
     assert not is_void(checkpoint, [])
+
+
+@pytest.mark.parametrize(("generation", "void"), [(1, True), (2, True), (3, False)])
+def test_not_even_initial_weights_count_if_no_step_does(generation: int, void: bool) -> None:
+    checkpoint = pb.CheckpointWritten(job="a", generation=generation, step=0)
+    assert is_void(checkpoint, [pb.Void(generation=2)]) is void
 
 
 def test_weights_are_consistent_when_all_are_of_one_step() -> None:
