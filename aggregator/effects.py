@@ -99,7 +99,7 @@ class EffectRunner:
             case ev.CheckClosed():
                 self._metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():
-                self._queue.save(effect.job, effect.fingerprint)
+                self._queue.save(effect.job)
                 if effect.job.state in ENDED_STATES:
                     release = asyncio.to_thread(self._files.release, effect.job.id)
                     start_task(release, f"job {effect.job.id}: release of its files")

@@ -1,4 +1,4 @@
-"""Register of all jobs, in which people submit, cancel and look up. A job is on disk before the core gets it.
+"""Register of all jobs, in which people submit, cancel, trust and look up. A job is on disk before the core gets it.
 
 The core has the jobs that have not ended; the queue has all. If a write fails, the call is answered with the error,
 and the core gets no input.
@@ -10,8 +10,9 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-from aggregator.core.events import CancelRequested, Submitted
+from aggregator.core.events import CancelRequested, Submitted, TrustRequested
 from aggregator.core.job_report import Record, cancel_job, copy_job
+from aggregator.core.membership.claims import trust
 from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobPage, JobQueue
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2
@@ -45,7 +46,7 @@ class JobRegister:
         self,
         queue: JobQueue,
         live: Mapping[str, Record],
-        feed: Callable[[Submitted | CancelRequested], None],
+        feed: Callable[[Submitted | CancelRequested | TrustRequested], None],
         caps: Caps,
         files: FileStore,
     ) -> None:
@@ -90,7 +91,9 @@ class JobRegister:
         )
         if config.start_from is not None:
             wanted.step = config.start_from.first_step
-            wanted.start.CopyFrom(Start(job=config.start_from.job, step=config.start_from.step))
+            wanted.start.CopyFrom(
+                Start(job=config.start_from.job, step=config.start_from.step, first_step=wanted.step)
+            )
         try:
             job = self._queue.add(wanted, spec_json, request_id, self._caps)
         except DiskFull:
@@ -122,6 +125,29 @@ class JobRegister:
         self._queue.save(cancelled)
         self._feed(CancelRequested(job))
         return cancelled
+
+    def trust(self, job: str, worker: str) -> Job:
+        """Pin a running job to what a worker says of it; its record says so on disk when this returns.
+
+        Raises:
+            Refused: there is no such job, it does not run, or the worker's claim can't be trusted.
+            Failed: the record can't be written; the job goes on as before.
+        """
+        live = self._live.get(job)
+        found = live.job if live is not None else self.find(job)
+        if found is None:
+            raise Refused(self.describe_unknown(job))
+        if found.state != jobs_pb2.RUNNING:
+            state = jobs_pb2.JobState.Name(found.state).lower()
+            raise Refused(f"job {job} is {state}; expected a running one, of which workers say something")
+        decided = copy_job(found)
+        refusal = trust(decided, worker)
+        if refusal is not None:
+            raise Refused(str(refusal))
+        if decided != found:
+            self._queue.save(decided)
+            self._feed(TrustRequested(job, worker))
+        return decided
 
     def find(self, job: str) -> Job | None:
         """Return a job's current record; None if there is no such job. A live job's record changes with the job.

@@ -31,7 +31,11 @@ from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.checksums import ChecksumMismatch, verify_checksum
 from services.tracking.catalogue import check_trackers
 from services.transport.access.enforcement import Denied, caller_address, check_permission, current_caller
-from services.transport.access.permissions import CANCEL_OTHERS_JOB, PRUNE_OTHERS_JOB
+from services.transport.access.permissions import (
+    CANCEL_OTHERS_JOB,
+    PRUNE_OTHERS_JOB,
+    TRUST_IN_OTHERS_JOB,
+)
 from services.transport.request_handlers import service_handler
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -169,6 +173,21 @@ class JobsServicer:
         except Failed as failed:
             await _abort_failed(context, failed)
         self._audit("cancelled", job, context)
+        return job
+
+    async def Trust(self, request: jobs.TrustRequest, context: Context) -> jobs.Job:
+        """Pin a running job to what a worker says of it; once this answers, the decision survives kill -9."""
+        owner = (await self._job(request.job, context)).owner
+        try:
+            _check_owner(owner, TRUST_IN_OTHERS_JOB)
+            job = self._backend.register.trust(request.job, request.worker)
+        except Denied as denied:
+            await _abort(context, denied.code, str(denied))
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+        except Failed as failed:
+            await _abort_failed(context, failed)
+        self._audit(f"worker {printable(request.worker, 60)} trusted", job, context)
         return job
 
     async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:

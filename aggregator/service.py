@@ -140,10 +140,10 @@ class AggregatorService:
         )
         self._uploads = Uploads(state_dir / "uploads.json", self.files, caps, metrics.count_cap_reached)
         records = []
-        for job, spec_json, fingerprint in queue.live_jobs():
+        for job, spec_json in queue.live_jobs():
             plan, inputs = read_stored(spec_json)
             self.files.keep_inputs(job.id, inputs)
-            records.append(Record(job, spec_json, plan, fingerprint))
+            records.append(Record(job, spec_json, plan))
         self._tracking = JobTracking(
             state_dir / "tracking", self._find_spec, metrics.count_lost_points, self._tell_of_tracker
         )

@@ -21,7 +21,7 @@ from services.protocol.envelope import CheckReport, unwrap
 from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.hello import HelloExpectations, HelloRefusal, check_hello
 from services.tasks import describe_error, start_task
-from services.transport.access.enforcement import caller_address
+from services.transport.access.enforcement import caller_address, current_caller
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
 from services.transport.links import LinkClosed
@@ -120,7 +120,7 @@ class WorkerControl:
         session = self._sessions.open(hello, pipeline_address=str(address))
         try:
             self._plane.worker_connected(session)
-            self._feed(WorkerConnected(session.number, hello, str(address)))
+            self._feed(WorkerConnected(session.number, hello, str(address), current_caller().voice))
             await stream.run(session.mailbox.take, partial(self._take_message, session))
         finally:
             session.mailbox.close(stream.end_reason)

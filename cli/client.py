@@ -268,6 +268,10 @@ class JobsClient:
         """Cancel a job; return its new state."""
         return await self._ask("Cancel", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
 
+    async def trust(self, job: str, worker: str) -> jobs_pb2.Job:
+        """Pin a job to what a worker says of it; return its new state."""
+        return await self._ask("Trust", jobs_pb2.TrustRequest(job=job, worker=worker), jobs_pb2.Job)
+
     async def prune(self, request: jobs_pb2.PruneRequest) -> AsyncGenerator[jobs_pb2.PrunedJob, None]:
         """Remove what ended jobs have left; yield each job that goes, or that should and stays."""
         # Large files take long to delete.

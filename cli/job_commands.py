@@ -336,6 +336,25 @@ def cancel(*, job: str, target: AggregatorTarget, output: Output) -> None:
 
 @click.command()
 @click.argument("job")
+@click.argument("worker")
+@client_options
+def trust(*, job: str, worker: str, target: AggregatorTarget, output: Output) -> None:
+    """Pin a running job to what a worker says of it.
+
+    Workers say on which libraries and device they compute, and which layout the model has. `tiermesh status JOB` shows
+    who says what. What the others have contributed no longer counts.
+
+    Example: tiermesh trust 1124-174210-k3fd loudbox-2
+    """
+    import asyncio
+
+    from cli.jobs import trust as run
+
+    asyncio.run(run(target, job, worker, output))
+
+
+@click.command()
+@click.argument("job")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest]")
 @client_options

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.client import JobsClient, Unanswered, Unreachable
 from cli.options import AggregatorTarget
-from cli.output import Output, clock, duration, job_fields, job_line, state_name
+from cli.output import Output, claim_lines, clock, duration, job_fields, job_line, state_name
 from cli.progress import ProgressView
 from cli.tracking import FollowedTracking, check_follower
 from protos import jobs_pb2
@@ -32,6 +32,7 @@ _SHOWN_AS: Mapping[str, Callable[[Any], str]] = {
     "started_seconds": clock,
     "ended_seconds": clock,
     "seconds_left": duration,
+    "claims": claim_lines,
 }
 """How `status` shows a job's fields; all others are shown as they are."""
 Answer = TypeVar("Answer")
@@ -256,3 +257,11 @@ async def cancel(target: AggregatorTarget, job: str, output: Output) -> None:
         cancelled = await client.cancel(job)
     output.say(job_line(cancelled))
     output.result(job_fields(cancelled))
+
+
+async def trust(target: AggregatorTarget, job: str, worker: str, output: Output) -> None:
+    """Pin a job to what a worker says of it, and print its state."""
+    async with JobsClient(target) as client:
+        decided = await client.trust(job, worker)
+    output.say(job_line(decided))
+    output.result(job_fields(decided))

@@ -23,7 +23,19 @@ from cli.certs.commands import certs
 from cli.certs.token_commands import tokens
 from cli.cluster_commands import cluster
 from cli.daemon_commands import aggregator, optimizer, worker
-from cli.job_commands import cancel, chaos, continue_, download, jobs, local, logs, prune, status, submit
+from cli.job_commands import (
+    cancel,
+    chaos,
+    continue_,
+    download,
+    jobs,
+    local,
+    logs,
+    prune,
+    status,
+    submit,
+    trust,
+)
 from cli.launch.agent.command import launch_agent
 from cli.launch.command import launch
 from cli.model_commands import check, generate, measure, timeline, validate
@@ -67,6 +79,7 @@ for command in (
     status,
     logs,
     cancel,
+    trust,
     download,
     prune,
     tokenize,

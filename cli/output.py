@@ -88,11 +88,43 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "seconds_left": job.seconds_left if job.HasField("seconds_left") else None,
         "skipped": job.skipped or None,
         "excluded": {each.worker: each.reason for each in job.excluded} or None,
+        "claims": [
+            {
+                "workers": [one.worker for one in each.claimants],
+                "standing": _standing(each, own=each == job.claims[0]),
+                "fingerprint": dict(sorted(each.fingerprint.items())),
+                "layout_hash": each.layout_hash,
+                "elements": each.elements,
+            }
+            for each in job.claims
+        ]
+        or None,
         "generation": job.generation,
         "submitted_seconds": job.submitted_seconds or None,
         "started_seconds": job.started_seconds or None,
         "ended_seconds": job.ended_seconds or None,
     }
+
+
+def _standing(claim: jobs_pb2.Claim, *, own: bool) -> str:
+    """Return what a claim means for its workers: whether the job goes by it, and for how long."""
+    if own:
+        return "bound" if claim.bound else "taken"
+    return "contends" if claim.contends else "differs"
+
+
+def claim_lines(claims: list[dict[str, Any]]) -> str:
+    """Return who says what of a job, as text: the claim that the job goes by, and how the others differ from it."""
+    facts = [
+        {**each["fingerprint"], "layout": each["layout_hash"][:12], "elements": each["elements"]}
+        for each in claims
+    ]
+    shown = []
+    for each, said in zip(claims, facts, strict=True):
+        differing = {key: value for key, value in said.items() if facts[0].get(key, value) != value}
+        what = ", ".join(f"{key} {value}" for key, value in (differing or said).items())
+        shown.append(f"{', '.join(each['workers'])} ({each['standing']}): {what}")
+    return "; ".join(shown)
 
 
 def job_line(job: jobs_pb2.Job) -> str:

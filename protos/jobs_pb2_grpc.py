@@ -61,6 +61,11 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.JobRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.Trust = channel.unary_unary(
+                '/tiermesh.Jobs/Trust',
+                request_serializer=protos_dot_jobs__pb2.TrustRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.Job.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/tiermesh.Jobs/Watch',
                 request_serializer=protos_dot_jobs__pb2.JobRequest.SerializeToString,
@@ -127,6 +132,13 @@ class JobsServicer:
 
     def Cancel(self, request, context):
         """cancels a queued or running job
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trust(self, request, context):
+        """pins a running job to what a worker says of it; answers after it is stored
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,6 +212,11 @@ def add_JobsServicer_to_server(servicer, server):
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=protos_dot_jobs__pb2.JobRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'Trust': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trust,
+                    request_deserializer=protos_dot_jobs__pb2.TrustRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
@@ -368,6 +385,33 @@ class Jobs:
             target,
             '/tiermesh.Jobs/Cancel',
             protos_dot_jobs__pb2.JobRequest.SerializeToString,
+            protos_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trust(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tiermesh.Jobs/Trust',
+            protos_dot_jobs__pb2.TrustRequest.SerializeToString,
             protos_dot_jobs__pb2.Job.FromString,
             options,
             channel_credentials,

@@ -30,6 +30,7 @@ from aggregator.core.events import (
     Submitted,
     Ticked,
     ToWorker,
+    TrustRequested,
     WeightsArrived,
     WorkerConnected,
     WorkerLost,
@@ -37,6 +38,7 @@ from aggregator.core.events import (
 from aggregator.core.job_report import Record
 from aggregator.core.live_jobs import LiveJobs
 from aggregator.core.membership.admission import check_identity
+from aggregator.core.membership.claims import trust
 from aggregator.core.membership.devices import Device
 from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.own_clock import OwnClock
@@ -267,6 +269,8 @@ class AggregatorCore:
                 self.jobs.add(event)
             case CancelRequested():
                 self._cancel(event.job)
+            case TrustRequested():
+                self._trust(event, now)
             case MessageRefused():
                 if self._concerns_run(event.job) and self.run is not None and not self.run.ended:
                     self.run.end(FAILED, event.reason)
@@ -320,6 +324,7 @@ class AggregatorCore:
             hello.incarnation,
             now,
             connected_seconds=now,
+            voice=event.voice,
             pipeline_address=event.pipeline_address,
         )
         if hello.stages:
@@ -404,6 +409,12 @@ class AggregatorCore:
             self.run.end(CANCELLED, "cancelled by request")
         else:
             self.jobs.cancel(job)
+
+    def _trust(self, event: TrustRequested, now: float) -> None:
+        if self.run is not None and self.run.job.id == event.job:
+            self.run.trust(event.worker, now)
+        elif event.job in self.jobs.records:
+            trust(self.jobs.records[event.job].job, event.worker)  # it was running, and waits for its start
 
     def _stop(self) -> None:
         """Note that this process stops because it was asked to, and not because of the job that it runs."""

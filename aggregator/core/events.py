@@ -38,6 +38,19 @@ class CancelRequested:
 
 
 @dataclass(frozen=True)
+class TrustRequested:
+    """A person trusts what a worker says of a job; the job's record on disk says so.
+
+    Attributes:
+        job: the job's id.
+        worker: the worker's name.
+    """
+
+    job: str
+    worker: str
+
+
+@dataclass(frozen=True)
 class ClusterCheckBegan:
     """A check of meshes and links began; no job starts until it has ended."""
 
@@ -96,11 +109,13 @@ class WorkerConnected:
         session: number of the connection, unique.
         hello: its first message.
         pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
+        voice: first of the names that its certificate is bound to; empty if it is bound to none.
     """
 
     session: int
     hello: Hello
     pipeline_address: str = ""
+    voice: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,6 +178,7 @@ class Stopping:
 Input = (
     Submitted
     | CancelRequested
+    | TrustRequested
     | ClusterCheckBegan
     | ClusterCheckEnded
     | OptimizerConnected
@@ -189,11 +205,9 @@ class SaveJob:
 
     Attributes:
         job: the record.
-        fingerprint: the fingerprint the job is pinned to; None leaves the one on disk.
     """
 
     job: Job
-    fingerprint: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

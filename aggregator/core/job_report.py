@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from aggregator.core.events import Note, Outbox, SaveJob
-from aggregator.core.membership.admission import Admission
+from aggregator.core.membership.claims import bind_own
 from aggregator.core.pace import Pace
 from aggregator.core.setting_aside import note_progress
 from aggregator.core.sums.step_sum import StepSum
@@ -46,13 +46,11 @@ class Record:
         job: the job's record, as users see it.
         spec_json: the complete job.
         plan: what the aggregator needs to know of the job's configuration, or why the stored one can't be used.
-        fingerprint: the fingerprint the job is pinned to; empty before it had a worker.
     """
 
     job: Job
     spec_json: str
     plan: JobPlan | Refusal
-    fingerprint: dict[str, str]
 
 
 class JobReport:
@@ -62,7 +60,6 @@ class JobReport:
         job: the job's record.
         spec_json: the complete job.
         plan: what the aggregator needs to know of the job's configuration.
-        admission: has the fingerprint that is saved with the record.
         out: takes the effects.
 
     Attributes:
@@ -70,10 +67,9 @@ class JobReport:
         spec_json: the complete job.
     """
 
-    def __init__(self, job: Job, spec_json: str, plan: JobPlan, admission: Admission, out: Outbox) -> None:
+    def __init__(self, job: Job, spec_json: str, plan: JobPlan, out: Outbox) -> None:
         self.job = job
         self.spec_json = spec_json
-        self._admission = admission
         self._out = out
         self._unreported: dict[Version, CommittedStep] = {}
         self._pace = Pace(job, plan)
@@ -84,7 +80,7 @@ class JobReport:
 
     def save(self) -> None:
         """Write the job's record to disk."""
-        self._out.put(SaveJob(copy_job(self.job), dict(self._admission.fingerprint)))
+        self._out.put(SaveJob(copy_job(self.job)))
 
     def begin(self) -> None:
         """Record that the job is running."""
@@ -102,6 +98,8 @@ class JobReport:
             self.job.ClearField("validation_step")
         for worker, trusted_step in list(self.job.trusted_steps.items()):
             self.trust(worker, min(trusted_step, version.step))  # later steps are computed again
+        if version.step > self.job.start.first_step:
+            bind_own(self.job)
         self._pace.enter()
         self.save()
         if went_back:
@@ -152,7 +150,8 @@ class JobReport:
             self.job.ClearField("mfu")
         else:
             self.job.mfu = self.job.tokens_per_second * self.job.flops_per_token / peak_flops
-        if note_progress(self.job):
+        bound = bind_own(self.job)
+        if note_progress(self.job) or bound:
             self.save()
 
     def note_commit(self, commit: Commit, version: Version, wire: WireTypes) -> None:

@@ -41,7 +41,7 @@ class LiveJobs:
         job = submitted.job
         if job.id in self.records:
             return
-        self.records[job.id] = Record(copy_job(job), submitted.spec_json, submitted.plan, {})
+        self.records[job.id] = Record(copy_job(job), submitted.spec_json, submitted.plan)
         self._out.put(Note("state", f"queued: {job.name}", copy_job(job)))
 
     def cancel(self, job: str) -> None:

@@ -9,6 +9,7 @@ from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.lease_book import LeaseBook
+from aggregator.core.membership.claims import is_void
 from aggregator.core.membership.members import total_peak_flops
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.sums.chunk_router import ChunkRouter
@@ -100,6 +101,11 @@ class JobProgress:
             if self.phase is JobPhase.EVALUATE:
                 self.next_phase(now)
 
+    def forget_batches(self) -> None:
+        """Forget the weights, and the sizes of batches, which workers have told whose claim has ended."""
+        self._evaluation_batches, self._tokens_per_micro_batch = None, 0
+        self.forget_weights()
+
     def forget_weights(self) -> None:
         """Return to the phase before there are any weights."""
         self.version = None
@@ -171,6 +177,8 @@ class JobProgress:
 
     def checkpoint_written(self, written: pb.CheckpointWritten) -> None:
         """Record a checkpoint that is on disk, and finish the job if it is the last one."""
+        if is_void(self._job, Version(written.generation, written.step)):
+            return  # it was declared so while it was written
         self._checkpoint = Version(written.generation, written.step)
         self._report.record_checkpoint(written)
         self._finish_if_saved()

@@ -7,7 +7,7 @@ and its new weights are sent to every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from aggregator.core.events import Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
@@ -16,6 +16,7 @@ from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.results import LeaseResults
 from aggregator.core.membership.admission import Admission
+from aggregator.core.membership.claims import Claims, trust, void_of, void_weights
 from aggregator.core.membership.code_pin import CodePin, shorten_code
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
@@ -30,11 +31,10 @@ from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, JobState
+from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Exclusion, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
-from services.printable import counted
-from services.protocol.fingerprint import CODE
+from services.printable import counted, printable
 from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
@@ -88,16 +88,14 @@ class RunningJob:
         self.job = job = record.job
         self.plan = plan
         self.members = members
-        self._admission = Admission(
-            exact=plan.exact, fingerprint=record.fingerprint, timeouts=timeouts, now=now
-        )
-        self.report = JobReport(job, record.spec_json, plan, self._admission, out)
+        self._admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
+        self.report = JobReport(job, record.spec_json, plan, out)
         self.quorum = Quorum(
             plan.min_workers, members, self._admission, lambda text: self.report.note("member", text)
         )
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
         rows = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
-        self._orders = WorkerOrders(job.id, new_lease, rows.send)
+        self._orders = WorkerOrders(job.id, self._new_lease, rows.send)
         self.lease_book = LeaseBook(
             timeouts,
             rows.members if plan.stages > 1 else members,
@@ -127,6 +125,9 @@ class RunningJob:
             )
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
         self.lacks_space = False
+        self._draw_lease = new_lease
+        self._leased = False
+        self._opened_void_generation = job.void_generation  # what the optimizer was told last
         self._timeouts = timeouts
         self._out = out
         job.state, job.steps = RUNNING, plan.steps
@@ -150,6 +151,15 @@ class RunningJob:
         """Whether the job is over."""
         return bool(self.job.state != RUNNING)
 
+    @property
+    def claims(self) -> Claims:
+        """What its workers say of it."""
+        return self._admission.claims
+
+    def _new_lease(self) -> int:
+        self._leased = True
+        return self._draw_lease()
+
     def end(self, state: JobState, detail: str) -> None:
         """End the job and have workers and optimizer drop it."""
         self.report.end(state, detail)
@@ -163,7 +173,8 @@ class RunningJob:
     def open(self) -> None:
         """Ask the optimizer, whose link has come up, which version it has."""
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
-        void = self._code_pin.void_checkpoints()
+        self._opened_void_generation = self.job.void_generation
+        void = void_of(self.job) + self._code_pin.void_checkpoints()
         if self.plan.on_faulty == "go_back":
             void += self._exclusions.void_checkpoints()
         request = pb.Open(
@@ -173,9 +184,14 @@ class RunningJob:
 
     def optimizer_status(self, status: pb.OptimizerStatus, now: float) -> None:
         """Continue at the version that the optimizer reports."""
+        if self._opened_void_generation and status.generation <= self._opened_void_generation:
+            return  # the answer to its last Open, which says what is void, has a later generation
         if self.lacks_space:
             self.lacks_space, self.job.detail = False, ""
         self.optimizer_state = status.state
+        if status.state != pb.OptimizerStatus.TRAINING and status.generation > self.job.generation:
+            self.job.generation = status.generation  # so that what is made in it can be declared void
+            self.report.save()
         if status.state == pb.OptimizerStatus.EMPTY:
             self.progress.forget_weights()
             self.lease_book.end_initialisation()
@@ -194,14 +210,9 @@ class RunningJob:
         if unusable is not None:
             self.end(FAILED, str(unusable))
             return
-        self._admission.layout_hash = status.layout_hash
-        self.progress.learn_layout(status.elements)
-        for member in list(self.members.values()):
-            refusal = self._admission.check_layout(member.layout_hash) if member.ready else None
-            if refusal is not None and not self.ended:
-                self.refuse(member, refusal, now)
-        if self.ended:
+        if not self._check_own_layout(status, now) or self.ended:
             return
+        self.progress.learn_layout(status.elements)
         if status.state == pb.OptimizerStatus.RECEIVING:
             self.progress.forget_weights()
             current = self.lease_book.initialisation
@@ -221,8 +232,43 @@ class RunningJob:
         if not self.ended:
             self.dispatch(now)
 
-    def initialise(self, description: pb.Description) -> None:
-        """Have the optimizer prepare for the initial weights that a worker describes."""
+    def _check_own_layout(self, status: pb.OptimizerStatus, now: float) -> bool:
+        """Compare the job's own claim with the layout that the optimizer has; return whether the job goes on with that.
+
+        The weights of another job, which this one starts from, count whatever workers say. So do weights with a COMMIT
+        that the record knows nothing of, since the queue was restored. Others were made under a claim, which may have
+        ended since.
+        """
+        own, admission, starts_from = self.claims.own, self._admission, self.job.HasField("start")
+        agrees = own is not None and own.layout_hash == status.layout_hash
+        has_commit = status.step > self.job.start.first_step
+        admission.layout_hash = status.layout_hash
+        admission.layout_counts = starts_from or (has_commit and not agrees)
+        if admission.layout_counts:
+            if self.claims.disprove(status.layout_hash):
+                self.report.save()
+            for member in list(self.members.values()):
+                refusal = admission.check_layout(member.layout_hash) if member.ready else None
+                if refusal is not None and not self.ended:
+                    self.refuse(member, refusal, now)
+            return True
+        if own is None or has_commit or (agrees and own.elements == status.elements):
+            return True
+        if agrees:
+            text = f"its layout has {status.elements} elements, and it said {own.elements}"
+            self._exclude_liars([each.worker for each in own.claimants], text, now)
+        void_weights(self.job)
+        self.report.save()
+        self._settle_claims(now)
+        return False
+
+    def initialise(self, member: Member, description: pb.Description, now: float) -> None:
+        """Have the optimizer prepare for the initial weights that a worker describes, if their layout is as claimed."""
+        own, layout = self.claims.own, description.layout.sha256
+        if own is not None and own.layout_hash != layout:
+            text = f"its Description has a layout with hash {layout[:12]}, and it said {own.layout_hash[:12]}"
+            self._exclude_liars([member.name], text, now)
+            return
         initialise = pb.Initialise(job=self.job.id, layout=description.layout, files=description.files)
         self._out.put(ToOptimizer(initialise))
 
@@ -307,13 +353,16 @@ class RunningJob:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
         if not self.holders.expects(member, ready):
             return  # it has been told to build other stages since
-        refusal = self.job_members.admit(member, ready)
+        refusal = self.job_members.admit(member, ready, leased=self._has_leased)
         if refusal is not None:
             self.refuse(member, refusal, now)
             return
-        if member.code_wait is not None:
+        if member.claim_wait is not None:
             self.holders.settle(now)
             return
+        self._settle_claims(now)
+        if not member.ready:
+            return  # the job begins again, and the worker with it
         self.progress.learn_batches(ready, now)
         self.job_members.note_admission(member, ready)
         refusal = self.holders.note_built(member, ready, now)
@@ -321,6 +370,12 @@ class RunningJob:
             self.refuse(member, refusal, now)
         if not self.ended:
             self.dispatch(now)
+
+    @property
+    def _has_leased(self) -> bool:
+        """Whether the job has leased anything, also by an aggregator before this one."""
+        received = (pb.OptimizerStatus.RECEIVING, pb.OptimizerStatus.TRAINING)
+        return self._leased or (self.optimizer_state in received and not self.job.HasField("start"))
 
     def refuse(self, member: Member, refusal: Refusal, now: float) -> None:
         """Send a worker away and release its leases."""
@@ -335,6 +390,9 @@ class RunningJob:
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
+        self._settle_claims(now)  # it may let workers take part that were refused
+        if self.ended:
+            return
         refusal = self.job_members.check_hope(now)
         if refusal is not None:
             self.end(FAILED, str(refusal))
@@ -347,12 +405,74 @@ class RunningJob:
             self._deaths.note_lost_at_work(member.name, member.incarnation)
         self.holders.release(member, now)
         self.report.note("member", f"worker {member.name} is gone: {reason}")
+        self._settle_claims(now)
         self.dispatch(now)
+
+    # ---- what workers say of the job ----
+
+    def trust(self, worker: str, now: float) -> None:
+        """Pin the job to what a worker says of it, as a person has decided; the record on disk says so."""
+        if trust(self.job, worker) is None:
+            self._refuse_excluded(now)
+            self._settle_claims(now)
+            self.dispatch(now)
+
+    def _exclude_liars(self, workers: Iterable[str], text: str, now: float) -> None:
+        """Exclude workers that have contradicted themselves; nothing of them is in any weights."""
+        for worker in workers:
+            reason = f"contradicts itself: {text}; the worker is excluded from this job"
+            self.job.excluded.append(Exclusion(worker=worker, step=self.job.step, reason=reason))
+        self.report.save()
+        self._refuse_excluded(now)
+
+    def _refuse_excluded(self, now: float) -> None:
+        for member in list(self.members.values()):
+            refusal = self._exclusions.find(member.name)
+            takes_part = member.refusal is None or member.dissents
+            if refusal is not None and takes_part and not self.ended:
+                self.refuse(member, refusal, now)
+
+    def _settle_claims(self, now: float) -> None:
+        """Begin the job again if its weights are void, and ask workers again whose claims get another answer now."""
+        taking_part = [each for each in self.members.values() if each.refusal is None or each.dissents]
+        self.claims.settle({each.name for each in taking_part}, now)
+        if self.job.void_generation > self._opened_void_generation:
+            self._begin_again(taking_part, now)
+            return
+        while not self.ended and (member := self._find_outdated()) is not None:
+            claim_wait, member.claim_wait = member.claim_wait, None
+            if claim_wait is not None:
+                self.admit(member, claim_wait.ready, now)
+            else:
+                self.holders.join([member], now)
+
+    def _find_outdated(self) -> Member | None:
+        """Return a worker whose claim would get another answer now than the one that it got; None if there is none."""
+        for each in self.members.values():
+            waits = each.claim_wait is not None
+            if each.claim is None or not (each.ready or each.dissents or waits):
+                continue
+            if self.claims.is_outdated(each.claim, ready=each.ready, waits=waits):
+                return each
+        return None
+
+    def _begin_again(self, members: Iterable[Member], now: float) -> None:
+        """Have the optimizer forget all weights that workers have made, and the workers report again what they have."""
+        claimants = self.claims.own.claimants if self.claims.own is not None else ()
+        who = printable(", ".join(each.worker for each in claimants), 60)
+        self.report.note("state", f"begins again with what worker {who} says of it")
+        self._admission.layout_hash = ""
+        self.lease_book.end_initialisation()
+        self.progress.forget_batches()
+        self.open()
+        self.holders.join(members, now)
 
     # ---- granting leases ----
 
     def dispatch(self, now: float) -> None:
         """Grant every lease that can be granted now."""
+        if self.claims.contended is not None:
+            return
         if self.progress.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):
             return
         if self.progress.version is None:
@@ -372,7 +492,7 @@ class RunningJob:
         self._end_if_hopeless(now)
         if self.ended:
             return
-        code = self._code_pin.find_due_change(now)
+        code = self._code_pin.find_due_change(now) if self.claims.contended is None else None
         if code is not None:
             self._change_code(code, now)
         self.lease_book.release_late(self.progress.version, now)
@@ -386,8 +506,8 @@ class RunningJob:
         if unsaved or self.progress.phase is JobPhase.CHECKPOINT:
             return  # the optimizer is about to write a checkpoint, and needs no worker for it
         change = self._code_pin.change(self._admission.code, code)
-        waiting = [each for each in self.members.values() if each.code_wait is not None]
-        self._admission.fingerprint[CODE] = code
+        waiting = [each for each in self.members.values() if each.claim_wait is not None]
+        self.claims.change_code(code)
         self.report.save()
         codes = f"{shorten_code(change.before)} -> {shorten_code(change.after)}"
         where = f"step {change.step}, generations after {change.generation}"
@@ -396,9 +516,9 @@ class RunningJob:
             self.progress.forget_weights()
             self.open()
         for member in waiting:
-            code_wait, member.code_wait = member.code_wait, None
-            if code_wait is not None and not self.ended:
-                self.admit(member, code_wait.ready, now)
+            claim_wait, member.claim_wait = member.claim_wait, None
+            if claim_wait is not None and not self.ended:
+                self.admit(member, claim_wait.ready, now)
 
     def _is_void(self, version: Version) -> bool:
         return self._exclusions.is_void(version) or self._code_pin.is_void(version)
@@ -423,10 +543,7 @@ class RunningJob:
         self.router.drop_all()
         self._exclusions.add(finding, self.progress.version)
         self.report.save()
-        for member in list(self.members.values()):
-            refusal = self._exclusions.find(member.name)
-            if member.name in finding.workers and refusal is not None and not self.ended:
-                self.refuse(member, refusal, now)
+        self._refuse_excluded(now)
         if not self.ended:
             self._start_over(self.progress.version)
 

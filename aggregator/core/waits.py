@@ -42,6 +42,9 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return f"waits for the optimizer's status{detail}"
     if run.progress.phase is JobPhase.CHECKPOINT:
         return f"waits for the optimizer to write the checkpoint of step {run.job.step}{detail}"
+    contention = run.claims.describe_contention()
+    if contention is not None:
+        return contention
     shortage = run.quorum.describe_shortage(now)
     if shortage is not None:
         return shortage

@@ -30,7 +30,7 @@ def take_report(run: RunningJob, member: Member, body: WorkerBody, now: float) -
         case pb.Evaluated():
             _note_evaluated(run, member, body, now)
         case pb.Description():
-            _note_description(run, member, body)
+            _note_description(run, member, body, now)
         case pb.Fetching():
             run.job_members.note_fetching(member, body, now)
         case pb.Failure():
@@ -70,14 +70,14 @@ def _note_evaluated(run: RunningJob, member: Member, evaluated: pb.Evaluated, no
         run.dispatch(now)
 
 
-def _note_description(run: RunningJob, member: Member, description: pb.Description) -> None:
+def _note_description(run: RunningJob, member: Member, description: pb.Description, now: float) -> None:
     """Pass the layout from the worker that makes the initial weights on to the optimizer."""
     holder = run.holders.find_described(member)
     lease = description.lease
     current = None if holder is None else run.lease_book.find_initialisation(holder.session, lease)
     if current is not None:
         current.described = True
-        run.initialise(description)
+        run.initialise(member, description, now)
 
 
 def note_failure(run: RunningJob, member: Member, failure: pb.Failure, now: float) -> None:

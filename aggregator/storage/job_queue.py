@@ -6,8 +6,7 @@ the same while the record grows, so that it succeeds on a full disk. Specs are r
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -37,12 +36,10 @@ class StoredJob(NamedTuple):
     Attributes:
         job: the job's record.
         spec_json: the complete job.
-        fingerprint: the fingerprint the job is pinned to; empty before it had a worker.
     """
 
     job: jobs_pb2.Job
     spec_json: str
-    fingerprint: dict[str, str]
 
 
 class JobPage(NamedTuple):
@@ -94,12 +91,11 @@ class JobQueue(QueueFile):
             self._connection.execute("INSERT INTO specs VALUES (?, ?)", (place, spec_json))
         return job
 
-    def save(self, job: jobs_pb2.Job, fingerprint: Mapping[str, str] | None = None) -> None:
+    def save(self, job: jobs_pb2.Job) -> None:
         """Store the record of a job in the queue, which is on disk when this returns.
 
         Args:
             job: the job's record.
-            fingerprint: the fingerprint the job is pinned to; None to leave the stored one.
 
         Raises:
             Deposed: a newer aggregator has taken over.
@@ -108,7 +104,7 @@ class JobQueue(QueueFile):
         """
         while True:
             try:
-                return self._update(job, fingerprint)
+                return self._update(job)
             except DiskFull:
                 if not self._release_reserve():
                     raise
@@ -138,10 +134,7 @@ class JobQueue(QueueFile):
         Raises:
             Failed: the file can't be read.
         """
-        query = (
-            "SELECT job, spec_json, fingerprint_json FROM jobs LEFT JOIN specs USING (place) WHERE live "
-            "ORDER BY place"
-        )
+        query = "SELECT job, spec_json FROM jobs LEFT JOIN specs USING (place) WHERE live ORDER BY place"
         with self._lock, self._explain_errors():
             return [_stored_job(*row) for row in self._connection.execute(query).fetchall()]
 
@@ -264,9 +257,9 @@ class JobQueue(QueueFile):
                 continue  # else its files would go with those of the job that had this id
             record = job.SerializeToString()
             added = self._connection.execute(
-                "INSERT INTO jobs (id, owner, request_id, request_sha256, live, job, fingerprint_json, room)"
-                " VALUES (?, ?, ?, ?, ?, ?, '{}', ?) ON CONFLICT (id) DO NOTHING",
-                (job.id, job.owner, request_id, digest, _is_live(job), record, room_of(record, "{}")),
+                "INSERT INTO jobs (id, owner, request_id, request_sha256, live, job, room)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                (job.id, job.owner, request_id, digest, _is_live(job), record, room_of(record)),
             )
             if added.rowcount == 1 and added.lastrowid is not None:
                 return added.lastrowid
@@ -289,18 +282,12 @@ class JobQueue(QueueFile):
             )
         return earlier
 
-    def _update(self, job: jobs_pb2.Job, fingerprint: Mapping[str, str] | None) -> None:
+    def _update(self, job: jobs_pb2.Job) -> None:
         with self._explain_os_errors(), self._saving():
-            execute = self._connection.execute
-            if fingerprint is None:
-                stored = execute("SELECT fingerprint_json FROM jobs WHERE id = ?", (job.id,)).fetchone()
-                fingerprint_json = stored[0] if stored is not None else "{}"
-            else:
-                fingerprint_json = json.dumps(dict(fingerprint), sort_keys=True)
             record = job.SerializeToString()
-            changed = execute(
-                "UPDATE jobs SET live = ?, job = ?, fingerprint_json = ?, room = ? WHERE id = ?",
-                (_is_live(job), record, fingerprint_json, room_of(record, fingerprint_json), job.id),
+            changed = self._connection.execute(
+                "UPDATE jobs SET live = ?, job = ?, room = ? WHERE id = ?",
+                (_is_live(job), record, room_of(record), job.id),
             ).rowcount
             if changed != 1:
                 raise Failed(f"queue {self.path}: no job {job.id}, whose record was to be updated")
@@ -340,14 +327,11 @@ def _record(job: object) -> jobs_pb2.Job:
     return jobs_pb2.Job.FromString(job)
 
 
-def _stored_job(job: object, spec_json: object, fingerprint_json: object) -> StoredJob:
+def _stored_job(job: object, spec_json: object) -> StoredJob:
     """Return a row's values after checking their types (ValueError)."""
     record = _record(job)
     if record.state not in LIVE_STATES:
         raise ValueError(f"job {record.id} is in state {record.state} but counts as queued or running")
-    if not (isinstance(spec_json, str) and isinstance(fingerprint_json, str)):
-        raise ValueError("a job's spec and fingerprint are not text")
-    fingerprint = json.loads(fingerprint_json)
-    if not isinstance(fingerprint, dict) or not all(isinstance(each, str) for each in fingerprint.values()):
-        raise ValueError("a job's fingerprint is no mapping of text to text")
-    return StoredJob(record, spec_json, fingerprint)
+    if not isinstance(spec_json, str):
+        raise ValueError("a job's spec is not text")
+    return StoredJob(record, spec_json)

@@ -8,7 +8,7 @@ import sqlite3
 from protos import jobs_pb2
 from services.errors import Refused
 
-FORMAT = 2
+FORMAT = 3
 """Version of the tables. Files of other versions are refused."""
 
 LIVE_STATES = (jobs_pb2.QUEUED, jobs_pb2.RUNNING)
@@ -34,7 +34,6 @@ CREATE TABLE jobs (
     request_sha256 TEXT NOT NULL DEFAULT '',
     live INTEGER NOT NULL,
     job BLOB NOT NULL,
-    fingerprint_json TEXT NOT NULL,
     room BLOB NOT NULL
 );
 CREATE UNIQUE INDEX job_requests ON jobs (owner, request_id) WHERE request_id != '';
@@ -83,9 +82,9 @@ def check_format(version: int, shown: str) -> None:
         )
 
 
-def room_of(job: bytes, fingerprint_json: str) -> bytes:
+def room_of(job: bytes) -> bytes:
     """Return the bytes that fill a job's row up to its fixed size."""
-    return bytes(max(0, JOB_ROW_BYTES - len(job) - len(fingerprint_json.encode())))
+    return bytes(max(0, JOB_ROW_BYTES - len(job)))
 
 
 def request_digest(name: str, spec_json: str) -> str:

@@ -127,6 +127,7 @@ BOUNDS: Mapping[str, Bound] = {
     "spec_json": Bound(bytes=1 << 18, by_receiver=True),
     "state": _WORD,
     "text": _text(LOG_LINE_CHARACTERS),
+    "voice": _NAME,
     "waiting": _LINE,
     "waits_for": _LINE,
     "what": _LINE,
@@ -146,6 +147,8 @@ BOUNDS: Mapping[str, Bound] = {
     "ClusterStatus.workers": Bound(count=MAX_WORKERS),
     "Computed.losses": Bound(count=MAX_MICRO_BATCHES),
     "Evaluated.losses": Bound(count=MAX_LEASE_BATCHES),
+    "Claim.claimants": Bound(count=16),
+    "Job.claims": Bound(count=8),
     "Job.code_changes": Bound(count=128),
     "Job.excluded": Bound(count=256),
     "Job.trusted_steps": Bound(bytes=_NAME.bytes, count=MAX_WORKERS),
@@ -173,7 +176,7 @@ BOUNDS: Mapping[str, Bound] = {
     "checksums": Bound(count=MAX_MICRO_BATCHES),
     "chunks": Bound(count=MAX_RUNS),
     "files": Bound(bytes=128, count=128),
-    "fingerprint": Bound(bytes=1024, count=64),
+    "fingerprint": Bound(bytes=256, count=32),
     "non_finite": Bound(count=MAX_REPORTED_MICRO_BATCHES),
 }
 """Bounds by `Message.field`, or by the field's name where it means the same in all messages."""

@@ -48,7 +48,7 @@ def test_a_clock_that_is_set_forward_makes_no_job_old(tmp_path: Path, limits: Li
             queue.raise_epoch("a")
             job = queue.add(Job(name="done", state=QUEUED), "{}")
             job.state, job.ended_seconds = SUCCEEDED, STARTED_SECONDS
-            queue.save(job, {})
+            queue.save(job)
             pruner = Pruner(
                 queue=queue,
                 journal=Journal(tmp_path / "logs"),

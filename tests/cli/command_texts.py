@@ -81,6 +81,10 @@ WRONG_INPUTS = (
     "status job-9 --aggregator AGGREGATOR",
     "logs job-9 --aggregator AGGREGATOR",
     "cancel job-9 --aggregator AGGREGATOR",
+    "trust job-1",
+    "trust job-9 lb-1 --aggregator AGGREGATOR",
+    "trust job-1 lb-9 --aggregator AGGREGATOR",
+    "trust job-1 lb-1 --aggregator AGGREGATOR",
     "download job-9 out --aggregator AGGREGATOR",
     "download job-1 job.yaml --aggregator AGGREGATOR",
     "download job-1 out --aggregator AGGREGATOR",
@@ -170,6 +174,16 @@ def _filled() -> FakeAggregator:
         submitted_seconds=1.0, started_seconds=2.0, checkpoint="/state/job-1/step-00000002", checkpoint_step=2,
         tokens_per_second=1000.0, seconds_left=72.0, skipped="step 3: the gradient is not finite",
         detail="worker lb-2 was lost", excluded=[jobs_pb2.Exclusion(worker="lb-3", step=3, reason="checksum differs")],
+        claims=[
+            jobs_pb2.Claim(
+                fingerprint={"backend": "emulator", "numpy": "2.4"}, layout_hash="a" * 64, elements=104_512,
+                claimants=[jobs_pb2.Claimant(worker="lb-1", voice="lb-1")],
+            ),
+            jobs_pb2.Claim(
+                fingerprint={"backend": "emulator", "numpy": "2.3"}, layout_hash="a" * 64, elements=104_512,
+                claimants=[jobs_pb2.Claimant(worker="lb-2", voice="lb-2")], contends=True,
+            ),
+        ],
     )  # fmt: skip
     start = jobs_pb2.Start(job="job-1", step=2)
     fake.jobs["job-2"] = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.QUEUED, steps=10, start=start)

@@ -42,6 +42,7 @@ def hostile(aggregator: FakeAggregator) -> FakeAggregator:
         "status JOB",
         "logs JOB",
         "cancel JOB",
+        "trust JOB w1",
         "prune JOB --dry-run",
         "prune JOB --yes",
         "submit",

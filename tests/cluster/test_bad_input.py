@@ -151,7 +151,8 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
     rogue.say(
         ready=pb.Ready(
             job=join.job,
-            layout_hash=layout_hash(cluster, job),
+            layout_hash=layout(cluster, job).hash,
+            elements=layout(cluster, job).elements,
             evaluation_batches=1,
             fingerprint=fingerprint(cluster, job),
             tokens_per_micro_batch=1,
@@ -175,14 +176,15 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
     return lease
 
 
-def layout_hash(cluster: Cluster, job: str) -> str:
+def layout(cluster: Cluster, job: str) -> Layout:
     state = json.loads((cluster.checkpoint(job, 0) / "state.json").read_text())
-    return Layout.from_json(state["layout"]).hash
+    return Layout.from_json(state["layout"])
 
 
 def fingerprint(cluster: Cluster, job: str) -> dict[str, str]:
     with JobQueue(cluster.folder / "aggregator-state" / "queue.sqlite") as queue:
-        return next(stored.fingerprint for stored in queue.live_jobs() if stored.job.id == job)
+        claims = next(stored.job.claims for stored in queue.live_jobs() if stored.job.id == job)
+    return dict(claims[0].fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
     rogue.join()
     join = rogue.order("join")
     found = {**fingerprint(cluster, job), "numpy": "0.9"}
-    rogue.say(ready=pb.Ready(job=join.job, layout_hash=layout_hash(cluster, job), fingerprint=found))
+    rogue.say(ready=pb.Ready(job=join.job, layout_hash=layout(cluster, job).hash, fingerprint=found))
     reason = rogue.order("leave").reason
     assert reason.startswith("fingerprint differs: numpy is '0.9', the job's is '")
     cluster.aggregator.wait_log(f"worker rogue takes no part in the job: {reason}")
@@ -320,7 +322,7 @@ def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: Stock
     rogue.join()
     join = rogue.order("join")
     rogue.say(ready=pb.Ready(job=join.job, layout_hash="f" * 64, fingerprint=fingerprint(cluster, job)))
-    assert "layout hash ffffffffffff differs from the job's" in rogue.order("leave").reason
+    assert "the layout's hash is ffffffffffff, the job's is " in rogue.order("leave").reason
 
 
 def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, rogue: StockWorker) -> None:
@@ -441,9 +443,9 @@ def test_an_invalid_layout_fails_the_job(tmp_path: Path, tiers: int, short_spec:
         for layout in BAD_LAYOUTS:
             job = cluster.submit(short_spec)
             assert rogue.order("join").job == job
-            rogue.say(ready=pb.Ready(job=job, layout_hash="0" * 64))
-            lease = rogue.order("lease")
             ref = upload_file(rogue.channel, layout.encode())
+            rogue.say(ready=pb.Ready(job=job, layout_hash=ref.sha256))
+            lease = rogue.order("lease")
             rogue.say(description=pb.Description(job=job, lease=lease.lease, layout=ref))
             ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
             assert ended.state == jobs.FAILED

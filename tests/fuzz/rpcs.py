@@ -233,6 +233,7 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Jobs/List": [[jobs.ListRequest(page_token="1", limit=1, newest_first=True)]],
         "/tiermesh.Jobs/Logs": [[jobs.LogsRequest(job=job, follow=True)]],
         "/tiermesh.Jobs/Checkpoint": [[cluster.CheckpointRequest(job=job, newest=True)]],
+        "/tiermesh.Jobs/Trust": [[jobs.TrustRequest(job=job, worker="w1")]],
         "/tiermesh.Jobs/Check": [[jobs.CheckRequest(rows=1, columns=2, backend="emulator")]],
         **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Cancel", "Watch")},
     }

@@ -41,10 +41,7 @@ class Disk:
     unfinished: int = 0
 
     def save(self, effect: SaveJob) -> None:
-        """Write a job's record; without a fingerprint, keep the one that it has."""
-        before = self.jobs.get(effect.job.id)
-        if effect.fingerprint is None and before is not None:
-            effect = SaveJob(effect.job, before.fingerprint)
+        """Write a job's record."""
         self.jobs[effect.job.id] = effect
         self._count_unfinished()
 
@@ -78,7 +75,7 @@ class Disk:
     def records(self) -> list[Record]:
         """Return the jobs that have not ended, oldest first, as a new process reads them."""
         return [
-            Record(copy_job(each.job), name, self.plans[name], dict(each.fingerprint or {}))
+            Record(copy_job(each.job), name, self.plans[name])
             for name, each in self.jobs.items()
             if each.job.state in (QUEUED, RUNNING)
         ]

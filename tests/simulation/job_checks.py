@@ -13,7 +13,7 @@ from protos.jobs_pb2 import CANCELLED, FAILED, SUCCEEDED, Job, JobState
 from tests.simulation import history
 from tests.simulation.disk import Disk
 from tests.simulation.job_model import CRASH, PARAMETER, SICK, SimulatedJob, require
-from tests.simulation.scenario import LIAR
+from tests.simulation.scenario import IMPOSTOR, LIAR
 
 
 class JobChecks:
@@ -111,7 +111,8 @@ class JobChecks:
         for name, saved in disk.jobs.items():
             job, state = self._jobs[name], saved.job.state
             excluded = {each.worker for each in saved.job.excluded}
-            require(excluded <= {LIAR}, f"{name}: excluded {excluded}, expected at most {LIAR}")
+            liars = {LIAR, IMPOSTOR}
+            require(excluded <= liars, f"{name}: excluded {excluded}, expected at most {liars}")
             allowed = {SUCCEEDED}
             if name in self._must_fail:
                 allowed = {FAILED}

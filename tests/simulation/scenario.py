@@ -12,6 +12,8 @@ CHUNKS_IN_FLIGHT = 6
 """Chunks in flight at which a data stream makes its writer wait."""
 
 LIAR = "liar"
+IMPOSTOR = "impostor"
+"""Worker that says something else of a job than all others, and computes like them."""
 """Name of the lying worker."""
 
 STEPS = 120
@@ -50,6 +52,9 @@ class Scenario:
         liar: whether a worker that sometimes lies takes part.
         upgrade_seconds: time from which workers are replaced by others of new code, or None.
         fault_kinds: kinds of faults that may happen; empty means all.
+        impostor: what the first worker that answers says something else of, `fingerprint` or `layout`; empty for none.
+        impostor_leaves: whether it leaves for good before its first COMMIT; else a person overrules it.
+        voices: whether each worker's certificate is bound to its name.
         checks: times from which a person asks for a check of meshes and links, until no job runs.
     """
 
@@ -67,6 +72,9 @@ class Scenario:
     faults: int
     odd_worker: bool
     liar: bool = False
+    impostor: str = ""
+    impostor_leaves: bool = False
+    voices: bool = False
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
     checks: tuple[float, ...] = ()
@@ -199,6 +207,29 @@ class Scenario:
             odd_worker=False,
             liar=True,
             fault_kinds=("aggregator", "optimizer", "optimizer link") if tiers == 3 else ("aggregator",),
+        )
+
+    @classmethod
+    def claimed_first(cls, seed: int) -> Scenario:
+        """Return a scenario in which an impostor answers first, in 2 and 3 tiers, and stays or leaves."""
+        usual = cls.hostile(seed)
+        draw = random.Random(f"impostor of {seed}")
+        splits = seed % 4 == 3
+        leaves = not splits and draw.random() < 0.5
+        for job in usual.jobs:
+            if splits:
+                job.split(draw, usual.workers)
+            if leaves:  # it does so when it gets a lease, for which it must be enough
+                job.plan = replace(job.plan, min_workers=1)
+        return replace(
+            usual,
+            jobs=usual.jobs[:1],
+            tiers=draw.choice((2, 3)),
+            faults=draw.choice((0, 4, 12)),
+            impostor=draw.choice(("fingerprint", "layout")),
+            impostor_leaves=leaves,
+            voices=draw.random() < 0.7,
+            fault_kinds=("link", "worker", "aggregator", "optimizer", "optimizer link", "freeze"),
         )
 
     @classmethod

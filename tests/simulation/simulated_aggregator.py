@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import cancel_job, copy_job
+from aggregator.core.membership.claims import trust
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
@@ -115,7 +116,7 @@ class SimulatedAggregator(Process):
 
     def submit(self, job: Job, plan: JobPlan) -> None:
         """Queue a job: on disk first, then in the core."""
-        self._write_and_feed(ev.SaveJob(job, {}), ev.Submitted(copy_job(job), job.id, plan))
+        self._write_and_feed(ev.SaveJob(job), ev.Submitted(copy_job(job), job.id, plan))
 
     def cancel(self, job: str) -> None:
         """Cancel a job: on disk first, then in the core."""
@@ -124,6 +125,17 @@ class SimulatedAggregator(Process):
             cancelled = copy_job(live.job)
             cancel_job(cancelled)
             self._write_and_feed(ev.SaveJob(cancelled), ev.CancelRequested(job))
+
+    def trust(self, job: str, worker: str) -> bool:
+        """Trust what a worker says of a job: on disk first, then in the core; return whether that could be done."""
+        live = self.core.jobs.records.get(job)
+        if live is None:
+            return False
+        decided = copy_job(live.job)
+        if trust(decided, worker) is not None or decided == live.job:
+            return False
+        self._write_and_feed(ev.SaveJob(decided), ev.TrustRequested(job, worker))
+        return True
 
     def _write_and_feed(self, write: ev.SaveJob, event: ev.Input) -> None:
         """Write a record, unless this process dies before or was replaced, and then tell the core."""
@@ -282,7 +294,8 @@ class SimulatedAggregator(Process):
                 return
             self.sharded.open(link.session, hello)
         self.sessions[link.session] = link
-        self.feed(ev.WorkerConnected(link.session, hello, pipeline_address=f"{hello.name}:1"))
+        voice = hello.name if self.cluster.scenario.voices else ""
+        self.feed(ev.WorkerConnected(link.session, hello, f"{hello.name}:1", voice))
 
     def exceed(self, obeyed_epoch: int) -> None:
         """Start again above an epoch that a peer has obeyed, since the queue is an older copy."""

@@ -25,7 +25,7 @@ from tests.simulation.job_model import SimulatedJob, SimulationFailed, require
 from tests.simulation.links import Link
 from tests.simulation.network import Loop
 from tests.simulation.process import Process
-from tests.simulation.scenario import LIAR, MOST_SECONDS, Scenario
+from tests.simulation.scenario import IMPOSTOR, LIAR, MOST_SECONDS, Scenario
 from tests.simulation.simulated_aggregator import SimulatedAggregator
 from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_shard import SimulatedShard
@@ -108,6 +108,9 @@ class SimulatedCluster:
         self._start_optimizer()
         self.start_aggregator()
         names = [f"worker{number}" for number in range(self.scenario.workers)]
+        if self.scenario.impostor:
+            self._start_worker(IMPOSTOR, "another" if self.scenario.impostor == "fingerprint" else "same")
+            self.loop.at(10.0, self._decide)
         for number, name in enumerate(names):
             self.loop.at(self.rng.random() * (5 if not number else 40), self._start_worker, name)
         if self.scenario.odd_worker:
@@ -210,6 +213,19 @@ class SimulatedCluster:
             self.aggregator.cancel(job)
         self.loop.after(1.0, self._cancel, job)
 
+    def _decide(self) -> None:
+        """Trust an honest worker where workers disagree, unless the impostor leaves by itself."""
+        aggregator = self.aggregator
+        for name, saved in self.disk.jobs.items():
+            claims = saved.job.claims
+            honest = [each.worker for claim in claims for each in claim.claimants if each.worker != IMPOSTOR]
+            contended = any(each.contends for each in claims)
+            impostors = bool(claims) and IMPOSTOR in {each.worker for each in claims[0].claimants}
+            stays = impostors and (claims[0].bound or not self.scenario.impostor_leaves)
+            if honest and (contended or stays) and aggregator is not None and aggregator.running:
+                self.injected["a person decides"] += aggregator.trust(name, honest[-1])
+        self.loop.after(10.0, self._decide)
+
     def _check_links(self) -> None:
         """Begin a check of meshes and links, or retry while a job runs. It adds to the faults, and ends with them."""
         aggregator, draw = self.aggregator, self._checks
@@ -296,7 +312,11 @@ class SimulatedCluster:
         self.faults.disturb(delay)
         if isinstance(process, SimulatedWorker):
             self._note_end(process)
-            others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
+            others = [
+                each for each in self.workers.values() if each.alive and each.name not in ("odd", IMPOSTOR)
+            ]
+            if process.name == IMPOSTOR and self.scenario.impostor_leaves and process.left:
+                return
             stays_dead = len(others) >= self.scenario.workers_needed and self.rng.random() < 0.3
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
         elif isinstance(process, SimulatedShard):

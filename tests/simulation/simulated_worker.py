@@ -23,7 +23,7 @@ from tests.simulation.network import Pipe
 from tests.simulation.pipeline_model import join_weights
 from tests.simulation.process import Process
 from tests.simulation.row_links import RowLinks
-from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
+from tests.simulation.scenario import CHUNKS_IN_FLIGHT, IMPOSTOR, LIAR
 from tests.simulation.shard_streams import ShardStreams
 from tests.simulation.simulated_device import WAIT, DeviceQueue, LeaseState, Task
 from tests.simulation.simulated_mesh import SimulatedMesh
@@ -35,6 +35,8 @@ from worker.core.worker import WorkerCore
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
 
+OTHER_LAYOUT = make_ref(b"another layout")
+"""Layout that an impostor claims."""
 INVALID_SECONDS = (math.nan, math.inf, -1.0, 0.0, 1e300)
 """Invalid durations that the clocks of some workers report for a lease."""
 REFUSED_SECONDS = 20.0
@@ -62,6 +64,9 @@ class SimulatedWorker(Process):
         self.core = WorkerCore(name=name)
         self.device = DeviceQueue(self)
         self.lies = LIE * (name == LIAR)
+        self.leaves = name == IMPOSTOR and cluster.scenario.impostor_leaves
+        self.left = False
+        self._layout = OTHER_LAYOUT if name == IMPOSTOR and cluster.scenario.impostor == "layout" else None
         self.sick_leases = 0
         self.failed_in_a_row = 0
         self.clock_rate = cluster.rng.choice((1.0, 1.0, 0.9, 1.5))
@@ -129,6 +134,10 @@ class SimulatedWorker(Process):
             link.closed(body)
             return
         self._heard_seconds = self.now
+        if self.leaves and isinstance(body, pb.Lease) and body.phase == pb.TRAIN:
+            self.left = True
+            self.die()
+            return
         if isinstance(body, CheckOrder):
             self._take_check_order(link, body)
             return
@@ -307,7 +316,7 @@ class SimulatedWorker(Process):
             parts, shared = pipeline.gradients_of(effect.stages), pipeline.shared_of(effect.stages)
         built = ev.Built(
             job=job.id,
-            layout_hash=job.layout.hash,
+            layout_hash=job.layout.hash if self._layout is None else self._layout.sha256,
             elements=job.elements,
             evaluation_batches=job.evaluation_batches,
             tokens_per_micro_batch=100,
@@ -391,7 +400,11 @@ class SimulatedWorker(Process):
             return
         if lease.phase == pb.INITIALISE:
             yield random()
-            self.report(ev.InitialWeightsMade(lease.lease, job.layout_ref, {"config.json": make_ref(b"{}")}))
+            self.report(
+                ev.InitialWeightsMade(
+                    lease.lease, self._layout or job.layout_ref, {"config.json": make_ref(b"{}")}
+                )
+            )
             return
         yield from self._await_weights(state)
         if state.dropped:
@@ -454,7 +467,7 @@ class SimulatedWorker(Process):
     @property
     def is_sound(self) -> bool:
         """Whether the worker may rejoin after a user restarted it."""
-        return self.fingerprint == "same" and not self.lies
+        return self.fingerprint == "same" and not self.lies and self.name != IMPOSTOR
 
     def report_trained(self, lease: pb.Lease, seconds: float, checksums: tuple[pb.Checksum, ...]) -> None:
         """Report that a TRAIN lease is computed, with the time that this worker's clock has measured."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from aggregator.core.membership.claims import trust
 from protos import cluster_pb2, files_pb2, jobs_pb2
 from services.errors import Failed
 from services.files.errors import FileMissing
@@ -110,6 +111,13 @@ class FakeAggregator:
         job = await self._job(request.job, context)
         job.state = jobs_pb2.CANCELLED
         job.detail = "cancelled by request"
+        return job
+
+    async def Trust(self, request: jobs_pb2.TrustRequest, context: Context) -> jobs_pb2.Job:
+        job = await self._job(request.job, context)
+        refusal = trust(job, request.worker)
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
         return job
 
     async def Check(

@@ -346,6 +346,8 @@ class WorkerCore:
             )
             self._send(pb.Failure(job=lease.job, lease=lease.lease, reason=reason))
             return
+        if lease.phase == pb.INITIALISE:
+            self._drop_leases()  # the job begins again: the weights of all others are void
         self.leases[lease.lease] = held
         self.job.newest_lease = lease.lease
         if not held.needs_weights or held.version == self.job.receiving:

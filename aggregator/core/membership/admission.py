@@ -1,14 +1,16 @@
 """Admission: the demands that a job, and the cluster, make on workers.
 
-The first worker pins the job's fingerprint. A worker that differs from it could compute other bits.
+A worker that says otherwise of the job than its own claim does could compute other bits (claims.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
+from aggregator.core.membership.claims import Claims, describe_differences
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Hello
+from protos.jobs_pb2 import Claim, Job
 from services.errors import Refusal
 from services.printable import printable
 from services.protocol.fingerprint import CODE
@@ -19,71 +21,53 @@ class Admission:
     """The demands of a job on its workers, and the workers that meet them.
 
     Args:
-        exact: whether a worker's fingerprint must match the first one's.
-        fingerprint: the pinned fingerprint; empty before there is one.
+        job: the job's record.
+        exact: whether a worker's fingerprint must match that of the job's own claim.
         timeouts: the cluster's timeouts.
         now: the time, on the monotonic clock.
 
     Attributes:
-        fingerprint: the first worker's fingerprint, which the job pins; empty before there is one.
-        layout_hash: the hash of the job's layout; empty before it is known.
+        claims: what workers say of the job.
+        layout_hash: the hash of the layout that the optimizer has; empty before it has one.
+        layout_counts: whether that layout is the job's, whatever workers say.
     """
 
-    def __init__(
-        self, *, exact: bool, fingerprint: Mapping[str, str], timeouts: Timeouts, now: float
-    ) -> None:
-        self.fingerprint = dict(fingerprint)
+    def __init__(self, job: Job, *, exact: bool, timeouts: Timeouts, now: float) -> None:
+        self.claims = Claims(job, exact=exact, now=now, comeback_seconds=timeouts.comeback)
         self.layout_hash = ""
+        self.layout_counts = False
         self._exact = exact
         self._unfit_seconds = timeouts.unfit  # long enough for a person to repair a mesh
         self._admitted: set[str] = set()
         self._unfit_since_seconds: float | None = None
-        self._expected_until_seconds = now + timeouts.comeback if fingerprint else now
+        self._expected_until_seconds = now + timeouts.comeback if job.claims else now
 
     def check_layout(self, layout_hash: str) -> Refusal | None:
         """Return why a worker that has built this layout can't take part; None if it can."""
-        if self.layout_hash in ("", layout_hash):
+        if not self.layout_counts or self.layout_hash in ("", layout_hash):
             return None
         return Refusal(
             f"its model's layout hash {layout_hash[:12]} differs from the job's {self.layout_hash[:12]}; "
             "give all hosts the same version of Tiermesh"
         )
 
-    def check(self, layout_hash: str, fingerprint: Mapping[str, str]) -> Refusal | None:
-        """Return why a worker with this layout and fingerprint can't take part; None if it can."""
-        return self.check_layout(layout_hash) or self._check_fingerprint(fingerprint)
-
-    def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> Refusal | None:
-        differences = self.describe_differences(fingerprint)
-        if differences is None or not self._exact or self.find_other_code(fingerprint) is not None:
-            return None
-        return Refusal(f"fingerprint differs: {differences} (`exact: false` in the job would accept it)")
-
-    def find_other_code(self, fingerprint: Mapping[str, str]) -> str | None:
-        """Return the code of a worker that differs from the job's in nothing else; None if it doesn't.
-
-        Such a worker waits: the job is pinned to its code once no worker of the present code is left.
-        """
-        code = fingerprint.get(CODE, "")
-        if not self._exact or not self.fingerprint or code == self.code:
-            return None
-        return code if {**self.fingerprint, CODE: code} == {**fingerprint, CODE: code} else None
+    def describe_dissent(self, claim: Claim) -> Refusal:
+        """Return why a worker with this claim can't take part, which is not the job's own."""
+        own = self.claims.own
+        assert own is not None
+        differences = describe_differences(claim, own)
+        if self._exact and claim.fingerprint != own.fingerprint:
+            accepts = "`exact: false` in the job would accept it, `tiermesh trust` overrules the job's"
+            return Refusal(f"fingerprint differs: {differences} ({accepts})")
+        return Refusal(
+            f"its model differs: {differences}; give all hosts the same version of Tiermesh, or overrule the job's "
+            "with `tiermesh trust`"
+        )
 
     @property
     def code(self) -> str:
         """The hash of the code that the job is pinned to; empty if it has none."""
-        return self.fingerprint.get(CODE, "")
-
-    def describe_differences(self, fingerprint: Mapping[str, str]) -> str | None:
-        """Return how a fingerprint differs from the job's, key by key; None if it doesn't."""
-        if not self.fingerprint:
-            return None
-        differences = "; ".join(
-            f"{key} is {fingerprint.get(key, 'absent')!r}, the job's is {self.fingerprint.get(key, 'absent')!r}"
-            for key in sorted(fingerprint.keys() | self.fingerprint.keys())
-            if fingerprint.get(key) != self.fingerprint.get(key)
-        )
-        return differences or None
+        return self.claims.own.fingerprint.get(CODE, "") if self.claims.own is not None else ""
 
     def admit(self, name: str) -> None:
         """Count a worker among those that take part."""

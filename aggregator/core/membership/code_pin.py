@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from aggregator.core.membership.claims import SHOWN_DIGITS
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Void
 from protos.jobs_pb2 import CodeChange, Job
 from services.protocol.fingerprint import CODE
 from services.protocol.versions import Version
-
-SHOWN_DIGITS = 12
-"""Number of digits of a hash that people are shown."""
 
 MOST_CHANGES = 64
 """Maximum number of changes in a job's record; older ones are forgotten."""
@@ -40,9 +38,9 @@ class CodePin:
     def find_due_change(self, now: float) -> str | None:
         """Return the code to change to: that of most waiting workers; None while no change is due."""
         waiting = Counter(
-            each.code_wait.ready.fingerprint.get(CODE, "")
+            each.claim_wait.ready.fingerprint.get(CODE, "")
             for each in self._members.values()
-            if each.code_wait is not None
+            if each.claim_wait is not None
         )
         if not waiting or any(each.ready or each.rebuilds for each in self._members.values()):
             self._since_seconds = None

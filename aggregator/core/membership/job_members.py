@@ -10,10 +10,11 @@ from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_f
 from aggregator.core.leasing.failures import MOST_FAILURES, Blame
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
+from aggregator.core.membership.claims import Answer, claim_of, describe_differences
 from aggregator.core.membership.code_pin import shorten_code
 from aggregator.core.membership.devices import STALLED_TIMES
 from aggregator.core.membership.exclusions import Exclusions
-from aggregator.core.membership.members import CodeWait, Fetch, Member
+from aggregator.core.membership.members import ClaimWait, Fetch, Member
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.errors import Refusal
@@ -54,6 +55,7 @@ class JobMembers:
     def enter(self, member: Member) -> bool:
         """Prepare a worker for the job; return False if it is excluded, and so sent away."""
         member.leave_job()
+        self._admission.claims.enter(member.name)
         refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.name)
         if refusal is not None:
             member.refusal = refusal
@@ -65,9 +67,15 @@ class JobMembers:
         member.building_since_seconds = now
         self._orders.join(member.session, self._report.spec_json, stages, build)
 
-    def admit(self, member: Member, ready: pb.Ready) -> Refusal | None:
-        """Admit a worker that has built the job; return why it doesn't fit, None if it does."""
-        refusal = self._admission.check(ready.layout_hash, ready.fingerprint)
+    def admit(self, member: Member, ready: pb.Ready, *, leased: bool) -> Refusal | None:
+        """Admit a worker that has built the job, or have it wait; return why it doesn't fit, None if it does.
+
+        Args:
+            member: the worker.
+            ready: its report.
+            leased: whether the job has leased anything yet.
+        """
+        refusal = self._admission.check_layout(ready.layout_hash)
         if ready.evaluation_batches > MOST_EVALUATION_BATCHES:
             found = f"{ready.evaluation_batches} batches of held-out data"
             refusal = Refusal(
@@ -75,41 +83,50 @@ class JobMembers:
             )
         if refusal is not None:
             return refusal
+        claims = self._admission.claims
         member.building_since_seconds = member.fetch = None
-        if self._admission.find_other_code(ready.fingerprint) is not None:
-            self._wait_for_code(member, ready)
-            return None
-        if not self._admission.fingerprint:
-            self._admission.fingerprint = dict(ready.fingerprint)
+        member.claim = claim_of(ready)
+        answer, changed = claims.make(member.claim, member.name, member.voice, leased=leased)
+        if changed:
             self._report.save()
+        if answer is Answer.DISSENTS:
+            member.dissents = True
+            return self._admission.describe_dissent(member.claim)
+        if answer is not Answer.AGREES:
+            self._wait(member, ready, answer)
+            return None
         self._admission.admit(member.name)
         member.ready, member.layout_hash = True, ready.layout_hash
         plausible = 1.0 <= ready.peak_flops < math.inf
         member.peak_flops = ready.peak_flops if plausible else None
-        member.unfit = member.code_wait = None
+        member.unfit = member.claim_wait = None
         member.loaded_version = Version(ready.generation, ready.step) if ready.holds else None
         return None
 
-    def _wait_for_code(self, member: Member, ready: pb.Ready) -> None:
-        own, pinned = shorten_code(ready.fingerprint.get(CODE, "")), shorten_code(self._admission.code)
-        reason = Refusal(
-            f"its code is {own}, the job's is {pinned}; it waits until no worker of the job's code is left "
-            "(docs/upgrade.md), or install the same version of Tiermesh and of your own model"
-        )
-        member.ready, member.unfit, member.code_wait = False, None, CodeWait(ready, reason)
+    def _wait(self, member: Member, ready: pb.Ready, answer: Answer) -> None:
+        if answer is Answer.OTHER_CODE:
+            own, pinned = shorten_code(ready.fingerprint.get(CODE, "")), shorten_code(self._admission.code)
+            reason = (
+                f"its code is {own}, the job's is {pinned}; it waits until no worker of the job's code is left "
+                "(docs/upgrade.md), or install the same version of Tiermesh and of your own model"
+            )
+        else:
+            reason = self._admission.claims.describe_contention() or "it waits for a person"
+        member.ready, member.unfit, member.claim_wait = False, None, ClaimWait(ready, Refusal(reason))
         self._admission.withdraw(member.name)
         self._report.note("member", f"worker {member.name} waits: {reason}")
 
     def note_admission(self, member: Member, ready: pb.Ready) -> None:
         """Publish that a worker is ready, and how its fingerprint differs from the job's."""
-        differences = self._admission.describe_differences(ready.fingerprint)
+        own = self._admission.claims.own
+        differences = describe_differences(claim_of(ready), own) if own is not None else ""
         accepted = f", with what the job accepts (`exact: false`): {differences}" if differences else ""
         self._report.note("member", f"worker {member.name} is ready{accepted}")
 
     def refuse(self, member: Member, refusal: Refusal) -> None:
         """Send a worker away from this job."""
         member.ready, member.refusal, member.unfit = False, refusal, None
-        member.building_since_seconds = member.fetch = member.code_wait = None
+        member.building_since_seconds = member.fetch = member.claim_wait = None
         self._admission.withdraw(member.name)
         self._report.note("member", f"worker {member.name} takes no part in the job: {refusal}")
         self._orders.leave(member.session, str(refusal))
@@ -145,7 +162,7 @@ class JobMembers:
 
     def note_fetching(self, member: Member, fetching: pb.Fetching, now: float) -> None:
         """Record how far a worker is that reads a job's input; one that gets on is neither too slow nor unfit."""
-        if member.ready or member.code_wait is not None:
+        if member.ready or member.claim_wait is not None:
             return
         if member.building_since_seconds is None:  # it tries again
             member.building_since_seconds = now

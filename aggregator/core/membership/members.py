@@ -7,6 +7,7 @@ from enum import Enum
 
 from aggregator.core.membership.devices import Device
 from protos.cluster_pb2 import Fetching, Ready
+from protos.jobs_pb2 import Claim
 from services.caps import MB
 from services.errors import Refusal
 from services.pipeline.split import StageRun
@@ -38,11 +39,11 @@ class MemberState(str, Enum):
 
 
 @dataclass(frozen=True)
-class CodeWait:
-    """The wait of a worker whose code differs from the code that the job is pinned to.
+class ClaimWait:
+    """The wait of a worker whose claim is not the job's own, and may become it.
 
     Attributes:
-        ready: its report that it has built the job; it is admitted by it if the job is pinned to its code.
+        ready: its report that it has built the job, by which it is admitted then.
         reason: why it waits.
     """
 
@@ -96,7 +97,7 @@ class Member:
         spare_reason: why a row can't need it; empty if one may.
         building_since_seconds: since when it builds the job; None if it does not.
         fetch: what it reads, from the aggregator or on its own host, before it can build the job; None for nothing.
-        code_wait: why it waits until the job is pinned to its code; None if it does not.
+        claim_wait: why it waits until the job changes its code, or until a claim is decided; None if it does not.
         loaded_version: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.
         sent_chunks: the number of chunks of that version sent to it.
@@ -104,6 +105,9 @@ class Member:
         device: what it said last of its device; None before its first heartbeat.
         hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
+        voice: first of the names that its certificate is bound to; empty if it is bound to none.
+        claim: what it said last of the running job; None if it has said nothing.
+        dissents: whether it is refused because it says otherwise than the job's own claim.
         in_place: whether its last chunk lay in memory that it shares, and so cost none here.
         speed: micro-batches per second; 0 until measured.
         peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.
@@ -126,7 +130,7 @@ class Member:
     spare_reason: str = ""
     building_since_seconds: float | None = None
     fetch: Fetch | None = None
-    code_wait: CodeWait | None = None
+    claim_wait: ClaimWait | None = None
     loaded_version: Version | None = None
     sent_version: Version | None = None
     sent_chunks: int = 0
@@ -134,6 +138,9 @@ class Member:
     device: Device | None = None
     hangs: bool = False
     failures: int = 0
+    voice: str = ""
+    claim: Claim | None = None
+    dissents: bool = False
     in_place: bool = False
     speed: float = 0.0
     peak_flops: float | None = None
@@ -161,7 +168,7 @@ class Member:
     @property
     def rebuilds(self) -> bool:
         """Whether it builds the job again, or other stages of it, after it was admitted to the job."""
-        hindered = self.unfit is not None or self.code_wait is not None
+        hindered = self.unfit is not None or self.claim_wait is not None
         return bool(self.layout_hash) and self.building_since_seconds is not None and not hindered
 
     @property
@@ -181,7 +188,7 @@ class Member:
             return MemberState.REFUSED
         if self.unfit is not None:
             return MemberState.UNFIT
-        if self.code_wait is not None:
+        if self.claim_wait is not None:
             return MemberState.WAITING
         if self.stalled or self.hangs:
             return MemberState.STALLED
@@ -198,7 +205,7 @@ class Member:
     @property
     def detail(self) -> str:
         """Why it takes no part in the running job, or does not get on; empty if it does, or may soon."""
-        waiting = self.code_wait.reason if self.code_wait is not None else None
+        waiting = self.claim_wait.reason if self.claim_wait is not None else None
         hang = f"{self.device}; look at its log and its devices, and restart it" if self.hangs else ""
         return str(self.refusal or self.unfit or waiting or hang or self.spare_reason)
 
@@ -206,9 +213,10 @@ class Member:
         """Forget everything that concerns the running job."""
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
-        self.building_since_seconds, self.fetch, self.code_wait = None, None, None
+        self.building_since_seconds, self.fetch, self.claim_wait = None, None, None
         self.stalled, self.hangs, self.failures, self.peak_flops = False, False, 0, None
         self.spare, self.spare_reason = False, ""
+        self.claim, self.dissents = None, False
 
     def lose_build(self) -> None:
         """Note that the job is not on its mesh, and neither are the weights."""

@@ -137,7 +137,7 @@ class RowFormer:
         One whose device hangs keeps its own until it is replaced.
         """
         hinders = member.hangs and self._table.of_worker(member.session) is None
-        return member.refusal is None and member.unfit is None and member.code_wait is None and not hinders
+        return member.refusal is None and member.unfit is None and member.claim_wait is None and not hinders
 
     def _may_take(self, member: Member) -> bool:
         """Return whether a worker may be given stages."""

@@ -74,6 +74,7 @@ class JobRows:
     def join(self, members: Iterable[Member], now: float) -> None:
         """Take workers into the job, and give them stages."""
         for member in members:
+            self._built.forget(member.session)  # it may have been told before, and is told again
             self._job_members.enter(member)
         self._former.settle(now)
 

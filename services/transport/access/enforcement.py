@@ -78,6 +78,11 @@ class Caller:
         """Name of the person that calls; empty for a daemon, or where callers need no certificate or token."""
         return self.name if self.kind in (CallerKind.PERSON, CallerKind.ADMIN) else ""
 
+    @property
+    def voice(self) -> str:
+        """First of the names that its certificate is bound to, so that no certificate counts twice; empty for none."""
+        return min(self.bound_names, default="")
+
     def __str__(self) -> str:
         if self.kind is None:
             return "a caller without a role"

@@ -34,6 +34,8 @@ READ_METRICS = "GET /metrics"
 """Row of a scrape, which is no RPC."""
 CANCEL_OTHERS_JOB = "/tiermesh.Jobs/Cancel of another owner's job"
 """Row of a Cancel for another person's job; the row of Cancel itself is checked before."""
+TRUST_IN_OTHERS_JOB = "/tiermesh.Jobs/Trust in another owner's job"
+"""Row of a Trust for another person's job; the row of Trust itself is checked before."""
 PRUNE_OTHERS_JOB = "/tiermesh.Jobs/Prune of another owner's job"
 """Row of a Prune for another person's job; the row of Prune itself is checked before."""
 
@@ -75,6 +77,8 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Jobs/Get": PEOPLE,
     "/tiermesh.Jobs/Cancel": PEOPLE,
     CANCEL_OTHERS_JOB: ADMIN,
+    "/tiermesh.Jobs/Trust": PEOPLE,
+    TRUST_IN_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Prune": PEOPLE,
     PRUNE_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Watch": PEOPLE,

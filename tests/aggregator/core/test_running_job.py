@@ -7,10 +7,9 @@ import pytest
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, NonFinite
-from services.protocol.file_refs import make_ref
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.aggregator import Dialogue, training
+from tests.support.dialogues.aggregator import Dialogue, layout_ref, training
 from tests.support.facts import has_facts
 
 # ---- the making of the initial weights ----
@@ -21,10 +20,10 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert dialogue.submit() == ["save a running"]
     assert dialogue.optimizer() == ["optimizer <- Open"]
     assert dialogue.hello(1) == ["1 <- welcome", "1 <- join"]
-    assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all"]
+    assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["save a running", "drop all"]
     assert dialogue.give(ev.DataStreamOpened(1)) == []
     assert dialogue.ready(1) == ["save a running", "1 <- initialise"]
-    description = pb.Description(job="a", lease=dialogue.leases[1], layout=make_ref(b"layout"))
+    description = pb.Description(job="a", lease=dialogue.leases[1], layout=layout_ref(dialogue.layout))
     assert dialogue.says(1, description) == ["optimizer <- Initialise"]
     assert dialogue.stands(1, 0, state=pb.OptimizerStatus.RECEIVING) == ["drop all", "1 <- resend #0 #1"]
     assert dialogue.initial(1, 0) == ["keep 0 #0", "forward #0"]
@@ -43,7 +42,11 @@ def test_the_worker_that_initialises_is_lost() -> None:
     dialogue.optimizer()
     dialogue.joins(1)
     dialogue.joins(2)
-    assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all", "1 <- initialise"]
+    assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == [
+        "save a running",
+        "drop all",
+        "1 <- initialise",
+    ]
     assert dialogue.give(ev.WorkerLost(1, "gone")) == ["2 <- initialise"]
     assert dialogue.says(1, pb.Description(job="a", lease=dialogue.leases[1])) == []
 
@@ -55,6 +58,7 @@ def test_an_optimizer_that_lost_everything_has_the_weights_made_again() -> None:
     dialogue.joins(1)
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     assert dialogue.stands(2, 0, state=pb.OptimizerStatus.EMPTY) == [
+        "save a running",
         "drop all",
         "1 <- revoke",
         "1 <- initialise",
@@ -116,7 +120,11 @@ def test_a_worker_sends_no_weights_but_the_initial_ones_that_it_was_leased() -> 
     dialogue.optimizer()
     dialogue.joins(1)
     dialogue.joins(2)
-    assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all", "1 <- initialise"]
+    assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == [
+        "save a running",
+        "drop all",
+        "1 <- initialise",
+    ]
     lease = dialogue.leases[1]
     epoch = dialogue.core.epoch
 

@@ -46,7 +46,7 @@ def test_a_job_that_kills_every_aggregator_is_set_aside_and_the_next_one_runs() 
     dialogue = Dialogue()
     dialogue.submit("a")
     dialogue.submit("b")
-    records = [*saved(dialogue, "a"), Record(dialogue.job("b"), "{}", PLAN, {})]
+    records = [*saved(dialogue, "a"), Record(dialogue.job("b"), "{}", PLAN)]
     for start in range(2, MOST_STARTS + 1):
         dialogue = restarted(records, epoch=3 + start, lived_seconds=PROBATION_SECONDS + 1)
         assert dialogue.saved["a"].job.starts == start
@@ -61,7 +61,7 @@ def test_a_job_that_kills_every_aggregator_is_set_aside_and_the_next_one_runs() 
 
 def test_a_suspect_job_waits_until_the_aggregator_has_lived_for_a_while() -> None:
     job = Job(id="a", state=RUNNING, starts=SUSPECT_STARTS)
-    dialogue = restarted([Record(job, "{}", PLAN, {})])
+    dialogue = restarted([Record(job, "{}", PLAN)])
     assert dialogue.core.run is None
     assert "job a starts in 10 s: the aggregator died 3 times" in dialogue.core.status(dialogue.now).waiting
     dialogue.goes_by(PROBATION_SECONDS - 1)
@@ -74,8 +74,8 @@ def test_a_suspect_job_waits_until_the_aggregator_has_lived_for_a_while() -> Non
 def test_a_suspect_job_can_be_cancelled_while_it_waits() -> None:
     dialogue = restarted(
         [
-            Record(Job(id="a", state=RUNNING, starts=SUSPECT_STARTS), "{}", PLAN, {}),
-            Record(Job(id="b", state=QUEUED), "{}", PLAN, {}),
+            Record(Job(id="a", state=RUNNING, starts=SUSPECT_STARTS), "{}", PLAN),
+            Record(Job(id="b", state=QUEUED), "{}", PLAN),
         ]
     )
     dialogue.give(ev.CancelRequested("a"))
@@ -113,9 +113,9 @@ def test_a_deliberate_stop_takes_the_start_back() -> None:
 def test_crashes_at_the_same_steps_fail_the_job_with_the_error() -> None:
     job = Job(id="a", state=RUNNING, step=7)
     for _ in range(MOST_CRASHES):
-        assert restarted([Record(job, "{}", PLAN, {})]).core.run is not None
+        assert restarted([Record(job, "{}", PLAN)]).core.run is not None
         note_crash(job, "internal error, IndexError at lease_book.py:1: list index out of range", 7)
-    dialogue = restarted([Record(job, "{}", PLAN, {})])
+    dialogue = restarted([Record(job, "{}", PLAN)])
     detail = dialogue.saved["a"].job.detail
     assert detail.startswith(
         f"the aggregator failed {MOST_CRASHES} times while it ran this job: internal error"
@@ -146,8 +146,8 @@ def test_a_stored_job_that_cannot_be_used_fails_alone() -> None:
     refusal = Refusal("the stored job can't be used: steps: 0 given, expected at least 1")
     dialogue = restarted(
         [
-            Record(Job(id="a", state=RUNNING), "{}", refusal, {}),
-            Record(Job(id="b", state=QUEUED), "{}", PLAN, {}),
+            Record(Job(id="a", state=RUNNING), "{}", refusal),
+            Record(Job(id="b", state=QUEUED), "{}", PLAN),
         ]
     )
     assert (dialogue.saved["a"].job.state, dialogue.saved["a"].job.detail) == (FAILED, refusal.reason)

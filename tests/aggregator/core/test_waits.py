@@ -5,9 +5,8 @@ from __future__ import annotations
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
-from services.protocol.file_refs import make_ref
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.aggregator import Dialogue, training
+from tests.support.dialogues.aggregator import Dialogue, layout_ref, training
 from tests.support.facts import has_facts
 
 
@@ -57,7 +56,7 @@ def test_what_the_optimizer_owes_the_initial_weights_is_not_asked_of_the_worker(
     dialogue.joins(1)
     dialogue.joins(2)
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    described = pb.Description(job="a", lease=dialogue.leases[1], layout=make_ref(b"layout"))
+    described = pb.Description(job="a", lease=dialogue.leases[1], layout=layout_ref(dialogue.layout))
     assert dialogue.says(1, described) == ["optimizer <- Initialise"]
 
     def waits_long(what: str) -> None:

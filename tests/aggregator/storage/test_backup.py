@@ -17,6 +17,7 @@ from aggregator.storage import backup as backups
 from aggregator.storage.backup import back_up_queue, restore_queue
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.queue_check import check_queue
+from aggregator.storage.schema import FORMAT
 from protos.jobs_pb2 import QUEUED, SUCCEEDED, Job
 from services.errors import Failed, NotYet, Refused
 from services.protocol.versions import LAST_EPOCH
@@ -38,7 +39,7 @@ def make_queue(state_dir: Path, jobs: int = 2, starts: int = 1) -> list[tuple[Jo
             queue.add(Job(name=f"job {number}", state=QUEUED), f'{{"number": {number}}}', f"request-{number}")
         done = queue.add(Job(name="done", state=QUEUED), "{}")
         done.state = SUCCEEDED
-        queue.save(done, {"backend": "emulator"})
+        queue.save(done)
     return content(state_dir)
 
 
@@ -61,7 +62,7 @@ def test_a_backup_is_made_and_restored_while_the_queue_is_open(tmp_path: Path) -
         leader.raise_epoch("a")
         summary = back_up_queue(state, file, force=False)
         leader.add(Job(name="later", state=QUEUED), "{}")
-    assert (summary.jobs, summary.live_jobs, summary.epoch, summary.format) == (3, 2, 2, 2)
+    assert (summary.jobs, summary.live_jobs, summary.epoch, summary.format) == (3, 2, 2, FORMAT)
     assert file.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in tmp_path.iterdir()) == ["backup", "state"]
     before = file.read_bytes()

@@ -48,7 +48,8 @@ def test_records_are_written_while_new_jobs_are_refused(disk: SmallDisk) -> None
         for job in jobs[:40]:
             job.state, job.phase, job.started_seconds, job.generation = RUNNING, "initialise", 1.8e9, 3
             job.detail = "no checkpoint of step 8: " + "y" * 250
-            queue.save(job, {f"library {number}": "1.2.3" for number in range(20)})
+            job.claims.add(fingerprint={f"library {number}": "1.2.3" for number in range(20)})
+            queue.save(job)
         for job in jobs[:30]:
             job.state, job.loss, job.checkpoint, job.model_sha256 = (
                 SUCCEEDED,
@@ -124,7 +125,7 @@ def test_whatever_happens_the_queue_is_what_was_acknowledged(disk: SmallDisk, ac
                 job.state = SUCCEEDED if action == "end" else RUNNING
                 job.step += 1
                 job.detail = "d" * (300 if action == "grow" else 0)
-                queue.save(job, {"backend": "emulator"})
+                queue.save(job)
             elif action == "remove" and len(live) < len(model):
                 ended = next(job for job in model.values() if job not in live)
                 assert queue.begin_removal(ended.id), "a full disk does not stop what makes space"

@@ -30,14 +30,12 @@ def test_live_jobs_come_back_complete_and_in_order_of_submission(tmp_path: Path)
         queue.raise_epoch()
         c, a, b = (queue.add(job(name), f'{{"of": "{name}"}}') for name in "cab")
         a.state, a.step = jobs_pb2.RUNNING, 3
-        queue.save(a, {"arch": "wormhole", "backend": "emulator"})
+        a.claims.add(fingerprint={"arch": "wormhole", "backend": "emulator"})
+        queue.save(a)
         b.state = jobs_pb2.CANCELLED
         queue.save(b)
     with JobQueue(tmp_path / "queue.sqlite") as queue:
-        assert queue.live_jobs() == [
-            (c, '{"of": "c"}', {}),
-            (a, '{"of": "a"}', {"arch": "wormhole", "backend": "emulator"}),
-        ]
+        assert queue.live_jobs() == [(c, '{"of": "c"}'), (a, '{"of": "a"}')]
         assert queue.find(b.id) == b
         assert queue.find("no such job") is None
 
@@ -57,7 +55,7 @@ def test_an_aggregator_that_was_taken_over_from_writes_nothing(tmp_path: Path) -
             old.save(jobs_pb2.Job(id=a.id, state=jobs_pb2.FAILED))
         with pytest.raises(Failed, match="epoch"):
             old.add(job("b"), "{}")
-        assert new.live_jobs() == [(a, "{}", {})]
+        assert new.live_jobs() == [(a, "{}")]
         new.add(job("b"), "{}")
 
 
@@ -121,7 +119,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
     connection.close()
-    with pytest.raises(Refused, match=r"format 0, of .* another program, expected 2"):
+    with pytest.raises(Refused, match=r"format 0, of .* another program, expected 3"):
         JobQueue(other)
     with pytest.raises(Refused, match="can't be opened"):
         JobQueue(tmp_path)

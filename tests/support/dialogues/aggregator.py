@@ -8,7 +8,9 @@ from typing import Any
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record, cancel_job, copy_job
+from aggregator.core.membership.claims import bind_own, trust
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
 from protos.jobs_pb2 import QUEUED, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.errors import Refusal
@@ -26,6 +28,11 @@ FINGERPRINT = {"backend": "emulator", "blas": "SkylakeX"}
 def layout_of(chunks: int) -> Layout:
     """Return a layout with that many chunks."""
     return Layout.build([("weight", (chunks * CHUNK_ELEMENTS - 5,), True, "weight", False)])
+
+
+def layout_ref(layout: Layout) -> FileRef:
+    """Return the reference by which a Description names a layout."""
+    return FileRef(sha256=layout.hash, size=1)
 
 
 def span(first: int, count: int) -> str:
@@ -75,7 +82,7 @@ class Dialogue:
         lines = []
         for effect in self.core.handle(event, self.clock):
             if isinstance(effect, ev.SaveJob):
-                self._save(effect.job, effect.fingerprint)
+                self._save(effect.job)
             if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Lease):
                 self.leases[effect.session] = effect.body.lease
             if isinstance(effect, ev.Note):
@@ -85,10 +92,8 @@ class Dialogue:
                 lines.append(line)
         return lines
 
-    def _save(self, job: Job, fingerprint: dict[str, str] | None = None) -> None:
-        before = self.saved.get(job.id)
-        pinned = fingerprint if fingerprint is not None else before.fingerprint if before else {}
-        self.saved[job.id] = Record(job, "{}", self.plans[job.id], pinned)
+    def _save(self, job: Job) -> None:
+        self.saved[job.id] = Record(job, "{}", self.plans[job.id])
 
     def line(self, effect: ev.Effect) -> str:
         """Return an effect as one line; empty for notes."""
@@ -167,6 +172,13 @@ class Dialogue:
             self._save(cancelled)
         return self.give(ev.CancelRequested(job))
 
+    def trusts(self, worker: str, job: str = "a") -> list[str]:
+        """Trust what a worker says of a job."""
+        decided = copy_job(self.core.jobs.records[job].job)
+        assert trust(decided, worker) is None
+        self._save(decided)
+        return self.give(ev.TrustRequested(job, worker))
+
     def job(self, job: str = "a") -> Job:
         """Return the job's record: the core's, or the saved one if the job has ended."""
         live = self.core.jobs.records.get(job)
@@ -174,8 +186,10 @@ class Dialogue:
 
     # ---- workers ----
 
-    def hello(self, session: int, name: str = "", pipeline_address: str = "", **fields: Any) -> list[str]:
-        """Connect a worker with its Hello."""
+    def hello(
+        self, session: int, name: str = "", pipeline_address: str = "", *, voice: str = "", **fields: Any
+    ) -> list[str]:
+        """Connect a worker with its Hello, and with a certificate that is bound to a name if a voice is given."""
         words = {
             "protocol": PROTOCOL_VERSION,
             "role": "worker",
@@ -184,7 +198,7 @@ class Dialogue:
             "shard_count": 1,
             **fields,
         }
-        return self.give(ev.WorkerConnected(session, pb.Hello(**words), pipeline_address))
+        return self.give(ev.WorkerConnected(session, pb.Hello(**words), pipeline_address, voice))
 
     def says(self, session: int, body: Any, epoch: int | None = None) -> list[str]:
         """Give the core a worker's control message."""
@@ -205,7 +219,7 @@ class Dialogue:
         body = pb.Ready(
             job=job,
             layout_hash=(layout or self.layout).hash,
-            elements=self.layout.elements,
+            elements=(layout or self.layout).elements,
             evaluation_batches=3,
             fingerprint={**FINGERPRINT, **fingerprint},
             holds=holds is not None,
@@ -372,4 +386,5 @@ def training(*workers: int, generation: int = 1, step: int = 0, chunks: int = 1,
     dialogue.stands(generation, step)
     dialogue.weights(generation, step, *range(chunks))
     dialogue.job().starts = 0  # as after a step, which would be saved
+    bind_own(dialogue.job())
     return dialogue

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aggregator.core import events as ev
+from aggregator.core.membership.claims import bind_own
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.pipeline.split import StageRun
@@ -173,6 +174,7 @@ def training_rows(
     dialogue.stands(generation, step)
     dialogue.weights(generation, step, *range(dialogue.layout.chunks))
     dialogue.job().starts = 0  # as after a step, which would be saved
+    bind_own(dialogue.job())
     return dialogue
 
 

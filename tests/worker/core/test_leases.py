@@ -21,6 +21,12 @@ def test_a_lease_begins_with_the_first_chunk_of_its_weights() -> None:
     assert talk.lease(10, 1, 1) == ["perform 10"]
 
 
+def test_leases_are_dropped_when_a_job_begins_again_with_other_initial_weights() -> None:
+    talk = start_with_weights()
+    talk.lease(7)
+    assert talk.lease(8, 0, 0, phase=pb.INITIALISE) == ["drop lease 7", "perform 8"]
+
+
 def test_the_previous_lease_is_dropped_before_the_next_begins() -> None:
     talk = start_with_weights()
     talk.lease(7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
+from aggregator.core.membership.claims import bind_own
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from services.timeouts import STANDARD_TIMEOUTS
@@ -15,8 +16,9 @@ def test_a_fingerprint_that_differs_is_named() -> None:
     dialogue.hello(2)
     dialogue.give(ev.DataStreamOpened(2))
     assert dialogue.ready(2, blas="Haswell") == [
+        "save a running",
         "2 <- leave: fingerprint differs: blas is 'Haswell', the job's is 'SkylakeX' "
-        "(`exact: false` in the job would accept it)"
+        "(`exact: false` in the job would accept it, `tiermesh trust` overrules the job's)",
     ]
     assert dialogue.job().state == RUNNING
     assert dialogue.core.status(dialogue.now).workers[1].state == "refused"
@@ -36,7 +38,7 @@ def test_different_chips_are_refused() -> None:
     dialogue.hello(1)
     dialogue.hello(2)
     dialogue.ready(1, arch="wormhole_b0", board="t3k", mesh_shape="1x8")
-    (line,) = dialogue.ready(2, arch="blackhole", board="p150_x4", mesh_shape="1x4")
+    _, line = dialogue.ready(2, arch="blackhole", board="p150_x4", mesh_shape="1x4")
     assert line.startswith("2 <- leave: ")
     assert has_facts(line, "arch ... 'blackhole' ... 'wormhole_b0' ... board ... 'p150_x4' ... 't3k'")
     assert has_facts(line, "mesh_shape ... '1x4' ... '1x8'")
@@ -101,8 +103,8 @@ def test_an_unfit_worker_among_refused_ones_keeps_the_job_alive() -> None:
 def test_another_layout_is_refused() -> None:
     dialogue = training(1)
     dialogue.hello(2)
-    (line,) = dialogue.ready(2, layout=layout_of(3))
-    assert "model's layout hash" in line and "give all hosts the same version of Tiermesh" in line
+    _, line = dialogue.ready(2, layout=layout_of(3))
+    assert "the layout's hash is" in line and "give all hosts the same version of Tiermesh" in line
 
 
 def test_a_job_no_worker_can_run_fails_with_every_reason() -> None:
@@ -133,6 +135,7 @@ def test_a_refused_worker_does_not_fail_a_job_that_others_run() -> None:
 
 def test_after_a_restart_a_refused_worker_may_come_first() -> None:
     before = training(1)
+    bind_own(before.saved["a"].job)
     dialogue = Dialogue(epoch=4, records=before.saved.values())
     dialogue.give(ev.Ticked())
     dialogue.hello(2)

@@ -27,8 +27,9 @@ def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease
     assert has_facts(
         waits_for(dialogue), "to build their stages: w1 (stage 0, building), w2 (stage 1, building)"
     )
-    assert dialogue.builds(1, holds=(1, 0)) == ["save a running"], "the fingerprint"
+    assert dialogue.builds(1, holds=(1, 0)) == ["save a running"], "what it says of the job"
     assert dialogue.builds(2, holds=(1, 0)) == [
+        "save a running",
         "1 <- row of stage 0 w1, stage 1 w2",
         "2 <- row of stage 0 w1, stage 1 w2",
         "1 <- window 2",
@@ -119,7 +120,7 @@ def test_rows_of_each_job_count_from_1_and_their_workers_are_told_of_them_again(
             parts=dialogue.parts(5 - session).to_messages(),
         )  # fmt: skip
         orders = dialogue.says(session, ready)
-    assert orders[:2] == ["2 <- row of stage 0 w2, stage 1 w3", "3 <- row of stage 0 w2, stage 1 w3"]
+    assert orders[1:3] == ["2 <- row of stage 0 w2, stage 1 w3", "3 <- row of stage 0 w2, stage 1 w3"]
     assert dialogue.notes[-1] == "row 1 is ready: stage 0 on w2, stage 1 on w3"
 
 
@@ -182,7 +183,7 @@ def test_what_a_worker_has_built_before_it_was_told_otherwise_is_ignored() -> No
     assert state_of(dialogue)["w1"] == "building stage 0"
     dialogue.weights_loaded(1, 1, 0)
     assert "row" not in " ".join(dialogue.builds(2)), "worker 1 is not ready"
-    assert dialogue.builds(1)[:1] == ["1 <- row of stage 0 w1, stage 1 w2"]
+    assert dialogue.builds(1)[1:2] == ["1 <- row of stage 0 w1, stage 1 w2"]
     assert not dialogue.core.status(dialogue.now).workers[0].step and not dialogue.leases, (
         "nor has it the weights"
     )
@@ -247,7 +248,7 @@ def test_workers_of_new_code_wait_while_those_of_the_old_code_build_other_stages
     dialogue.checkpoint(1, 0)
     lost(dialogue, 2)
     dialogue.arrives(3)
-    assert dialogue.builds(3, fingerprint={"code": "new"}) == []
+    assert dialogue.builds(3, fingerprint={"code": "new"}) == ["save a running"]
     assert state_of(dialogue) == {"w1": "ready stage 0", "w3": "waiting"}
     assert has_facts(waits_for(dialogue), "waits for a worker for stage 1 of 2 (w3: its code is new")
     dialogue.goes_by(SHARE_AFTER, 1, 3)
@@ -349,7 +350,7 @@ def test_a_refused_worker_makes_room_for_a_spare() -> None:
     dialogue = training_rows(1, 2, 3)
     lost(dialogue, 2)
     orders = dialogue.builds(3, fingerprint={"blas": "Zen"})
-    assert has_facts(orders[0], "3 <- leave: fingerprint differs")
+    assert has_facts(orders[1], "3 <- leave: fingerprint differs")
     assert dialogue.arrives(4) == ["4 <- join stage 1"]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
-from services.protocol.file_refs import make_ref
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import Piece
+from tests.support.dialogues.aggregator import layout_ref
 from tests.support.dialogues.rows import RowDialogue, training_rows
 from tests.support.facts import has_facts
 
@@ -230,7 +230,7 @@ def initialising(*workers: int) -> RowDialogue:
 
 def test_each_worker_makes_the_initial_weights_of_its_stages_and_the_first_describes_them() -> None:
     dialogue = initialising(1, 2)
-    described = pb.Description(job="a", lease=dialogue.leases[1], layout=make_ref(b"layout"))
+    described = pb.Description(job="a", lease=dialogue.leases[1], layout=layout_ref(dialogue.layout))
     assert dialogue.says(2, described) == []
     assert dialogue.says(1, described) == ["optimizer <- Initialise"]
     resends = ["drop all", "1 <- resend #0 #1", "2 <- resend #0 #1"]
@@ -251,13 +251,13 @@ def test_each_worker_makes_the_initial_weights_of_its_stages_and_the_first_descr
 def test_initial_weights_of_a_lost_worker_are_made_again_by_another_row() -> None:
     dialogue = initialising(1, 2, 3)
     former = dialogue.leases[1]
-    dialogue.says(1, pb.Description(job="a", lease=former, layout=make_ref(b"layout")))
+    dialogue.says(1, pb.Description(job="a", lease=former, layout=layout_ref(dialogue.layout)))
     dialogue.stands(1, 0, state=pb.OptimizerStatus.RECEIVING)
     dialogue.sends_initial(1)
     orders = dialogue.give(ev.WorkerLost(1, "gone"))
     assert orders == ["drop pieces", "2 <- revoke", "3 <- join stage 0"]
     assert dialogue.builds(3)[-2:] == ["3 <- initialise", "2 <- initialise"]
-    assert dialogue.says(2, pb.Description(job="a", lease=former, layout=make_ref(b"layout"))) == []
+    assert dialogue.says(2, pb.Description(job="a", lease=former, layout=layout_ref(dialogue.layout))) == []
     assert dialogue.leases[2] > former
 
 

@@ -36,6 +36,7 @@ from services.transport.access.permissions import (
     READ_CHECKPOINTS,
     READ_FILES,
     READ_METRICS,
+    TRUST_IN_OTHERS_JOB,
     CallerKind,
 )
 from services.transport.access.tokens import TOKEN_KINDS, make_token
@@ -51,6 +52,7 @@ DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 NO_RPCS = {
     READ_METRICS,
     CANCEL_OTHERS_JOB,
+    TRUST_IN_OTHERS_JOB,
     PRUNE_OTHERS_JOB,
     FILES_OF_AGGREGATOR,
     FILES_OF_DAEMON,
@@ -185,6 +187,7 @@ def test_rows_that_are_no_methods(files: Path, kind: CallerKind) -> None:
     for row, check in (
         (READ_METRICS, lambda: access.admit(READ_METRICS, shown)),
         (CANCEL_OTHERS_JOB, lambda: check_permission(CANCEL_OTHERS_JOB, Caller(kind, "x"))),
+        (TRUST_IN_OTHERS_JOB, lambda: check_permission(TRUST_IN_OTHERS_JOB, Caller(kind, "x"))),
         (PRUNE_OTHERS_JOB, lambda: check_permission(PRUNE_OTHERS_JOB, Caller(kind, "x"))),
         (FILES_OF_AGGREGATOR, lambda: check_permission(FILES_OF_AGGREGATOR, Caller(kind, "x"))),
         (FILES_OF_DAEMON, lambda: check_permission(FILES_OF_DAEMON, Caller(kind, "x"))),
