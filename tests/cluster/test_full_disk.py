@@ -19,6 +19,7 @@ from tests.cluster.test_failpoints import ALL, kills_of, roles_of, run_undisturb
 from tests.support.cluster.bits import STEPS, Bits, bits
 from tests.support.cluster.daemon import LIMIT_SECONDS, eventually
 from tests.support.cluster.harness import ENDED, Cluster
+from tests.support.cluster.stock_files import pieces_of, ref_of, write_file
 from tests.support.small_disk import SmallDisk, small_disk
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`
@@ -274,3 +275,25 @@ def list_jobs(cluster: Cluster) -> list[jobs.Job]:
         if not page.next_page_token:
             return found
         request.page_token = page.next_page_token
+
+
+def test_an_abandoned_upload_makes_room_for_the_last_checkpoint(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    """Check that a part of a file, which nobody goes on with, does not keep a job from its end."""
+    options = ("--no-shared-memory",)  # which would bypass the gate
+    content = random.Random(1).randbytes(16 << 20)
+    with (
+        small_disks(tmp_path, 2, "64m") as (disk,),
+        Cluster(tmp_path, tiers=2, options=options) as cluster,
+    ):
+        gated = cluster.relay(cluster.to_aggregator, gate_closed=True)
+        cluster.start_worker(aggregator=gated.address, wait=False)
+        job = cluster.submit(gpt_spec)
+        cluster.checkpoint(job, 0)
+        with pytest.raises(grpc.RpcError, match="bytes arrived; continue there"):
+            write_file(cluster.channel, pieces_of(content[: 12 << 20], ref_of(content)))
+        disk.fill()
+        gated.open_gate()
+        assert bits(cluster.finish(job)) == undisturbed
+        assert not list((tmp_path / "aggregator-state" / "files").glob(".*.partial"))

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protos import cluster_pb2 as pb
-from protos.files_pb2 import ReadFileRequest
+from protos.files_pb2 import FileRef, ReadFileRequest
 from protos.tensors_pb2 import GRADIENT
 from services.checkpoints import (
     write as writing,
@@ -25,9 +25,10 @@ from services.checkpoints.read import (
     read_checkpoint,
 )
 from services.config.load import load_job
-from services.protocol.file_refs import make_ref
+from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from tests.support.cluster.bits import regression_config, write_config
 from tests.support.dialogues.engine import EngineDialogue
+from tests.support.small_disk import small_disk
 
 LIMIT_SECONDS = 240  # a busy disk may take seconds for each fsync
 
@@ -307,3 +308,19 @@ def test_an_order_that_the_core_cannot_handle_fails_its_job(
         await dialogue.begin()
 
     run(tmp_path, scenario)
+
+
+def test_an_abandoned_upload_makes_room_for_a_checkpoint(tmp_path: Path) -> None:
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        abandoned = dialogue.files.begin(FileRef(sha256="0" * 64, size=1 << 30), 0, "worker w")
+        assert abandoned is not None
+        with abandoned:
+            abandoned.write(bytes(MAX_PIECE_BYTES))
+        disk.fill()
+        await dialogue.step(0)
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 1
+        assert dialogue.failures == 0
+
+    with small_disk(tmp_path / "disk", "16m") as disk:
+        run(disk.path, scenario)

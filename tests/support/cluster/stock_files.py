@@ -34,13 +34,19 @@ def pieces_of(content: bytes, ref: pb.FileRef | None = None, offset: int = 0) ->
 _make_stub: Any = FilesStub
 
 
+def write_file(channel: grpc.Channel, pieces: Iterator[pb.FilePiece]) -> None:
+    """Send the pieces of a file."""
+    stub: Any = _make_stub(channel)
+    stub.Write(pieces, timeout=LIMIT_SECONDS)
+
+
 def upload_file(channel: grpc.Channel, content: bytes) -> pb.FileRef:
     """Upload a file, unless it is there; return its reference."""
     stub: Any = _make_stub(channel)
     ref = ref_of(content)
     missing = stub.Missing(pb.MissingRequest(files=[ref]), timeout=LIMIT_SECONDS).missing
     for each in missing:
-        stub.Write(pieces_of(content, ref, each.offset), timeout=LIMIT_SECONDS)
+        write_file(channel, pieces_of(content, ref, each.offset))
     return ref
 
 
