@@ -66,7 +66,8 @@ class JobRegister:
             owner: the person who submits it; empty without security.
 
         Raises:
-            Refused: the name or the request id is malformed, or the request id belongs to another job.
+            Refused: the name or the request id is malformed, the request id belongs to another job, or the model is too
+                large.
             CapReached: the queue or the owner has too many jobs.
             DiskFull: there is no space for the job.
             Failed: the job can't be written.
@@ -81,6 +82,9 @@ class JobRegister:
                 f"request_id {request_id!r}: expected at most 64 letters, digits, dots, - and _; give a random id"
             )
         plan = config.plan()
+        refusal = plan.parameters.check_most(self._caps.parameters)
+        if refusal is not None:
+            raise Refused(str(refusal))
         spec_json = config.to_json()
         wanted = Job(
             name=name,

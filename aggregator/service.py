@@ -158,6 +158,7 @@ class AggregatorService:
             heartbeat_seconds=heartbeat_seconds,
             timeout_overrides=dict(timeout_overrides or {}),
             tiers=3 if optimizer else 2,
+            max_parameters=caps.parameters,
             shards=max(1, len(shards)),
         )
         self._downloads = Downloads(caps.download_mb_per_second, metrics.count_cap_reached)
@@ -228,6 +229,7 @@ class AggregatorService:
             self._plane,
             self.feed,
             self.files,
+            self.core.awaits_description,
             HelloExpectations(
                 "aggregator",
                 Role.WORKER,

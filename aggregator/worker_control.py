@@ -13,14 +13,16 @@ from aggregator.core.events import FromWorker, WorkerConnected, WorkerLost
 from aggregator.data_plane.plane import DataPlane
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
-from services.checkpoints.format import check_file_names
+from services.checkpoints.format import check_description
 from services.errors import Refusal, Refused, TiermeshError
 from services.files.store import FileStore
+from services.json_text import LAYOUT
 from services.printable import printable
 from services.protocol.envelope import CheckReport, unwrap
-from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.hello import HelloExpectations, HelloRefusal, check_hello
+from services.protocol.plan import ParameterCount
 from services.tasks import describe_error, start_task
+from services.tensors.layout import read_job_layout
 from services.transport.access.enforcement import caller_address, current_caller
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
@@ -66,6 +68,8 @@ class WorkerControl:
         plane: the data plane, which is notified of workers that connect or leave.
         feed: gives the core an input.
         files: the files that workers have uploaded.
+        awaits_description: returns how many parameters the layout must have that a worker describes; None if no layout
+            is awaited from its session.
         expected: what the Hello of a worker must say.
         on_newer_epoch: called with a worker's name and the epoch that it has obeyed, if that is a newer one of the
             same cluster.
@@ -79,6 +83,7 @@ class WorkerControl:
         plane: DataPlane,
         feed: Callable[[WorkerConnected | FromWorker | WorkerLost], None],
         files: FileStore,
+        awaits_description: Callable[[int, pb.Description], ParameterCount | None],
         expected: HelloExpectations,
         on_newer_epoch: Callable[[str, int], None],
         take_report: Callable[[CheckReport], None],
@@ -92,6 +97,9 @@ class WorkerControl:
         self._plane = plane
         self._feed = feed
         self._files = files
+        self._awaits_description = awaits_description
+        self._checking: set[int] = set()  # sessions whose Description is being checked
+        self._described: dict[int, tuple[int, pb.Description]] = {}  # the newest one that waits, by session
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one worker's control stream until it ends."""
@@ -133,18 +141,34 @@ class WorkerControl:
         if isinstance(body, CheckReport):
             self._take_report(body)
         elif isinstance(body, pb.Description):
-            start_task(
-                self._take_description(session, message.epoch, body),
-                f"Description of {session}",
-                lambda error: self._fail_description(session, message.epoch, body, describe_error(error)),
-            )
+            self._describe(session, message.epoch, body)
         elif body is not None:
             self._feed(FromWorker(session.number, message.epoch, body))
 
+    def _describe(self, session: WorkerSession, epoch: int, body: pb.Description) -> None:
+        """Check a worker's Description, or keep it until the check of an earlier one has ended."""
+        if session.number in self._checking:
+            self._described[session.number] = epoch, body
+            return
+        self._checking.add(session.number)
+        start_task(
+            self._take_description(session, epoch, body),
+            f"Description of {session}",
+            lambda error: self._fail_description(session, epoch, body, describe_error(error)),
+        )
+
     async def _take_description(self, session: WorkerSession, epoch: int, body: pb.Description) -> None:
-        """Look on the disk, in a thread, whether the files are there; the core drops what comes too late."""
-        checked = await asyncio.to_thread(self._check_description, body)
-        self._feed(FromWorker(session.number, epoch, checked))
+        """Check the files on the disk, in a thread; the core drops what comes too late."""
+        try:
+            parameters = self._awaits_description(session.number, body)
+            if parameters is not None:
+                checked = await asyncio.to_thread(self._check_description, body, parameters)
+                self._feed(FromWorker(session.number, epoch, checked))
+        finally:
+            self._checking.discard(session.number)
+            waiting = self._described.pop(session.number, None)
+            if waiting is not None:
+                self._describe(session, *waiting)
 
     def _fail_description(
         self, session: WorkerSession, epoch: int, body: pb.Description, reason: str
@@ -152,16 +176,21 @@ class WorkerControl:
         failure = pb.Failure(job=body.job, lease=body.lease, reason=reason)
         self._feed(FromWorker(session.number, epoch, failure))
 
-    def _check_description(self, body: pb.Description) -> pb.Description | pb.Failure:
-        """Return the message, or the failure of its lease if the worker has not uploaded what it refers to."""
-        refs = (body.layout, *body.files.values())
+    def _check_description(
+        self, body: pb.Description, parameters: ParameterCount
+    ) -> pb.Description | pb.Failure:
+        """Return the message; the failure of its lease if files are missing, or of its worker if they can't be right.
+
+        The optimizer would fail the job with them.
+        """
         try:
-            check_file_names(body.files)
-            if all(ref.size <= MAX_TEXT_BYTES for ref in refs) and self._files.has(refs):
-                return body
-            reason = f"files of its Description are missing or larger than {MAX_TEXT_BYTES} bytes"
+            check_description(body.layout, body.files)
+            if not self._files.has((body.layout, *body.files.values())):
+                reason = "files of its Description are missing, expected them to be uploaded before"
+                return pb.Failure(job=body.job, lease=body.lease, reason=reason)
+            read_job_layout(self._files.read(body.layout, LAYOUT.limit_bytes), parameters)
+        except Refused as refused:
+            return pb.Failure(job=body.job, reason=str(refused))
         except TiermeshError as error:
-            reason = str(error)
-        return pb.Failure(
-            job=body.job, lease=body.lease, reason=f"{reason}; expected them to be uploaded before"
-        )
+            return pb.Failure(job=body.job, lease=body.lease, reason=str(error))
+        return body

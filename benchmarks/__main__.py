@@ -42,6 +42,7 @@ from benchmarks.figures import (  # noqa: E402  # see above
     timeline,
     token_files,
     under_attack,
+    under_layout_liar,
     validation_loss,
 )
 from benchmarks.harness.report import Skipped  # noqa: E402
@@ -71,6 +72,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "soak": soak.run,
     "under_attack": under_attack.run,
     "slow_uploads": slow_uploads.run,
+    "under_layout_liar": under_layout_liar.run,
     "many_jobs": many_jobs.run,
     "launch": launch.run,
     "tokenize": token_files.tokenize,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.launch.agent.host_memory import read_host_memory
 from cli.options import (
     AGGREGATOR_ADDRESS,
     ANY_PORT,
@@ -26,6 +27,7 @@ from services.caps import (
     MOST_DOWNLOAD_MB_PER_SECOND,
     MOST_JOBS,
     MOST_LOG_MB,
+    MOST_PARAMETERS,
     MOST_UPLOAD_GB,
     MOST_UPLOADS,
     Caps,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from worker.step_interface import StepFactory
 
 
+BYTES_PER_PARAMETER = 20
+"""Memory of an aggregator with 2 tiers for a parameter: AdamW's weight, gradient and two arrays, and the weight for
+workers, all in float32. A job with a larger model could have it killed for memory, and again after each restart."""
 DEFAULT_CACHE_GB = 200
 """Default size of a worker's cache of files, in GB."""
 
@@ -183,6 +188,12 @@ def _caps_options(command: Command) -> Command:
         default=Caps.upload_gb_per_person,
         help="Largest size of those of one person, in GB.",
     )
+    @option(
+        "--max-parameters",
+        type=click.IntRange(1, MOST_PARAMETERS),
+        show_default="1 for each 20 bytes of this host's memory",
+        help="Largest number of parameters of a job's model.",
+    )
     @functools.wraps(command)
     def with_caps(
         *arguments: Any,
@@ -194,6 +205,7 @@ def _caps_options(command: Command) -> Command:
         max_uploads_per_person: int,
         max_upload_gb: int,
         max_upload_gb_per_person: int,
+        max_parameters: int | None,
         **rest: Any,
     ) -> Any:
         caps = Caps(
@@ -205,6 +217,7 @@ def _caps_options(command: Command) -> Command:
             max_uploads_per_person,
             max_upload_gb,
             max_upload_gb_per_person,
+            max_parameters or read_host_memory() // BYTES_PER_PARAMETER,
         )
         return command(*arguments, caps=caps, **rest)
 

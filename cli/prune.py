@@ -15,6 +15,7 @@ from cli.client import JobsClient
 from cli.options import AggregatorTarget
 from cli.output import Output, state_name
 from protos import jobs_pb2
+from services.caps import MOST_JOBS
 from services.errors import Failed, Refused
 from services.printable import counted
 from services.protocol.bounds import MAX_NAMED_JOBS
@@ -111,7 +112,14 @@ async def _ask(client: JobsClient, options: PruneOptions) -> list[jobs_pb2.Prune
 
 async def _collect(client: JobsClient, request: jobs_pb2.PruneRequest) -> list[jobs_pb2.PrunedJob]:
     async with contextlib.aclosing(client.prune(request)) as answers:
-        return [each async for each in answers]
+        found: list[jobs_pb2.PrunedJob] = []
+        async for each in answers:
+            if len(found) == MOST_JOBS:
+                raise Failed(
+                    f"aggregator {client.address}: more than {MOST_JOBS} jobs to prune; name some of them"
+                )
+            found.append(each)
+        return found
 
 
 def _show(found: Sequence[jobs_pb2.PrunedJob], only: str, output: Output) -> None:

@@ -348,7 +348,7 @@ class OptimizerEngine:
         config = self._config
         if config is None:
             return  # the job was dropped in the meantime
-        layout, files = await call_in(self._disk, self._job_files.read_description, effect)
+        layout, files = await call_in(self._disk, self._job_files.read_description, effect, config)
         await self._tensor_store.open(effect.job, config, layout, None)
         if self._config is not config:
             self._tensor_store.drop()

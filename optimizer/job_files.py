@@ -9,12 +9,14 @@ from functools import partial
 
 from optimizer.checkpoint_store import CheckpointStore
 from optimizer.core import events as ev
-from services.checkpoints.format import Checkpoint, check_file_names
+from services.checkpoints.format import Checkpoint, check_description
 from services.config.job import JobConfig
 from services.errors import Refused
 from services.files.store import FileStore
+from services.json_text import LAYOUT
+from services.printable import printable_path
 from services.protocol.file_refs import MAX_TEXT_BYTES
-from services.tensors.layout import Layout
+from services.tensors.layout import Layout, read_job_layout
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -63,6 +65,9 @@ class JobFiles:
         generation = self._checkpoint_store.read_generation(effect.job)
         loaded = ev.Loaded(effect.job, config.plan(), generation, notices=tuple(notices))
         if checkpoint is not None:
+            refusal = config.parameters.check(checkpoint.layout.elements)
+            if refusal is not None:
+                raise Refused(f"checkpoint {printable_path(checkpoint.path)}: {refusal}")
             loaded = ev.Loaded(
                 effect.job,
                 loaded.plan,
@@ -78,24 +83,13 @@ class JobFiles:
         self._files.release_others(effect.job)
         return JobConfig.from_json(effect.spec_json)
 
-    def read_description(self, effect: ev.Allocate) -> tuple[Layout, dict[str, bytes]]:
+    def read_description(self, effect: ev.Allocate, config: JobConfig) -> tuple[Layout, dict[str, bytes]]:
         """Read the layout and the files of a job's checkpoints.
 
         Raises:
             TiermeshError: a file is missing or wrong, or the disk failed.
         """
+        check_description(effect.layout, effect.files)
         self._files.keep(effect.job, [effect.layout, *effect.files.values()])
-        check_file_names(effect.files)
-        try:
-            layout = Layout.loads(self._files.read(effect.layout, MAX_TEXT_BYTES).decode())
-        except ValueError as error:
-            raise Refused(
-                f"layout of the initial weights: {error}; install the same version of Tiermesh on all hosts"
-            ) from None
-        if not layout.elements:
-            raise Refused("layout of the initial weights: 0 elements, expected the parameters of a model")
-        if layout.hash != effect.layout.sha256:
-            raise Refused(
-                "layout of the initial weights: not in its canonical form, as Layout.dumps writes it"
-            )
+        layout = read_job_layout(self._files.read(effect.layout, LAYOUT.limit_bytes), config.parameters)
         return layout, {name: self._files.read(ref, MAX_TEXT_BYTES) for name, ref in effect.files.items()}

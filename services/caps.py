@@ -20,6 +20,8 @@ MOST_LOG_MB = 100_000
 """Largest cap on a job's log, in MB."""
 MOST_DOWNLOAD_MB_PER_SECOND = 100_000
 """Largest cap on the bandwidth of downloads, in MB a second."""
+MOST_PARAMETERS = 1 << 40
+"""Largest cap on the number of parameters of a job's model."""
 MOST_UPLOADS = 100_000
 """Largest cap on a number of uploaded files."""
 MOST_UPLOAD_GB = 1_000_000
@@ -73,6 +75,7 @@ class Caps:
         uploads_per_person: largest number of them that one person has uploaded.
         upload_gb: largest size of all of them together, in GB.
         upload_gb_per_person: largest size of those of one person, in GB.
+        parameters: largest number of parameters of a job's model.
     """
 
     queued_jobs: int = 10_000
@@ -83,3 +86,4 @@ class Caps:
     uploads_per_person: int = 5_000
     upload_gb: int = 200
     upload_gb_per_person: int = 100
+    parameters: int = MOST_PARAMETERS

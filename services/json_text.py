@@ -32,8 +32,9 @@ class JsonKind:
 TOKENIZER = JsonKind("tokenizer", 64 << 20, 4_000_000)
 """`tokenizer.json`: one of 262,000 tokens has some 35 MB and 2.2 million values."""
 CHECKPOINT_STATE = JsonKind("state.json", 64 << 20, 1_000_000)
-LAYOUT = JsonKind("layout", 64 << 20, 1_000_000)
-"""Layout of a model: a parameter takes about 12 values."""
+LAYOUT = JsonKind("layout", 8 << 20, 500_000)
+"""Layout of a model: each of at most 32,768 entries takes about 15 values and 256 bytes. A worker's text
+takes at most 40 MB once parsed."""
 MODEL_CONFIG = JsonKind("config of a model", 16 << 20, 1_000_000)
 """`config.json`, and the index of a model in several files."""
 TENSOR_HEADER = JsonKind("safetensors header", 16 << 20, 1_000_000)

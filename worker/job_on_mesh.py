@@ -167,6 +167,7 @@ class JobOnMesh:
             stages=self.stages,
             parts=self.share.parts,
             shared=self.share.shared,
+            micro_batches=self.config.micro_batches,
         )
 
     def close(self) -> None:

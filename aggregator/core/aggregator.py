@@ -53,7 +53,8 @@ from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.protocol.bounds import MAX_WAITS, MAX_WORKERS
-from services.protocol.plan import JobPlan
+from services.protocol.plan import JobPlan, ParameterCount
+from services.tensors.layout import MAX_ELEMENTS
 from services.tensors.layout_parts import LayoutParts
 from services.timeouts import Timeouts
 
@@ -74,6 +75,7 @@ class AggregatorCore:
         records: the jobs that have not ended, in order of submission.
         heartbeat_seconds: the heartbeat that all timeouts follow from.
         tiers: 2 if the optimizer runs in this process, else 3.
+        max_parameters: maximum number of parameters of a job's model.
         shards: the number of processes that share the chunks.
         timeout_overrides: timeouts set by hand, in seconds.
 
@@ -93,6 +95,7 @@ class AggregatorCore:
         records: Iterable[Record],
         heartbeat_seconds: float,
         tiers: int,
+        max_parameters: int = MAX_ELEMENTS,
         shards: int = 1,
         timeout_overrides: Mapping[str, float] | None = None,
     ) -> None:
@@ -111,7 +114,7 @@ class AggregatorCore:
         self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
         self._own_clock = OwnClock(heartbeat_seconds)
         self._out = Outbox()
-        self.jobs = LiveJobs(records, self._out)
+        self.jobs = LiveJobs(records, max_parameters, self._out)
 
     # ---- questions of the service ----
 
@@ -133,6 +136,17 @@ class AggregatorCore:
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements in the running job's layout; None for another job or an unknown layout."""
         return self.run.progress.elements or None if self.run is not None and self.run.job.id == job else None
+
+    def awaits_description(self, session: int, description: pb.Description) -> ParameterCount | None:
+        """Return how many parameters the layout must have that a worker describes; None if no layout is awaited."""
+        run, member = self.run, self.members.get(session)
+        if run is None or member is None or run.job.id != description.job or member.refusal is not None:
+            return None
+        holder = run.holders.find_described(member)
+        lease = (
+            None if holder is None else run.lease_book.find_initialisation(holder.session, description.lease)
+        )
+        return None if lease is None or lease.described else run.plan.parameters
 
     def wire_type(self, kind: ChunkKind) -> DType:
         """Return the type in which the running job's chunks of this kind travel."""

@@ -26,14 +26,16 @@ class LiveJobs:
 
     Args:
         records: the jobs, in order of submission.
+        max_parameters: maximum number of parameters of a job's model.
         out: takes the effects.
 
     Attributes:
         records: the jobs by id, in order of submission.
     """
 
-    def __init__(self, records: Iterable[Record], out: Outbox) -> None:
+    def __init__(self, records: Iterable[Record], max_parameters: int, out: Outbox) -> None:
         self.records = {record.job.id: record for record in records}
+        self._max_parameters = max_parameters
         self._out = out
 
     def add(self, submitted: Submitted) -> None:
@@ -65,6 +67,8 @@ class LiveJobs:
             plan = record.plan
             if isinstance(plan, Refusal):
                 self._set_aside(record, plan)
+            elif (refusal := plan.parameters.check_most(self._max_parameters)) is not None:
+                self._set_aside(record, refusal)  # it was queued when the maximum was larger
             elif (refusal := why_set_aside(record.job)) is not None:
                 self._set_aside(record, refusal)
             elif seconds_until_start(record.job, lived_seconds):

@@ -206,7 +206,7 @@ class RunningJob:
         ):
             return  # stale: newer weights have already come on the data stream
         known = self.progress.elements if self._admission.layout_hash else 0
-        unusable = check_status(status, self.plan.steps, known)
+        unusable = check_status(status, self.plan, known)
         if unusable is not None:
             self.end(FAILED, str(unusable))
             return
@@ -353,7 +353,9 @@ class RunningJob:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
         if not self.holders.expects(member, ready):
             return  # it has been told to build other stages since
-        refusal = self.job_members.admit(member, ready, leased=self._has_leased)
+        refusal = self.plan.parameters.check(ready.elements) or self.job_members.admit(
+            member, ready, leased=self._has_leased
+        )
         if refusal is not None:
             self.refuse(member, refusal, now)
             return

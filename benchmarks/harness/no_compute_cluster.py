@@ -43,7 +43,9 @@ class NoComputeCluster(Daemons):
         shards: int = 0,
     ) -> None:
         environment = {"TIERMESH_BENCH_ELEMENTS": str(elements), "TIERMESH_BENCH_TENSORS": str(tensors)}
-        job = Job(CONFIG, NO_COMPUTE_WORKER, settings, environment)
+        sizes = {"num_features": elements // 32, "num_targets": 32, "bias": "false", "training_samples": 1000}
+        model = (f"linear_regression_config.{key}={value}" for key, value in sizes.items())
+        job = Job(CONFIG, NO_COMPUTE_WORKER, (*model, *settings), environment)
         super().__init__(name, job, workers=workers, tiers=tiers, options=options, hosts=hosts, shards=shards)
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:

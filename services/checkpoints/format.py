@@ -21,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from protos.files_pb2 import FileRef
 from services.errors import Refused
 from services.input_files import read_input_file
-from services.json_text import CHECKPOINT_STATE, parse_json
+from services.json_text import CHECKPOINT_STATE, LAYOUT, parse_json
+from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.versions import LAST_GENERATION
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
@@ -37,6 +39,9 @@ CONSTANTS_FILE = "constants.safetensors"
 
 They are added to `model.safetensors`. Examples are the zero biases of a GPT-2 without biases, and fixed positions.
 """
+
+MAX_WORKER_FILES_BYTES = 2 * MAX_TEXT_BYTES
+"""Maximum size of all files that a worker gives a checkpoint: a tokenizer and untrained tensors."""
 
 LAST_STEP = 2**31 - 1
 """Largest step: a job's config has no larger one."""
@@ -167,6 +172,30 @@ def check_file_names(names: Iterable[str]) -> None:
                 f"checkpoint file {name!r}: expected a name of letters, digits, '.', '_' and '-'"
                 f" other than {', '.join(_OWN_FILES)}"
             )
+
+
+def check_description(layout: FileRef, files: Mapping[str, FileRef]) -> None:
+    """Check what a worker says of its model: the optimizer reads all these files into memory.
+
+    Args:
+        layout: the layout's file.
+        files: files for every checkpoint, by name.
+
+    Raises:
+        Refused: a name is wrong, or the files are too large.
+    """
+    check_file_names(files)
+    if layout.size > LAYOUT.limit_bytes:
+        raise Refused(
+            f"layout of the initial weights: {layout.size} bytes, expected at most {LAYOUT.limit_bytes}; give the "
+            "model fewer parameters, or shorter names"
+        )
+    total = sum(ref.size for ref in files.values())
+    if total > MAX_WORKER_FILES_BYTES:
+        raise Refused(
+            f"files for checkpoints: {total} bytes, expected at most {MAX_WORKER_FILES_BYTES}; make the tokenizer or "
+            "the untrained tensors smaller"
+        )
 
 
 def canonical_json(value: Any) -> str:

@@ -97,13 +97,17 @@ def _check_regression_data(model: RegressionConfig, validation_batch_size: int) 
         )
 
 
-def check_model_size(model: TransformerConfig | RegressionConfig) -> None:
-    """Check the number of parameters, without those that follow from an unknown vocabulary.
+def check_model_size(model: TransformerConfig | RegressionConfig, vocabulary: int) -> None:
+    """Check the number of parameters.
+
+    Args:
+        model: config of the model.
+        vocabulary: number of tokens; 0 if it is unknown.
 
     Raises:
         ValueError: there are too many; one line with the field, its value, the bound and how to fix it.
     """
-    elements = count_parameters(model, getattr(model, "vocab_size", None) or 0) or 0
+    elements = count_parameters(model, vocabulary) or 0
     if isinstance(model, GPT2Config) and model.positional_embedding_type == "fixed":
         elements += model.max_sequence_length * model.embedding_dim  # no parameters, but a table of this size
     if elements > MAX_ELEMENTS:

@@ -11,6 +11,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from services.caps import MOST_PARAMETERS
+
 MOST_MICRO_BATCHES = 1 << 16
 """Maximum number of micro-batches of a step. Their losses take 512 KiB of a chunk's header."""
 LARGEST_FLOAT = 1e30
@@ -26,8 +28,12 @@ BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 """Sequences or samples of a batch."""
 SampleCount = Annotated[int, Field(ge=10, le=2**31 - 1)]
 """Samples of a regression's data, of which a tenth is held out. `bounds.py` limits the data's size."""
-Width = Annotated[int, Field(ge=1, le=2**20)]
+MOST_WIDTH = 1 << 20
+"""Maximum width of a layer, and number of tokens of a vocabulary."""
+Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 """Width of a layer, or rows of a table."""
+ElementCount = Annotated[int, Field(ge=1, le=MOST_PARAMETERS)]
+"""Parameters of a model, all together."""
 HeadCount = Annotated[int, Field(ge=1, le=2**12)]
 """Attention heads of a block."""
 BlockCount = Annotated[int, Field(ge=1, le=2**10)]

@@ -11,6 +11,7 @@ from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32
 from services.config.bounds import check_batches, check_mesh_size, check_model_size, check_step_size
 from services.config.device import DeviceConfig
 from services.config.field_types import (
+    MOST_WIDTH,
     BatchSize,
     ConfigRecord,
     Fraction,
@@ -34,12 +35,14 @@ from services.config.job_parts import (
     WireConfigField,
 )
 from services.config.mesh_fit import check_mesh_fit
-from services.config.models import ModelConfig, RegressionConfig
+from services.config.models import CustomConfig, ModelConfig, RegressionConfig
+from services.config.parameters import model_parts
 from services.config.pipeline import PipelineConfig, check_pipeline
 from services.config.refusals import validation_refused
 from services.errors import Refused
 from services.printable import printable_path
-from services.protocol.plan import MOST_EVALUATION_BATCHES, JobPlan, WireTypes
+from services.protocol.plan import MOST_EVALUATION_BATCHES, JobPlan, ParameterCount, WireTypes
+from services.tensors.layout import MAX_ELEMENTS
 
 MOST_SPEC_BYTES = 1 << 18
 """Maximum length of a job as JSON. The aggregator keeps it in memory, and sends it in one message."""
@@ -121,7 +124,7 @@ class JobConfig(ConfigRecord):
             )
         check_step_size(self.num_workers, self.stages, self.gradient_accumulation_steps, self.verify_fraction)
         check_mesh_size(self.device)
-        check_model_size(self.model)
+        check_model_size(self.model, self.vocabulary or 0)
         check_batches(self.model, self.batch_size, self.validation_batch_size)
         check_mesh_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
         self._check_activations()
@@ -206,6 +209,18 @@ class JobConfig(ConfigRecord):
         stored = getattr(self.model, "vocab_size", None)
         return self.data.vocab_size if stored is None else int(stored)
 
+    @property
+    def parameters(self) -> ParameterCount:
+        """Number of the model's parameters, or their maximum where only workers can count them."""
+        model = self.model
+        if isinstance(model, CustomConfig):
+            return ParameterCount(model.max_parameters, "transformer_config.max_parameters")
+        vocabulary = self.vocabulary
+        if vocabulary is not None:
+            return ParameterCount(sum(part.elements for part in model_parts(model, vocabulary)), "")
+        largest = min(sum(part.elements for part in model_parts(model, MOST_WIDTH)), MAX_ELEMENTS)
+        return ParameterCount(largest, f"a vocabulary of {MOST_WIDTH} tokens, as only workers can count them")
+
     def plan(self) -> JobPlan:
         """Return what the cores need to know of this job: the shape of its steps, nothing of its model."""
         return JobPlan(
@@ -224,6 +239,7 @@ class JobConfig(ConfigRecord):
             batch_size=self.batch_size,
             stages=self.stages,
             pipelines=self.num_workers // self.stages,
+            parameters=self.parameters,
         )
 
     def to_json(self) -> str:

@@ -12,6 +12,7 @@ from services.config.field_types import (
     LARGEST_FLOAT,
     BlockCount,
     ConfigRecord,
+    ElementCount,
     HeadCount,
     NonNegativeFloat,
     PositiveFloat,
@@ -26,6 +27,8 @@ from services.config.refusals import format_value
 RunnerType = Literal["default", "memory_efficient"]
 """`memory_efficient` keeps only a block's input, and recomputes the block in the backward pass."""
 
+MOST_OWN_PARAMETERS = 1 << 27
+"""Default of `max_parameters`: 512 MiB of float32, room for a GPT-2 small."""
 _INTERMEDIATE_MULTIPLE = 256
 
 
@@ -222,12 +225,14 @@ class CustomConfig(ConfigRecord):
     Attributes:
         model_type: `package.module:Factory`, imported by workers that allow it.
         max_sequence_length: tokens of a training sequence.
+        max_parameters: maximum number of parameters, as only workers can count them.
         runner_type: passed to the factory.
         options: all other keys of `transformer_config`, passed to the factory unchanged.
     """
 
     model_type: Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
     max_sequence_length: SequenceLength = 128
+    max_parameters: ElementCount = MOST_OWN_PARAMETERS
     runner_type: RunnerType = "default"
     options: dict[str, JsonValue] = Field(default_factory=dict)
 

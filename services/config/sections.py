@@ -15,6 +15,7 @@ from services.config.field_types import (
     MOST_MICRO_BATCHES,
     BatchSize,
     BlockCount,
+    ElementCount,
     Fraction,
     HeadCount,
     MicroBatchCount,
@@ -41,7 +42,7 @@ from services.config.job_parts import (
     WireConfig,
     WireConfigField,
 )
-from services.config.models import RunnerType
+from services.config.models import MOST_OWN_PARAMETERS, RunnerType
 from services.config.refusals import format_value, validation_refused, yaml_keys
 from services.errors import Refused
 from services.pipeline.schedule import ScheduleKind
@@ -270,6 +271,7 @@ class CustomSection(Section):
     model_path: PathText | None = None
     runner_type: RunnerType = "default"
     max_sequence_length: SequenceLength = 128
+    max_parameters: ElementCount = MOST_OWN_PARAMETERS
 
 
 class LinearRegressionSection(Section):

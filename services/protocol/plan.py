@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkKind, DType
+from services.caps import MOST_PARAMETERS
+from services.errors import Refusal
 
 WINDOW_CHUNKS = 8
 """Maximum number of float32 chunks that a worker may send ahead of the finished ones.
@@ -48,6 +50,44 @@ class WireTypes:
 
 
 @dataclass(frozen=True)
+class ParameterCount:
+    """Number of parameters of a job's model, to which every layout of the job is held.
+
+    Attributes:
+        number: number of parameters, without the padding of a mesh; or their maximum.
+        maximum_of: for a maximum, the setting or reason that it follows from; empty for an exact number.
+    """
+
+    number: int = MOST_PARAMETERS
+    maximum_of: str = "the size of any layout"
+
+    def check(self, elements: int) -> Refusal | None:
+        """Return why a layout with so many elements is not of the job's model; None if it may be."""
+        if elements == self.number or (self.maximum_of and 0 < elements < self.number):
+            return None
+        found = f"the layout has {elements} elements, expected"
+        if self.maximum_of:
+            advice = f"at most {self.number} ({self.maximum_of}); raise that, or correct the model"
+        else:
+            advice = f"the {self.number} parameters of the job's model; give all hosts the same version of Tiermesh"
+        return Refusal(f"{found} {advice}")
+
+    def check_most(self, most: int) -> Refusal | None:
+        """Return why an aggregator that takes at most so many parameters can't run the job; None if it can."""
+        if self.number <= most:
+            return None
+        given = (
+            f"at most {self.number} parameters ({self.maximum_of})"
+            if self.maximum_of
+            else f"{self.number} parameters"
+        )
+        return Refusal(
+            f"the job's model has {given}, expected at most {most}; make it smaller, or start the aggregator with a "
+            "larger --max-parameters"
+        )
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """A job's plan: how many steps it has, of what size, and when it evaluates and checkpoints.
 
@@ -67,6 +107,7 @@ class JobPlan:
         batch_size: number of sequences (or samples) of a micro-batch, for people.
         stages: number of stages of the rows of workers that leases go to; 1 if each worker holds the whole model.
         pipelines: number of such rows that the job's `num_workers` makes; any number of rows computes the same.
+        parameters: number of parameters of its model.
     """
 
     steps: int
@@ -84,6 +125,7 @@ class JobPlan:
     batch_size: int = 1
     stages: int = 1
     pipelines: int = 1
+    parameters: ParameterCount = ParameterCount()
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""

@@ -14,13 +14,17 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from services.errors import Refused
 from services.json_text import LAYOUT, parse_json
 from services.printable import printable
+from services.protocol.plan import ParameterCount
 
 CHUNK_ELEMENTS = 512 * 1024
 """Number of elements of a chunk: 2 MiB of float32, 1 MiB of bfloat16. The last chunk may be shorter."""
 MAX_ELEMENTS = 1 << 40
 """Maximum number of elements of a layout from a peer or file: 4 TiB of float32. A larger one must be damaged."""
+MAX_ENTRIES = 1 << 15
+"""Maximum number of parameters of a layout from a peer or file: twice those of the deepest GPT-2."""
 MAX_DIMENSIONS = 8
 """Maximum number of dimensions of a parameter in a layout from a peer or file."""
 MAX_NAME_CHARACTERS = 500
@@ -131,10 +135,36 @@ class Layout:
         """
         if not isinstance(entries, list):
             raise ValueError("layout: expected a list of entries")
+        if len(entries) > MAX_ENTRIES:
+            raise ValueError(f"layout: {len(entries)} entries, expected at most {MAX_ENTRIES}")
         layout = cls(tuple(_parse_entry(index, fields) for index, fields in enumerate(entries)))
         if layout.elements > MAX_ELEMENTS:
             raise ValueError(f"layout: {layout.elements} elements, expected at most {MAX_ELEMENTS}")
         return layout
+
+
+def read_job_layout(content: bytes, parameters: ParameterCount) -> Layout:
+    """Return the layout in a peer's file, which must be that of a job's model.
+
+    Args:
+        content: content of the file.
+        parameters: number of the model's parameters.
+
+    Raises:
+        Refused: it is no layout, or has another number of elements.
+    """
+    try:
+        layout = Layout.from_json(parse_json(content, LAYOUT))
+        if layout.dumps().encode() != content:
+            raise ValueError("not in its canonical form, as Layout.dumps writes it")
+    except ValueError as error:
+        raise Refused(
+            f"layout of the initial weights: {error}; install the same version of Tiermesh on all hosts"
+        ) from None
+    refusal = parameters.check(layout.elements)
+    if refusal is not None:
+        raise Refused(f"layout of the initial weights: {refusal}")
+    return layout
 
 
 def _parse_entry(index: int, fields: Any) -> Entry:

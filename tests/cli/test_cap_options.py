@@ -11,6 +11,7 @@ from services.caps import (
     MOST_DOWNLOAD_MB_PER_SECOND,
     MOST_JOBS,
     MOST_LOG_MB,
+    MOST_PARAMETERS,
     MOST_UPLOAD_GB,
     MOST_UPLOADS,
 )
@@ -25,6 +26,7 @@ BOUNDS = {
     "--max-uploads-per-person": MOST_UPLOADS,
     "--max-upload-gb": MOST_UPLOAD_GB,
     "--max-upload-gb-per-person": MOST_UPLOAD_GB,
+    "--max-parameters": MOST_PARAMETERS,
 }
 
 

@@ -148,3 +148,11 @@ def test_a_retention_has_limits_by_part() -> None:
         Part.LOGS: Limits(keep=100),
         Part.CHECKPOINTS: Limits(older_than_seconds=7 * 86_400.0),
     }
+
+
+def test_an_endless_list_ends_the_command(
+    cluster: FakeAggregator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cli.prune.MOST_JOBS", 1)
+    status, _, error = run(cluster, capsys, "--keep", "7", "--dry-run")
+    assert (status, "more than 1 jobs to prune" in error) == (1, True)

@@ -15,6 +15,7 @@ from aggregator.storage.job_queue import JobQueue
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
 from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.config.job import JobConfig
 from services.protocol.hello import PROTOCOL_RANGE
 from services.tensors.layout import Layout
 from tests.support.cluster.bits import bits, gpt_config, spec_of
@@ -147,12 +148,12 @@ def header(rogue: StockWorker, **named: Any) -> ChunkHeader:
 
 def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
     """Let the rogue worker get a lease: it reports that it has built the job and loaded the weights."""
-    join = rogue.order("join")
+    join, layout = rogue.order("join"), layout_of(cluster, job)
     rogue.say(
         ready=pb.Ready(
             job=join.job,
-            layout_hash=layout(cluster, job).hash,
-            elements=layout(cluster, job).elements,
+            layout_hash=layout.hash,
+            elements=layout.elements,
             evaluation_batches=1,
             fingerprint=fingerprint(cluster, job),
             tokens_per_micro_batch=1,
@@ -176,7 +177,7 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
     return lease
 
 
-def layout(cluster: Cluster, job: str) -> Layout:
+def layout_of(cluster: Cluster, job: str) -> Layout:
     state = json.loads((cluster.checkpoint(job, 0) / "state.json").read_text())
     return Layout.from_json(state["layout"])
 
@@ -310,7 +311,10 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
     rogue.join()
     join = rogue.order("join")
     found = {**fingerprint(cluster, job), "numpy": "0.9"}
-    rogue.say(ready=pb.Ready(job=join.job, layout_hash=layout(cluster, job).hash, fingerprint=found))
+    layout = layout_of(cluster, job)
+    rogue.say(
+        ready=pb.Ready(job=join.job, layout_hash=layout.hash, elements=layout.elements, fingerprint=found)
+    )
     reason = rogue.order("leave").reason
     assert reason.startswith("fingerprint differs: numpy is '0.9', the job's is '")
     cluster.aggregator.wait_log(f"worker rogue takes no part in the job: {reason}")
@@ -321,7 +325,8 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
 def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: StockWorker) -> None:
     rogue.join()
     join = rogue.order("join")
-    rogue.say(ready=pb.Ready(job=join.job, layout_hash="f" * 64, fingerprint=fingerprint(cluster, job)))
+    elements, pinned = layout_of(cluster, job).elements, fingerprint(cluster, job)
+    rogue.say(ready=pb.Ready(job=join.job, layout_hash="f" * 64, elements=elements, fingerprint=pinned))
     assert "the layout's hash is ffffffffffff, the job's is " in rogue.order("leave").reason
 
 
@@ -443,8 +448,9 @@ def test_an_invalid_layout_fails_the_job(tmp_path: Path, tiers: int, short_spec:
         for layout in BAD_LAYOUTS:
             job = cluster.submit(short_spec)
             assert rogue.order("join").job == job
+            elements = JobConfig.from_json(short_spec).parameters.number
             ref = upload_file(rogue.channel, layout.encode())
-            rogue.say(ready=pb.Ready(job=job, layout_hash=ref.sha256))
+            rogue.say(ready=pb.Ready(job=job, layout_hash=ref.sha256, elements=elements))
             lease = rogue.order("lease")
             rogue.say(description=pb.Description(job=job, lease=lease.lease, layout=ref))
             ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")

@@ -187,3 +187,13 @@ def test_downloads_share_a_bandwidth_and_one_too_many_is_refused(
         assert size > 4 * MB
         assert time.monotonic() - began >= (size - MAX_PIECE_BYTES) / MB, "the burst is one piece"
         assert reached(cluster).keys() == {"downloads", "download_bandwidth"}
+
+
+def test_a_model_beyond_the_cap_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    """The default model of a linear regression has 64 × 32 weights and 32 biases."""
+    with Cluster(tmp_path, aggregator_options=("--max-parameters", 2079)) as cluster:
+        with pytest.raises(grpc.RpcError) as caught:
+            cluster.submit(spec_of(tmp_path, regression_config()))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "2080 parameters, expected at most 2079" in caught.value.details()
+        assert "--max-parameters" in caught.value.details()

@@ -93,7 +93,9 @@ def tally_spec(folder: Path) -> tuple[str, list[int]]:
         optimizer={"type": "SGD", "lr": 1.0},
     )
     del config["training_config"]["tokenizer_type"]
-    config["transformer_config"]["vocab_size"] = ids
+    # An own model has a maximum alone, which the invented layout is below.
+    model_type = "tests.support.cluster.tally_worker:TallyStep"
+    config["transformer_config"] = {"model_type": model_type, "max_sequence_length": 32, "vocab_size": ids}
     return spec_of(folder, config), first_ids
 
 

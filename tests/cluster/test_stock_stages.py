@@ -40,6 +40,7 @@ def spec(tmp_path: Path, corpus: Path) -> str:
         optimizer={"type": "SGD", "lr": RATE, "momentum": 0.0, "weight_decay": 0.0},
         wire_dtype="bfloat16",
     )
+    config["transformer_config"] = {"model_type": "invented:Model", "num_blocks": 2}
     split = {"blocks_per_rank": {0: 1, 1: 1}, "schedule": "gpipe"}
     hosts = {"enabled": True, "num_workers": 2, "pipeline_parallel_config": split}
     return spec_of(tmp_path, config | {"multihost_config": hosts})

@@ -13,7 +13,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, DType
 from services.tensors.layout import Layout
-from tests.support.cluster.bits import regression_config, spec_of
+from tests.support.cluster.bits import sized_config, spec_of
 from tests.support.cluster.harness import Cluster
 from tests.support.cluster.stock_files import upload_file
 from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, WIRE_TYPES, StockWorker, chunk, gradient
@@ -124,7 +124,8 @@ def receive_weights(worker: StockWorker, job: str, step: int, dtype: DType) -> n
     [pytest.param(FLOAT32, marks=pytest.mark.long), pytest.param(BFLOAT16, marks=pytest.mark.long), FLOAT16],
 )
 def test_a_stock_worker_trains_an_invented_model(tmp_path: Path, dtype: DType) -> None:
-    config = regression_config(
+    config = sized_config(
+        *LAYOUT.entries[0].shape,
         max_steps=STEPS,
         gradient_accumulation_steps=4,
         optimizer={"type": "SGD", "lr": RATE, "momentum": 0.0, "weight_decay": 0.0},

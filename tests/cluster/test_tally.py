@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from protos import jobs_pb2 as jobs
-from tests.support.cluster.bits import regression_config, spec_of
+from tests.support.cluster.bits import sized_config, spec_of
 from tests.support.cluster.harness import Cluster
-from tests.support.cluster.tally_worker import TENSORS, Float32Array, tallied
+from tests.support.cluster.tally_worker import TENSOR_ELEMENTS, TENSORS, Float32Array, tallied
 
 STEPS, MICRO_BATCHES, CHECKPOINT_EVERY = 60, 8, 7
 
@@ -25,7 +25,9 @@ def counted(job: jobs.Job) -> Float32Array:
 @pytest.mark.long
 @pytest.mark.parametrize("tiers", [2, 3])
 def test_each_micro_batch_is_counted_once_despite_kills(tmp_path: Path, tiers: int) -> None:
-    config = regression_config(
+    config = sized_config(
+        TENSOR_ELEMENTS,
+        TENSORS,
         max_steps=STEPS,
         gradient_accumulation_steps=MICRO_BATCHES,
         model_save_interval=CHECKPOINT_EVERY,

@@ -13,11 +13,11 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.cluster.test_tally import counted
-from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.support.cluster.bits import Bits, bits, sized_config, spec_of
 from tests.support.cluster.daemon import LIMIT_SECONDS
 from tests.support.cluster.harness import ENDED, Cluster
 from tests.support.cluster.lying_worker import FIRST_LIE
-from tests.support.cluster.tally_worker import tallied
+from tests.support.cluster.tally_worker import TENSOR_ELEMENTS, TENSORS, tallied
 
 STEPS, MICRO_BATCHES = 20, 8
 MODULE = "tests.support.cluster.lying_worker"
@@ -34,7 +34,7 @@ def spec(folder: Path, workers: int = 1, **training: Any) -> str:
         "optimizer": {"type": "SGD", "lr": 1.0},
         **training,
     }
-    return spec_of(folder, regression_config(**settings))
+    return spec_of(folder, sized_config(TENSOR_ELEMENTS, TENSORS, **settings))
 
 
 def job_log(cluster: Cluster, job: str) -> list[str]:

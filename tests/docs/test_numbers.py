@@ -19,6 +19,7 @@ from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_use import READ_SECONDS
 from services.caps import MB, Caps
+from services.checkpoints.format import MAX_WORKER_FILES_BYTES
 from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, MOST_TOKENS
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
@@ -26,6 +27,7 @@ from services.files.limits import LEAST_BYTES_PER_SECOND, MAX_TRANSFERS, MAX_TRA
 from services.files.store import MAX_PARTS_OF_WRITER
 from services.files.transfer import IDLE_SECONDS as IDLE_TRANSFER_SECONDS
 from services.instrumentation.timeline import MAX_EVENTS
+from services.json_text import LAYOUT
 from services.protocol.file_refs import MAX_PIECE_BYTES, MAX_TEXT_BYTES
 from services.protocol.plan import (
     MIN_WINDOW_CHUNKS,
@@ -37,7 +39,12 @@ from services.runtime.descriptors import limit_ports
 from services.runtime.metrics_server import CONNECTION_SECONDS
 from services.runtime.stop_watch import LEAVE_SECONDS
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
-from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
+from services.tensors.layout import (
+    CHUNK_ELEMENTS,
+    MAX_DIMENSIONS,
+    MAX_ELEMENTS,
+    MAX_ENTRIES,
+)
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.data.data_streams import CONNECT_SECONDS
 from services.transport.data.shared_memory_link import MAX_PLACES
@@ -67,7 +74,8 @@ FACTS = {
         f"| {WINDOW_CHUNKS} chunks of float32, or {2 * WINDOW_CHUNKS} of 16 bits |",
         f"| {TOTAL_WINDOW_CHUNKS} chunks, at least {MIN_WINDOW_CHUNKS} each |",
         f"| {WINDOW_CHUNKS} chunks; then",
-        f"| layout | 2^{MAX_ELEMENTS.bit_length() - 1} elements, {MAX_DIMENSIONS} dimensions |",
+        f"{MAX_ENTRIES:,} entries, {MAX_DIMENSIONS} dimensions, {LAYOUT.limit_bytes // MI} MiB |",
+        f"| other files that a worker describes, together | {MAX_WORKER_FILES_BYTES // MI} MiB |",
         f"| leases of a worker | {MOST_LEASES} |",
         f"| batches of held-out data | 2^{MOST_EVALUATION_BATCHES.bit_length() - 1} |",
         f"| files of a download | {MAX_FILES} |",

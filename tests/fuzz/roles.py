@@ -45,7 +45,7 @@ from services.transport.links import INCARNATION_KEY, SESSION_KEY
 from services.transport.security import Security
 from tests.fuzz.calls import LIMIT_SECONDS, Call, Metadata, Port, TensorPort
 from tests.fuzz.draws import Known
-from tests.support.cluster.bits import regression_config, write_config
+from tests.support.cluster.bits import sized_config, write_config
 from training.pipeline.exchange import ArraySizes
 from worker.cluster_check import NEIGHBOURS_METHOD, NeighbourCheck
 from worker.pipeline.array_plan import ArrayPlan
@@ -67,7 +67,7 @@ STATE_FOLDERS = next((each for each in ("/dev/shm", None) if each is None or os.
 
 def _make_spec() -> str:
     with TemporaryDirectory() as folder:
-        return load_job(write_config(Path(folder), regression_config()), [])[0].to_json()
+        return load_job(write_config(Path(folder), sized_config(3, 2)), [])[0].to_json()
 
 
 SPEC = _make_spec()

@@ -50,7 +50,7 @@ QUICK = ("amsgrad", "speedrun")
 def job(steps: int, rule: dict[str, Any], schedule: dict[str, Any]) -> JobConfig:
     record = {
         "steps": steps,
-        "model": {"model_type": "linear_regression"},
+        "model": {"model_type": "linear_regression", "num_features": 8, "num_targets": 4, "bias": False},
         "optimizer": {"lr": 0.01, **rule},
         "schedule": {"total_steps": STEPS, **schedule},
         "clip_grad_norm": 3.0,

@@ -26,7 +26,7 @@ from services.checkpoints.read import (
 )
 from services.config.load import load_job
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
-from tests.support.cluster.bits import regression_config, write_config
+from tests.support.cluster.bits import sized_config, write_config
 from tests.support.dialogues.engine import EngineDialogue
 from tests.support.small_disk import small_disk
 
@@ -36,7 +36,7 @@ LIMIT_SECONDS = 240  # a busy disk may take seconds for each fsync
 def run(folder: Path, scenario: Callable[[EngineDialogue], Awaitable[None]], **training: Any) -> None:
     async def within() -> None:
         settings = {"max_steps": 6, "model_save_interval": 1, **training}
-        config, _ = load_job(write_config(folder, regression_config(**settings)), [])
+        config, _ = load_job(write_config(folder, sized_config(8, 4, **settings)), [])
         dialogue = EngineDialogue(folder, config)
         try:
             await scenario(dialogue)

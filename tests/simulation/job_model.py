@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from protos.cluster_pb2 import BatchLoss
 from services.protocol.file_refs import make_ref
-from services.protocol.plan import JobPlan
+from services.protocol.plan import JobPlan, ParameterCount
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
 from tests.simulation.pipeline_model import SimulatedPipeline
@@ -130,6 +130,7 @@ class SimulatedJob:
     def __post_init__(self) -> None:
         self.id = f"job-{self.number}"
         self.elements = self.chunks * CHUNK_ELEMENTS - 1000 * self.number - 1
+        self.plan = replace(self.plan, parameters=ParameterCount(self.elements, ""))
         self.layout = Layout.build([(PARAMETER, (self.elements,), True, "weight", False)])
         self.layout_ref = make_ref(self.layout.dumps().encode())
         self.applied = [

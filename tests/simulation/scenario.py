@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from services.protocol.plan import JobPlan
 from tests.simulation.job_model import SimulatedJob
@@ -12,9 +13,11 @@ CHUNKS_IN_FLIGHT = 6
 """Chunks in flight at which a data stream makes its writer wait."""
 
 LIAR = "liar"
+"""Name of the lying worker."""
 IMPOSTOR = "impostor"
 """Worker that says something else of a job than all others, and computes like them."""
-"""Name of the lying worker."""
+OVERSTATER = "overstater"
+"""Name of the worker that describes a layout of another size."""
 
 STEPS = 120
 """Steps of a seed's first job."""
@@ -50,6 +53,7 @@ class Scenario:
         faults: number of faults.
         odd_worker: whether a worker with another fingerprint tries to join.
         liar: whether a worker that sometimes lies takes part.
+        overstates: message in which a further worker gives a layout of another size than the job's; empty for none.
         upgrade_seconds: time from which workers are replaced by others of new code, or None.
         fault_kinds: kinds of faults that may happen; empty means all.
         impostor: what the first worker that answers says something else of, `fingerprint` or `layout`; empty for none.
@@ -75,6 +79,7 @@ class Scenario:
     impostor: str = ""
     impostor_leaves: bool = False
     voices: bool = False
+    overstates: Literal["", "Ready", "Description"] = ""
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
     checks: tuple[float, ...] = ()

@@ -11,9 +11,11 @@ from aggregator.core.membership.claims import trust
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
-from services.protocol.envelope import CheckReport
+from services.errors import Refused
+from services.protocol.envelope import CheckReport, WorkerBody
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
+from services.tensors.layout import read_job_layout
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, require
@@ -23,6 +25,7 @@ from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.shard_links import ShardedPayloads
 from tests.simulation.simulated_check import SimulatedCheck
 from tests.simulation.simulated_sums import SimulatedSums
+from tests.simulation.simulated_worker import HUGE_LAYOUT, HUGE_LAYOUT_REF
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
@@ -319,8 +322,24 @@ class SimulatedAggregator(Process):
         elif isinstance(body, CheckReport):
             if self.check is not None:
                 self.check.take_report(body)
+        elif isinstance(body, pb.Description):
+            self.described(link, epoch, body)
         else:
             self.feed(ev.FromWorker(link.session, epoch, body))
+
+    def described(self, link: Link, epoch: int, body: pb.Description) -> None:
+        """Check the layout that a worker describes, as the service does."""
+        parameters = self.core.awaits_description(link.session, body)
+        if parameters is None:
+            return
+        answer: WorkerBody = body
+        if body.layout == HUGE_LAYOUT_REF:
+            self.cluster.injected["huge layouts"] += 1
+            try:
+                read_job_layout(HUGE_LAYOUT, parameters)
+            except Refused as refused:
+                answer = pb.Failure(job=body.job, reason=str(refused))
+        self.feed(ev.FromWorker(link.session, epoch, answer))
 
     def worker_sent(self, link: Link, header: ChunkHeader | None, payload: Any) -> None:
         """Handle a worker's chunk, or the opening of its data stream (no header)."""

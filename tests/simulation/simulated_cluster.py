@@ -25,7 +25,7 @@ from tests.simulation.job_model import SimulatedJob, SimulationFailed, require
 from tests.simulation.links import Link
 from tests.simulation.network import Loop
 from tests.simulation.process import Process
-from tests.simulation.scenario import IMPOSTOR, LIAR, MOST_SECONDS, Scenario
+from tests.simulation.scenario import IMPOSTOR, LIAR, MOST_SECONDS, OVERSTATER, Scenario
 from tests.simulation.simulated_aggregator import SimulatedAggregator
 from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_shard import SimulatedShard
@@ -111,6 +111,8 @@ class SimulatedCluster:
         if self.scenario.impostor:
             self._start_worker(IMPOSTOR, "another" if self.scenario.impostor == "fingerprint" else "same")
             self.loop.at(10.0, self._decide)
+        if self.scenario.overstates:  # the first worker is to describe the model
+            self.loop.at(6.0 * (self.scenario.overstates == "Ready"), self._start_worker, OVERSTATER)
         for number, name in enumerate(names):
             self.loop.at(self.rng.random() * (5 if not number else 40), self._start_worker, name)
         if self.scenario.odd_worker:

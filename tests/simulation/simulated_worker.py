@@ -12,7 +12,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.protocol.file_refs import make_ref
-from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout import CHUNK_ELEMENTS, MAX_ELEMENTS, Layout
 from services.tensors.layout_parts import LayoutParts
 from services.tensors.reduction_tree import Node
 from services.tensors.stripes import Stripe
@@ -23,7 +23,7 @@ from tests.simulation.network import Pipe
 from tests.simulation.pipeline_model import join_weights
 from tests.simulation.process import Process
 from tests.simulation.row_links import RowLinks
-from tests.simulation.scenario import CHUNKS_IN_FLIGHT, IMPOSTOR, LIAR
+from tests.simulation.scenario import CHUNKS_IN_FLIGHT, IMPOSTOR, LIAR, OVERSTATER
 from tests.simulation.shard_streams import ShardStreams
 from tests.simulation.simulated_device import WAIT, DeviceQueue, LeaseState, Task
 from tests.simulation.simulated_mesh import SimulatedMesh
@@ -43,6 +43,9 @@ REFUSED_SECONDS = 20.0
 """Time after which a user restarts a refused worker."""
 UNFIT = 0.1
 """Probability that a mesh can't be opened, as long as there are faults."""
+HUGE_LAYOUT = Layout.build([("weight", (MAX_ELEMENTS,), True, "weight", False)]).dumps().encode()
+HUGE_LAYOUT_REF = make_ref(HUGE_LAYOUT)
+"""What a worker describes that overstates the size of a job's model."""
 LIE = 0.2
 """Probability that a liar corrupts a micro-batch."""
 
@@ -67,6 +70,7 @@ class SimulatedWorker(Process):
         self.leaves = name == IMPOSTOR and cluster.scenario.impostor_leaves
         self.left = False
         self._layout = OTHER_LAYOUT if name == IMPOSTOR and cluster.scenario.impostor == "layout" else None
+        self.overstates = cluster.scenario.overstates if name == OVERSTATER else ""
         self.sick_leases = 0
         self.failed_in_a_row = 0
         self.clock_rate = cluster.rng.choice((1.0, 1.0, 0.9, 1.5))
@@ -317,7 +321,7 @@ class SimulatedWorker(Process):
         built = ev.Built(
             job=job.id,
             layout_hash=job.layout.hash if self._layout is None else self._layout.sha256,
-            elements=job.elements,
+            elements=MAX_ELEMENTS if self.overstates == "Ready" else job.elements,
             evaluation_batches=job.evaluation_batches,
             tokens_per_micro_batch=100,
             fingerprint=self._fingerprint,
@@ -400,11 +404,8 @@ class SimulatedWorker(Process):
             return
         if lease.phase == pb.INITIALISE:
             yield random()
-            self.report(
-                ev.InitialWeightsMade(
-                    lease.lease, self._layout or job.layout_ref, {"config.json": make_ref(b"{}")}
-                )
-            )
+            layout = HUGE_LAYOUT_REF if self.overstates == "Description" else self._layout or job.layout_ref
+            self.report(ev.InitialWeightsMade(lease.lease, layout, {"config.json": make_ref(b"{}")}))
             return
         yield from self._await_weights(state)
         if state.dropped:

@@ -12,6 +12,7 @@ from protos.cluster_pb2 import BatchLoss, Checksum, Lease, Row
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.pipeline.split import StageRun
+from services.protocol.bounds import MAX_MICRO_BATCHES
 from services.protocol.envelope import WorkerBody, WorkerOrder
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
@@ -76,6 +77,7 @@ class Built:
         stages: the stages of the job's pipeline that are built; None for the whole model of a job without a pipeline.
         parts: with stages, the parts of the layout whose gradients it computes.
         shared: with stages, other parts whose weights it needs too.
+        micro_batches: number of micro-batches of a step.
     """
 
     job: str
@@ -90,6 +92,7 @@ class Built:
     stages: StageRun | None = None
     parts: LayoutParts = field(default_factory=lambda: LayoutParts(()))
     shared: LayoutParts = field(default_factory=lambda: LayoutParts(()))
+    micro_batches: int = MAX_MICRO_BATCHES
 
     @cached_property
     def sends(self) -> LayoutParts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from services.errors import Refusal
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
@@ -92,6 +93,17 @@ class HeldLease:
             header.losses.extend(self.losses)
             header.non_finite.extend(self.non_finite)
         return header
+
+
+def check_work(lease: pb.Lease, built: Built) -> Refusal | None:
+    """Return why a lease asks for more work than the job has; None if it does not. Its sums take memory by its size."""
+    batches = lease.phase == pb.EVALUATE
+    most = built.evaluation_batches if batches else built.micro_batches
+    beyond = max((lease.first + lease.count, *(each + 1 for each in lease.checksums)))
+    if lease.phase == pb.INITIALISE or beyond <= most:
+        return None
+    unit = "held-out batches" if batches else "micro-batches"
+    return Refusal(f"lease {lease.lease} asks for {unit} up to {beyond}, expected at most the job's {most}")
 
 
 class SendWindows:

@@ -45,7 +45,7 @@ from worker.core.events import (
     WeightsArrived,
 )
 from worker.core.job import MOST_REPAIRS, Duty, JoinedJob, read_version
-from worker.core.leases import MOST_LEASES, HeldLease, SendWindows
+from worker.core.leases import MOST_LEASES, HeldLease, SendWindows, check_work
 
 
 class WorkerCore:
@@ -337,6 +337,10 @@ class WorkerCore:
             return
         if lease.row and lease.lease <= self.job.newest_lease:
             return  # a repeated order: the row's other workers would not take part again
+        refusal = check_work(lease, self.job.built)
+        if refusal is not None:
+            self._send(pb.Failure(job=lease.job, lease=lease.lease, reason=str(refusal)))
+            return
         held = HeldLease.accept(lease, self.job.built)
         if held.needs_weights and self.job.receiving is not None and held.version < self.job.receiving:
             return  # stale: newer weights have arrived since it was granted

@@ -23,10 +23,10 @@ from services.errors import Refused
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
-from services.protocol.file_refs import MAX_TEXT_BYTES
+from services.json_text import LAYOUT
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import Layout
+from services.tensors.layout import read_job_layout
 from services.tensors.stripes import Stripe
 from services.transport.data.newest_weights import NewestWeights
 
@@ -83,7 +83,7 @@ class ShardTensors:
         files.keep(order.job, [order.layout])
         files.release_others(order.job)
         config = JobConfig.from_json(order.spec_json)
-        layout = Layout.loads(files.read(order.layout, MAX_TEXT_BYTES).decode())
+        layout = read_job_layout(files.read(order.layout, LAYOUT.limit_bytes), config.parameters)
         plan = config.plan()
         self.wire, self.sends_pieces, self.elements = plan.wire, plan.stages > 1, layout.elements
         self.master = MasterTensors(config, stripe.layout_of(layout))

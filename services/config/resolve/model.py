@@ -281,6 +281,7 @@ def _custom(value: Any, name: str) -> CustomConfig:
         return CustomConfig(
             model_type=name,
             max_sequence_length=section.max_sequence_length,
+            max_parameters=section.max_parameters,
             runner_type=section.runner_type,
             options=dict(section.model_extra or {}),
         )

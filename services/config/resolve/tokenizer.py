@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from services.config.job_parts import PretrainedConfig, TokenizerType
 from services.config.paths import find_data
@@ -118,16 +117,17 @@ def _read(text: str, folder: Path) -> FoundTokenizer:
             f"{_FIELD}: {printable_path(path)} is no tokenizer.json, expected a file of Hugging Face's tokenizers; "
             "correct the path"
         )
-    return FoundTokenizer("bpe", str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed))
+    return FoundTokenizer("bpe", str(path), hashlib.sha256(content).hexdigest(), _count_tokens(content, path))
 
 
-def _count_tokens(parsed: dict[str, Any]) -> int | None:
-    """Return one more than the largest token id, or None if the file's form is unknown; the worker checks again."""
-    model, added = parsed["model"], parsed.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids: list[Any] = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    if isinstance(vocabulary, list):  # Unigram models list pairs of token and score
-        ids.append(len(vocabulary) - 1)
-    if isinstance(added, list):
-        ids += [token.get("id") for token in added if isinstance(token, dict)]
-    return max((id_ for id_ in ids if isinstance(id_, int)), default=-1) + 1 or None
+def _count_tokens(content: bytes, path: Path) -> int | None:
+    """Return one more than the largest token id, as workers count it; None if this host can't read the file.
+
+    The library gives added tokens ids of its own, whatever the file says.
+    """
+    from services.config.tokenizer_file import parse_tokenizer  # loaded for jobs that have such a file alone
+
+    try:
+        return 1 + max(parse_tokenizer(content, str(path)).get_vocab().values())
+    except Refused:
+        return None

@@ -173,7 +173,7 @@ def test_an_impossible_speed_is_not_measured(seconds: float) -> None:
 def test_too_many_held_out_batches_are_refused() -> None:
     dialogue = connected()
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    body = pb.Ready(job="a", evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
+    body = pb.Ready(job="a", elements=1, evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
     line = dialogue.says(1, body)[0]
     assert line.startswith("1 <- leave: ")
     assert has_facts(line, "4294967295 batches ... 262144 ... validation_batch_size")

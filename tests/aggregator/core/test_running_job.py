@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from aggregator.core import events as ev
+from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.job_report import Record
 from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import FAILED, QUEUED, Job
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, NonFinite
+from services.protocol.plan import JobPlan, ParameterCount
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.aggregator import Dialogue, layout_ref, training
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_ref, training
 from tests.support.facts import has_facts
 
 # ---- the making of the initial weights ----
@@ -34,6 +38,65 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert dialogue.weights(1, 0, 1) == ["store weights #1"]
     assert dialogue.sent_weights(1) == ["1.0 #1"]
     assert dialogue.weights_loaded(1, 1, 0) == ["1 <- window 2", "1 <- train 0-3 of 1.0"]
+
+
+def overstated(elements: int) -> tuple[Dialogue, pb.Ready]:
+    """Return a cluster with a job of one exact size, and a Ready that says another."""
+    dialogue = Dialogue()
+    dialogue.submit(parameters=ParameterCount(dialogue.layout.elements, ""))
+    dialogue.optimizer()
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    return dialogue, pb.Ready(job="a", layout_hash="x", elements=elements, fingerprint=FINGERPRINT)
+
+
+@pytest.mark.parametrize("elements", [1, 300_000_000, 1 << 40, (1 << 64) - 1])
+def test_a_worker_with_a_layout_of_another_size_is_refused_before_it_pins_anything(elements: int) -> None:
+    dialogue, ready = overstated(elements)
+    for session in (1, 2):
+        dialogue.hello(session)
+        dialogue.give(ev.DataStreamOpened(session))
+    (line,) = dialogue.says(1, ready)
+    assert line.startswith("1 <- leave: ")
+    assert (
+        f"{elements} elements, expected the {dialogue.layout.elements} parameters of the job's model" in line
+    )
+    assert dialogue.ready(2) == ["save a running", "2 <- initialise"]
+
+
+def test_a_worker_that_describes_another_layout_leaves_its_lease_to_another_one() -> None:
+    dialogue, _ = overstated(1)
+    dialogue.joins(1)
+    dialogue.joins(2)
+    description = pb.Description(job="a", lease=dialogue.leases[1])
+    assert dialogue.core.awaits_description(2, description) is None, "another worker has the lease"
+    assert dialogue.core.awaits_description(1, pb.Description(job="a", lease=9)) is None
+    parameters = dialogue.core.awaits_description(1, description)
+    assert parameters == ParameterCount(dialogue.layout.elements, "")
+    refused = dialogue.says(1, pb.Failure(job="a", reason=str(parameters.check(1 << 40))))
+    assert refused[0].startswith("1 <- leave: the layout has 1099511627776 elements")
+    assert refused[1:] == ["2 <- initialise"]
+
+
+def test_an_optimizer_with_a_layout_of_another_size_fails_the_job() -> None:
+    dialogue, _ = overstated(1)
+    dialogue.joins(1)
+    body = pb.OptimizerStatus(
+        job="a", state=pb.OptimizerStatus.RECEIVING, generation=1, layout_hash="x", elements=1 << 40
+    )
+    lines = dialogue.give(ev.FromOptimizer(body))
+    assert lines[0] == "save a failed"
+    assert f"{1 << 40} elements, expected the {dialogue.layout.elements} parameters" in lines[1]
+
+
+def test_a_queued_job_beyond_a_lowered_maximum_fails() -> None:
+    plan = JobPlan(4, 4, parameters=ParameterCount(2_000, ""))
+    record = Record(Job(id="a", name="a", state=QUEUED, steps=4), "{}", plan, {})
+    core = AggregatorCore(
+        name="agg", epoch=1, records=[record], heartbeat_seconds=5.0, tiers=2, max_parameters=1_000
+    )
+    saved = [each for each in core.handle(ev.Ticked(), Clock(1.0, 1.0)) if isinstance(each, ev.SaveJob)]
+    assert [each.job.state for each in saved] == [FAILED]
+    assert has_facts(saved[0].job.detail, "2000 parameters ... at most 1000 ... --max-parameters")
 
 
 def test_the_worker_that_initialises_is_lost() -> None:
@@ -295,7 +358,7 @@ def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
     )
     lines = dialogue.give(ev.FromOptimizer(body))
     assert lines[0] == "save a failed"
-    assert f"a layout of {elements} elements" in lines[1]
+    assert f"the optimizer: the layout has {elements} elements, expected at most" in lines[1]
 
 
 def test_a_stall_is_relative_to_the_measured_speed() -> None:

@@ -28,7 +28,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "shakespeare.txt").write_text("Speak, speak. " * 1000)
     for name in ("gpt2", "llama3", "tinyllama"):
         (tmp_path / "data" / name).mkdir(parents=True)
-        vocabulary = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 31999}}}
+        vocabulary = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 31999}, "merges": []}}
         (tmp_path / "data" / name / "tokenizer.json").write_text(json.dumps(vocabulary))
     monkeypatch.setenv("TIERMESH_DATA", str(tmp_path))
     return tmp_path

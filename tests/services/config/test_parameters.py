@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.device import Mesh, open_mesh
+from services.config.field_types import MOST_WIDTH
+from services.config.job import JobConfig
 from services.config.models import (
     CustomConfig,
     GPT2Config,
@@ -18,6 +20,7 @@ from services.config.models import (
     RegressionConfig,
 )
 from services.config.parameters import count_parameters, model_parts
+from services.protocol.plan import ParameterCount
 from training.models.build import build_model
 from training.models.initialise import build_layout
 
@@ -91,6 +94,19 @@ def test_parameters_are_those_of_the_built_model(
         parameter.export_name: parameter.split.dim if parameter.split else None
         for parameter in model.parameters()
     }
+
+
+def test_a_model_that_only_workers_can_count_has_a_maximum() -> None:
+    corpus = {"files": ({"path": "/t", "sha256": "0" * 64},)}
+    own = JobConfig.model_validate(
+        {"model": {"model_type": "mixer:Mixer", "max_parameters": 1000}, "data": corpus | {"vocab_size": 10}}
+    )
+    assert own.parameters == ParameterCount(1000, "transformer_config.max_parameters")
+    unknown = JobConfig.model_validate({"model": {"model_type": "gpt2"}, "data": corpus})
+    largest = count_parameters(unknown.model, MOST_WIDTH)
+    assert unknown.parameters.number == largest
+    assert "a vocabulary of 1048576 tokens" in str(unknown.parameters.check(1 + (largest or 0)))
+    assert unknown.parameters.check(count_parameters(unknown.model, 50_257) or 0) is None
 
 
 def test_the_largest_llama_is_counted_without_building_it() -> None:

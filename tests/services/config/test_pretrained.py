@@ -40,7 +40,9 @@ GPT2_MODEL = GPT2Config(
     num_heads=2, embedding_dim=64, num_blocks=1, max_sequence_length=64, vocab_size=50, dropout_prob=0.1,
     weight_tying=True, activation="gelu_tanh",
 )  # fmt: skip
-TOKENIZER = json.dumps({"model": {"type": "BPE", "vocab": {chr(97 + index): index for index in range(26)}}})
+TOKENIZER = json.dumps(
+    {"model": {"type": "BPE", "vocab": {chr(97 + index): index for index in range(26)}, "merges": []}}
+)
 
 Make = Callable[..., Path]
 
@@ -247,7 +249,7 @@ def test_constants_in_older_checkpoints_are_ignored(make: Make, load: Load) -> N
         (lambda place: (place / "config.json").unlink(), 'no file "stored/config.json"; looked in'),
         (lambda place: (place / "tokenizer.json").unlink(), "training_config.tokenizer_path: none given"),
         (lambda place: (place / "tokenizer.json").write_text(
-            json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 50}]})),
+            json.dumps({"model": {"type": "BPE", "vocab": {"a": 50}, "merges": []}})),
          "51 tokens, expected at most ... 50"),
         (lambda place: (place / "state.json").write_text("{}"), "state.json"),
     ],

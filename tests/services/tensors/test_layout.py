@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from math import prod
 from typing import Any
 
@@ -10,15 +11,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.errors import Refused
+from services.json_text import LAYOUT
 from services.printable import LINE_CHARACTERS
+from services.protocol.plan import ParameterCount
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import (
     CHUNK_ELEMENTS,
     MAX_ELEMENTS,
+    MAX_ENTRIES,
     Entry,
     Layout,
     chunk_count,
     chunk_range,
+    read_job_layout,
 )
 
 shapes = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
@@ -86,6 +92,11 @@ def test_gaps_overlaps_and_duplicates_are_refused(entries: tuple[Entry, ...], te
         Layout(entries)
 
 
+def canonical(value: Any) -> str:
+    """Return JSON as `Layout.dumps` writes it."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
 @pytest.mark.parametrize("missing", ["name", "shape", "offset", "decays", "export_name"])
 def test_json_without_a_field_is_refused(missing: str) -> None:
     (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
@@ -112,7 +123,35 @@ def test_json_without_a_field_is_refused(missing: str) -> None:
 def test_layout_beyond_the_limits_is_refused(changed: dict[str, Any], text: str) -> None:
     (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
     with pytest.raises(ValueError, match=text):
-        Layout.loads(json.dumps([{**entry, **changed}]))
+        Layout.loads(canonical([{**entry, **changed}]))
+
+
+def test_a_layout_of_too_many_entries_is_refused() -> None:
+    layout = Layout.build((f"p{index}", (1,), True, "p", False) for index in range(MAX_ENTRIES + 1))
+    with pytest.raises(ValueError, match=f"{MAX_ENTRIES + 1} entries, expected at most {MAX_ENTRIES}"):
+        Layout.loads(layout.dumps())
+
+
+@pytest.mark.parametrize("inner", ["[]", "{}", '{"a":[]}', '"ab"', "1e9"])
+def test_what_a_worker_describes_takes_little_memory_to_refuse(inner: str) -> None:
+    """As many values as are parsed; 64 MiB of empty lists took over a gigabyte."""
+    values = LAYOUT.most_values // (1 + sum(map(inner.count, "[{:")))
+    text = f"[{','.join([inner] * (values - 10))}]".encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match="layout of the initial weights"):
+            read_job_layout(text, ParameterCount())
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_described_layout_is_in_canonical_form(indent: int | None) -> None:
+    layout = Layout.build([("a", (2,), True, "a", False)])
+    assert read_job_layout(layout.dumps().encode(), ParameterCount(2, "")) == layout
+    with pytest.raises(Refused, match="canonical form"):
+        read_job_layout(json.dumps(layout.to_json(), indent=indent).encode(), ParameterCount(2, ""))
 
 
 def assert_one_line(error: ValueError) -> None:
@@ -134,7 +173,7 @@ FIELDS = st.sampled_from(["name", "shape", "offset", "decays", "export_name", "e
 def test_entry_of_any_values_is_parsed_or_refused(changed: dict[str, Any]) -> None:
     (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
     try:
-        layout = Layout.loads(json.dumps([{**entry, **changed}]))
+        layout = Layout.loads(canonical([{**entry, **changed}]))
     except ValueError as error:
         assert_one_line(error)
     else:

@@ -119,6 +119,12 @@ def regression_config(**training: Any) -> dict[str, Any]:
     }
 
 
+def sized_config(inputs: int, outputs: int, **training: Any) -> dict[str, Any]:
+    """Return `regression_config` with inputs × outputs parameters, for workers with an invented layout of that size."""
+    sizes = {"num_features": inputs, "num_targets": outputs, "bias": False, "training_samples": 100}
+    return {**regression_config(**training), "linear_regression_config": sizes}
+
+
 def write_config(folder: Path, config: dict[str, Any]) -> Path:
     """Write the config as YAML; return its path."""
     path = folder / f"{config['training_config']['project_name']}.yaml"

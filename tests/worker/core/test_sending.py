@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, NonFinite
@@ -92,6 +96,26 @@ def test_a_window_belongs_to_one_aggregator() -> None:
     talk.lease(9)
     talk.give(ev.NodeReady(9, 0, (1.0, 2.0)))
     assert len(talk.sent()) == WINDOW_CHUNKS
+
+
+@pytest.mark.parametrize(
+    ("phase", "changed"),
+    [
+        (pb.TRAIN, {"count": (1 << 32) - 1}),
+        (pb.TRAIN, {"first": (1 << 32) - 1}),
+        (pb.VERIFY, {"checksums": [1 << 20]}),
+        (pb.EVALUATE, {"count": 1 << 20}),
+    ],
+)
+def test_a_lease_of_more_work_than_the_job_has_is_refused(phase: pb.Phase, changed: dict[str, Any]) -> None:
+    """Sums of 2^32 micro-batches would take 32 copies of the model, and their losses without end."""
+    talk = start_with_weights()
+    lease = pb.Lease(
+        **{"job": "a", "generation": 1, "lease": 7, "phase": phase, "first": 0, "count": 1, **changed}
+    )
+    (line,) = talk.order(lease)
+    assert line.startswith("send Failure: lease 7 asks for ") and "expected at most the job's" in line
+    assert not talk.core.leases
 
 
 def test_initial_weights_are_sent_first_chunk_first_when_asked() -> None:

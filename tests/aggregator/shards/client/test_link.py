@@ -29,10 +29,10 @@ from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.security import Security
 from services.transport.server import start_server
-from tests.support.cluster.bits import regression_config, write_config
+from tests.support.cluster.bits import sized_config, write_config
 
 LIMIT_SECONDS = 60
-LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 5,), True, "w", False)])
+LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 4,), True, "w", False)])
 PATIENT, HASTY = Timeouts.from_heartbeat(5.0), Timeouts.from_heartbeat(0.005)
 
 
@@ -59,7 +59,7 @@ class Linked:
 
     async def open(self, tmp_path: Path) -> None:
         """Open a job in the shard."""
-        spec = load_job(write_config(tmp_path, regression_config()), [])[0].to_json()
+        spec = load_job(write_config(tmp_path, sized_config(CHUNK_ELEMENTS // 4 + 1, 4)), [])[0].to_json()
         layout = LAYOUT.dumps().encode()
         await self.link.send_file(layout)
         self.link.send_order(pb.OpenPart(opening=1, job="j", spec_json=spec, layout=make_ref(layout)))

@@ -30,9 +30,9 @@ from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from tests.support.anything import message
-from tests.support.cluster.bits import regression_config, write_config
+from tests.support.cluster.bits import sized_config, write_config
 
-LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 5,), True, "w", False)])
+LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 4,), True, "w", False)])
 ARRIVALS = 3
 LIMIT_SECONDS = 60
 METRICS, OPTIMIZER_METRICS = AggregatorMetrics(), OptimizerMetrics()
@@ -60,7 +60,9 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
-    return load_job(write_config(tmp_path_factory.mktemp("job"), regression_config()), [])[0]
+    return load_job(
+        write_config(tmp_path_factory.mktemp("job"), sized_config(CHUNK_ELEMENTS // 4 + 1, 4)), []
+    )[0]
 
 
 async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.ShardReport]:

@@ -27,7 +27,7 @@ from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.links import INCARNATION_KEY, SESSION_KEY
 from services.transport.security import Security
 from services.transport.server import start_server
-from tests.support.cluster.bits import regression_config, write_config
+from tests.support.cluster.bits import sized_config, write_config
 
 LIMIT_SECONDS = 60
 LAYOUT = Layout.build([("w", (3 * CHUNK_ELEMENTS,), True, "w", False)])
@@ -243,7 +243,9 @@ def chunk_bytes(index: int = 0, **changed: Any) -> tuple[bytes, int]:
 def test_a_chunk_that_does_not_fit_ends_the_stream_with_its_coordinates(
     tmp_path_factory: pytest.TempPathFactory, message: bytes, line: str
 ) -> None:
-    spec = load_job(write_config(tmp_path_factory.mktemp("job"), regression_config()), [])[0].to_json()
+    spec = load_job(write_config(tmp_path_factory.mktemp("job"), sized_config(CHUNK_ELEMENTS, 3)), [])[
+        0
+    ].to_json()
 
     async def scenario(shard: Shard) -> None:
         control = await shard.attend()
@@ -268,7 +270,7 @@ def test_a_chunk_that_does_not_fit_ends_the_stream_with_its_coordinates(
 
 
 def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: Any) -> None:
-    spec = load_job(write_config(tmp_path, regression_config()), [])[0].to_json()
+    spec = load_job(write_config(tmp_path, sized_config(CHUNK_ELEMENTS, 3)), [])[0].to_json()
 
     async def scenario(shard: Shard) -> None:
         control = await shard.attend()
@@ -311,12 +313,25 @@ def test_an_order_that_cannot_be_carried_out_is_told_and_ends_the_session(order:
 
 
 def test_a_damaged_layout_fails_the_job(tmp_path: Any) -> None:
-    spec = load_job(write_config(tmp_path, regression_config()), [])[0].to_json()
+    spec = load_job(write_config(tmp_path, sized_config(CHUNK_ELEMENTS, 3)), [])[0].to_json()
 
     async def scenario(shard: Shard) -> None:
         control = await shard.attend()
-        await shard.send(control, await shard.open_part(spec, '[{"name": "w"}]'))
+        await shard.send(control, await shard.open_part(spec, '[{"decays":true}]'))
         assert "shape" in (await shard.next_report(control, pb.PartBroke)).reason
+
+    with_shard(scenario)
+
+
+def test_a_layout_larger_than_the_job_s_model_is_not_allocated(tmp_path: Any) -> None:
+    spec = load_job(write_config(tmp_path, sized_config(CHUNK_ELEMENTS, 3)), [])[0].to_json()
+    huge = Layout.build([("w", (1 << 40,), True, "w", False)])
+
+    async def scenario(shard: Shard) -> None:
+        control = await shard.attend()
+        await shard.send(control, await shard.open_part(spec, huge.dumps()))
+        reason = (await shard.next_report(control, pb.PartBroke)).reason
+        assert f"{1 << 40} elements, expected the {LAYOUT.elements} parameters" in reason
 
     with_shard(scenario)
 
