@@ -212,6 +212,8 @@ class LeaseBook:
         if in_place and not member.in_place:
             self._orders.send_window(member.session, step_sum, step_sum.coverage.chunks)
         member.in_place = in_place
+        if not header.index:  # the last one in the agreed order
+            member.stalls = 0
         step_sum.blame(assignment, member.name, header.non_finite)
         return step_sum, assignment
 

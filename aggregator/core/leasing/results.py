@@ -13,6 +13,10 @@ from protos.jobs_pb2 import Job
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 
+MOST_STALLS = 2
+"""Number of leases in a row that a worker may be late with before weights that it loads count no longer as a sign that
+it goes on. Then it gets work only if no other worker can do it."""
+
 
 class LeaseResults:
     """Records what workers report of their leases in one job.
@@ -31,7 +35,9 @@ class LeaseResults:
 
     def record_weights_loaded(self, member: Member, version: Version, now: float) -> None:
         """Record the version whose complete weights are on a worker's mesh."""
-        member.loaded_version, member.stalled = version, False
+        member.loaded_version = version
+        if member.stalls < MOST_STALLS:
+            member.stalled = False
         step_sum = self._lease_book.step_sum
         if step_sum is not None and member.loaded_version == step_sum.version:
             step_sum.restart_clock(member.session, now)
@@ -46,7 +52,7 @@ class LeaseResults:
         if assignment is None:
             if not checks.record_answer(step_sum, member, computed.lease, answers):
                 return False
-            member.failures = 0
+            member.failures = member.stalls = 0
             return True
         assignment.computed, member.stalled, member.failures = True, False, 0
         self._failures.clear(self._work(step_sum.version, assignment.node.micro_batches))
@@ -65,7 +71,7 @@ class LeaseResults:
         if batches is None:
             return None
         self._failures.clear(self._work(version, batches))
-        member.stalled, member.failures = False, 0
+        member.stalled, member.stalls, member.failures = False, 0, 0
         return evaluation
 
     def record_failure(

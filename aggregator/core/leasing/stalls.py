@@ -45,7 +45,7 @@ class Stalls:
         if not self.is_late(session, since_seconds, micro_batches, now):
             return False
         member = self._members[session]
-        member.stalled = True
+        member.stalled, member.stalls = True, member.stalls + 1
         text = f"{member.title} stalled on step {self._report.job.step}; its work goes to others"
         self._report.note("member", text)
         return True
@@ -54,9 +54,15 @@ class Stalls:
         """Make orphans of a step's stalled assignments."""
         work = _count_work(step_sum)
         for each in step_sum.assignments:
-            if each.session is None or each.computed:
+            if each.session is None:
                 continue
-            if self.mark_if_stalled(each.session, each.since_seconds, work[each.session], now):
+            if each.computed:  # a worker must not hold the step up by sending nothing
+                stalled = step_sum.note_owed(each, now) and self.mark_if_stalled(
+                    each.session, each.owed_since_seconds, 0, now
+                )
+            else:
+                stalled = self.mark_if_stalled(each.session, each.since_seconds, work[each.session], now)
+            if stalled:
                 if each.lease:
                     self._orders.revoke(each.session, each.lease)
                 step_sum.release(each, now)

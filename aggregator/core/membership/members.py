@@ -101,7 +101,8 @@ class Member:
         loaded_version: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.
         sent_chunks: the number of chunks of that version sent to it.
-        stalled: whether it took too long over a lease and has not reported work since.
+        stalled: whether it took too long over a lease and has not reported work since, or the next weights, once.
+        stalls: the number of leases in a row that it took too long over.
         device: what it said last of its device; None before its first heartbeat.
         hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
@@ -135,6 +136,7 @@ class Member:
     sent_version: Version | None = None
     sent_chunks: int = 0
     stalled: bool = False
+    stalls: int = 0
     device: Device | None = None
     hangs: bool = False
     failures: int = 0

@@ -30,6 +30,9 @@ class Assignment:
             monotonic clock.
         lease: the id of its lease; 0 before it is granted.
         computed: whether the worker has reported it as computed.
+        owed_chunk: the chunk that the step waited for when this was looked at last, if its worker has computed it
+            and not sent that; else None.
+        owed_since_seconds: since when.
     """
 
     node: Node
@@ -37,6 +40,8 @@ class Assignment:
     since_seconds: float
     lease: int = 0
     computed: bool = False
+    owed_chunk: int | None = None
+    owed_since_seconds: float = 0.0
 
 
 class StepSum:
@@ -166,6 +171,15 @@ class StepSum:
         each = self.assignments[place]
         return not each.computed and (each.session is not None or self.coverage.misses(each.node))
 
+    def note_owed(self, assignment: Assignment, now: float) -> bool:
+        """Record whether the worker of a computed assignment owes the step's next chunk; return whether it does."""
+        chunk = self.next_chunk
+        if chunk is not None and self.coverage.covers(assignment.node, chunk):
+            chunk = None
+        if chunk != assignment.owed_chunk:
+            assignment.owed_chunk, assignment.owed_since_seconds = chunk, now
+        return chunk is not None
+
     def restart_clock(self, session: int, now: float) -> None:
         """Measure a worker's assignments from now on, since it has just received the weights."""
         for each in self.of_session(session):
@@ -180,6 +194,7 @@ class StepSum:
         """Make an assignment an orphan; its lease, if it has one, becomes void."""
         self._by_lease.pop(assignment.lease, None)
         assignment.session, assignment.lease, assignment.computed = None, 0, False
+        assignment.owed_chunk = None
         assignment.since_seconds = now
 
     # ---- what has arrived ----

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aggregator.core.leasing.results import MOST_STALLS
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.aggregator import training
+from tests.support.dialogues.aggregator import Dialogue, training
 
 
 def test_a_lease_is_late_from_when_its_worker_had_the_weights() -> None:
@@ -28,3 +29,38 @@ def test_no_lease_is_late_because_the_aggregator_was_stopped() -> None:
     assert dialogue.core.waits(dialogue.now)[0].seconds == 1.25
     assert dialogue.goes_by(STANDARD_TIMEOUTS.stall - 2, 1, 2) == []
     assert dialogue.goes_by(2, 1, 2)[0] == "1 <- revoke", "from then on it has to hurry"
+
+
+def test_a_lease_is_late_whose_worker_has_computed_it_and_sends_nothing() -> None:
+    dialogue = training(1, 2)
+    dialogue.computed(1)
+    dialogue.chunk(1, 1, 0, 0)
+    dialogue.computed(2)
+    assert dialogue.core.waits(dialogue.now)[0].peer == "w2"
+    dialogue.later(1.25, 1, 2)
+    assert not any("revoke" in line for line in dialogue.goes_by(STANDARD_TIMEOUTS.stall - 2, 1, 2))
+    assert "2 <- revoke" in dialogue.goes_by(4, 1, 2), "else the job would wait for ever"
+
+
+def test_a_worker_that_only_loads_weights_holds_no_more_than_two_steps_up() -> None:
+    dialogue = training(1, 2)
+    held_up = 0
+    for step in range(4):
+        dialogue.computed(1)
+        dialogue.chunk(1, 1, step, 0)
+        if step_is_open(dialogue, step):
+            held_up += 1
+            dialogue.goes_by(STANDARD_TIMEOUTS.stall + 3, 1, 2)
+            dialogue.computed(1)
+            dialogue.chunk(1, 1, step, 0)
+        dialogue.commits(1, step)
+        for session in (1, 2):
+            dialogue.weights_loaded(session, 1, step + 1)
+    assert held_up == MOST_STALLS
+
+
+def step_is_open(dialogue: Dialogue, step: int) -> bool:
+    """Return whether something of a step is missing."""
+    run = dialogue.core.run
+    assert run is not None and run.lease_book.step_sum is not None
+    return not run.lease_book.step_sum.coverage.complete

@@ -55,6 +55,7 @@ def test_work_of_a_long_lease_goes_to_an_idle_worker_when_the_device_hangs() -> 
     for session in (1, 2):
         dialogue.weights_loaded(session, 1, 1)
     dialogue.computed(2, seconds=400.0)
+    dialogue.chunk(2, 1, 1, 0, losses=(1.0,))
     dialogue.devices[1] = pb.DeviceReport(task=pb.COMPUTE_GRADIENTS)
     assert dialogue.goes_by(5 * 200.0, 1, 2) == [], "two micro-batches were computed in 400 s"
     lines = dialogue.later(2.5, 1, 2)
