@@ -13,7 +13,7 @@ from protos import cluster_pb2 as pb
 from services.pipeline.credits import Credits
 from services.pipeline.split import StageRun
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.simulation.job_model import require
+from tests.simulation.job_model import SimulationFailed, require
 from tests.simulation.network import Pipe
 from tests.simulation.pipeline_model import KINDS, ArrayKind, PassArray, SimulatedPipeline
 from tests.simulation.scenario import ROW_SKEW
@@ -21,6 +21,7 @@ from worker.core.lanes import Overtaken, Position, ReceivingLane, SendingLane
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
+    from tests.simulation.simulated_device import LeaseState
     from tests.simulation.simulated_worker import SimulatedWorker
 
 PIECES_IN_FLIGHT = 3
@@ -265,6 +266,8 @@ class RowLinks:
         run: its stages.
     """
 
+    end_type: type[LinkEnd] = LinkEnd
+
     def __init__(self, worker: SimulatedWorker) -> None:
         self.worker = worker
         self.row = NO_ROW
@@ -300,7 +303,7 @@ class RowLinks:
         for index, seat in enumerate(self._seats):
             if index in neighbours and index != place:
                 dials = seat.first_stage < own.first_stage
-                self.ends[seat.name] = LinkEnd(self, seat, dials, credits)
+                self.ends[seat.name] = self.end_type(self, seat, dials, credits)
         for end in list(self.ends.values()):
             end.open()
 
@@ -332,6 +335,10 @@ class RowLinks:
             for lane in end.sending.values():
                 lane.drop(lease)
         self.close_lease(lease)
+
+    def take_wrong(self, state: LeaseState, end: LinkEnd | None, what: str) -> None:
+        """Handle an array that was taken for the wrong pass."""
+        raise SimulationFailed(what)
 
     def lost_neighbour(self) -> str:
         """Return the name of a worker of the row that can't be reached for long; empty for none."""

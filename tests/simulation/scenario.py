@@ -349,6 +349,27 @@ class Scenario:
         )
 
     @classmethod
+    def with_insider(cls, seed: int, *, rows: bool = True) -> Scenario:
+        """Return a short scenario without faults, whose workers finish its job without a further one, an insider.
+
+        Args:
+            seed: the seed.
+            rows: whether the job may have a pipeline.
+        """
+        draw = random.Random(f"insider of {seed}")
+        workers = draw.choice((2, 2, 3))
+        job = _job(draw, 0, draw.randint(4, 12), draw.choice((1, 2, 3)), 5, workers)
+        job.plan = replace(job.plan, min_workers=1, verify_fraction=draw.choice((0.0, 0.0, 0.0, 1.0)))
+        if draw.random() < 0.5 and rows:
+            job.split(draw, workers)
+            workers += 1  # a spare, which can replace the insider
+        usual = cls.hostile(seed)
+        return replace(
+            usual, jobs=[job], workers=workers, tiers=draw.choice((2, 3)), optimizer_seconds=0.01, skews=(1, 10),
+            repeat_control=0.0, repeat_chunks=0.0, faults=0,
+        )  # fmt: skip
+
+    @classmethod
     def restored(cls, seed: int) -> Scenario:
         """Return a scenario in which the queue is put back from earlier backups, in 2 and 3 tiers."""
         rng = random.Random(seed)

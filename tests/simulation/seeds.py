@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -48,27 +49,45 @@ def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> Outc
     return Outcome(seed, cluster.commits, "", cluster.injected)
 
 
-def report_failure(seed: int, problem: str, hostile: bool = False) -> None:
-    """Print a failure and the command that replays it."""
+def report_failure(seed: int, problem: str, command: str = "tests.simulation") -> None:
+    """Print a failure and the command that replays it.
+
+    Args:
+        seed: the seed.
+        problem: the failed check.
+        command: module that runs the seed, with its options.
+    """
     print(f"seed {seed}: {problem}")
-    options = "--hostile " * hostile + f"--seed {seed} --trace"
-    print(f"    replay: .venv/bin/python -m tests.simulation {options}", flush=True)
+    print(f"    replay: .venv/bin/python -m {command} --seed {seed} --trace", flush=True)
 
 
 def run_seeds(first: int, count: int, processes: int, hostile: bool) -> int:
-    """Run seeds in parallel, print failures, progress and a summary, and return how many failed."""
+    """Run seeds of usual or hostile scenarios in parallel, and return how many failed."""
+    command = f"tests.simulation{' --hostile' * hostile}"
+    return run_all(range(first, first + count), processes, partial(run_seed, hostile=hostile), command)
+
+
+def run_all(seeds: range, processes: int, run: Callable[[int], Outcome], command: str) -> int:
+    """Run seeds in parallel, print failures, progress and a summary, and return how many failed.
+
+    Args:
+        seeds: the seeds.
+        processes: number of processes.
+        run: runs one of them.
+        command: module that replays one of them, with its options.
+    """
     started = printed = time.perf_counter()
     failed = steps = 0
+    count = len(seeds)
     injected: Counter[str] = Counter()
     # Spawned, not forked: a lock that another thread of the caller holds would stay locked in a forked child.
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        run = partial(run_seed, hostile=hostile)
-        for done, each in enumerate(pool.map(run, range(first, first + count), chunksize=5), 1):
+        for done, each in enumerate(pool.map(run, seeds, chunksize=5), 1):
             steps += each.steps
             injected += each.injected
             if each.problem:
                 failed += 1
-                report_failure(each.seed, each.problem, hostile)
+                report_failure(each.seed, each.problem, command)
             now = time.perf_counter()
             if now - printed >= PROGRESS_SECONDS:
                 printed = now

@@ -54,6 +54,9 @@ class SimulatedCluster:
         injected: number of injected faults, by kind.
     """
 
+    aggregator_type: type[SimulatedAggregator] = SimulatedAggregator
+    optimizer_type: type[SimulatedOptimizer] = SimulatedOptimizer
+
     def __init__(
         self,
         seed: int,
@@ -140,10 +143,7 @@ class SimulatedCluster:
         """Check that the cluster makes progress."""
         self.faults.check_hangs()
         idle = self.loop.now - self._progress_seconds
-        patience_seconds = PATIENCE_SECONDS + 2 * HANG_SECONDS * bool(self.faults.hung)
-        if self.faults.parted_long:
-            patience_seconds += LONG_PART_SECONDS + STANDARD_TIMEOUTS.unfit
-        if idle > patience_seconds:
+        if idle > self.patience_seconds():
             aggregator = self.aggregator
             waits = (
                 aggregator.core.describe_wait(self.loop.now)
@@ -161,6 +161,11 @@ class SimulatedCluster:
         if not self.faults.active:
             self.history.add(history.Ticked(self.loop.now / STANDARD_TIMEOUTS.tick))
         self.loop.after(10.0, self._watch)
+
+    def patience_seconds(self) -> float:
+        """Return the longest time without progress."""
+        parted_seconds = (LONG_PART_SECONDS + STANDARD_TIMEOUTS.unfit) * self.faults.parted_long
+        return PATIENCE_SECONDS + 2 * HANG_SECONDS * bool(self.faults.hung) + parted_seconds
 
     def _end_faults(self) -> None:
         """End all faults, and bound the rest of the run."""
@@ -278,11 +283,11 @@ class SimulatedCluster:
         self.disk.epoch += 1
         if self.scenario.tiers == 2:
             self._start_optimizer()
-        self.aggregator = SimulatedAggregator(self, self.disk.epoch)
+        self.aggregator = self.aggregator_type(self, self.disk.epoch)
 
     def _start_optimizer(self) -> None:
         self._lives += 1
-        self.optimizer = SimulatedOptimizer(self, self._lives)
+        self.optimizer = self.optimizer_type(self, self._lives)
 
     def _start_shard(self, index: int) -> None:
         self._lives += 1
@@ -291,7 +296,11 @@ class SimulatedCluster:
     def _start_worker(self, name: str, fingerprint: str = "same") -> None:
         self._lives += 1
         end = self._ends.pop(name, None)
-        self.workers[name] = SimulatedWorker(self, name, self._lives, fingerprint, self.code, end)
+        self.workers[name] = self.worker_type(name)(self, name, self._lives, fingerprint, self.code, end)
+
+    def worker_type(self, name: str) -> type[SimulatedWorker]:
+        """Return the type of a worker of this name."""
+        return SimulatedWorker
 
     def crash(self, worker: SimulatedWorker) -> None:
         """Let a fault kill a worker."""

@@ -36,6 +36,7 @@ class SimulatedOptimizer(Process):
         core: the real optimizer's core.
         tensors: what it has of a job.
         sharded: what it has in place of tensors if they are in shards; None if they are here.
+        link: the connection to its aggregator; None if there is none.
     """
 
     def __init__(self, cluster: SimulatedCluster, number: int) -> None:
@@ -46,7 +47,7 @@ class SimulatedOptimizer(Process):
         self._epoch = cluster.disk.epoch  # its aggregator, in 2 tiers
         self.tensors: Tensors | None = None
         self.sharded = ShardedTensors(self) if cluster.scenario.shards else None
-        self._link: Link | None = None
+        self.link: Link | None = None
         self._leader = ""
         self._kernel = Queue(self)
         self._disk = Queue(self)
@@ -71,17 +72,17 @@ class SimulatedOptimizer(Process):
                 link.close(refusal.reason)
                 return
             answer = pb.Hello(role="optimizer", name="optimizer", shard_count=1)
-            if self._link is not None and self._link is not link:
-                self._link.close("another aggregator has taken over")
+            if self.link is not None and self.link is not link:
+                self.link.close("another aggregator has taken over")
             link.down_control.send(epoch, answer)
-            self._link, self._leader = link, body.incarnation
+            self.link, self._leader = link, body.incarnation
             self.cluster.obeyed("optimizer", link.ends[1])
             self.feed(ev.Connected(body))
-        elif link is self._link:
+        elif link is self.link:
             self.feed(ev.Ordered(epoch, body))
 
     def _check_hello(self, hello: pb.Hello) -> HelloRefusal | None:
-        leader = self._leader if self._link is not None else ""
+        leader = self._leader if self.link is not None else ""
         return check_hello(
             hello,
             HelloExpectations("optimizer", Role.AGGREGATOR, self.core.epoch, cluster=CLUSTER, leader=leader),
@@ -89,23 +90,23 @@ class SimulatedOptimizer(Process):
 
     def received(self, link: Link, header: ChunkHeader, payload: Any) -> None:
         """Handle a chunk."""
-        if link is self._link and self.core.expected_elements(header.job) is not None:
+        if link is self.link and self.core.expected_elements(header.job) is not None:
             self.feed(ev.ChunkArrived(header), payload)
 
     def link_lost(self, link: Link) -> None:
         """Handle the loss of the link to the aggregator."""
-        if link is self._link:
-            self._link = None
+        if link is self.link:
+            self.link = None
             self.feed(ev.Disconnected())
 
     def thawed(self) -> None:
         """Continue after a freeze."""
-        if self._link is not None:
-            self.pump(self._link)
+        if self.link is not None:
+            self.pump(self.link)
 
     def pump(self, link: Link) -> None:
         """Send the weights that may be sent now."""
-        if not self.running or link is not self._link:
+        if not self.running or link is not self.link:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
             header = self.core.next_weights()
@@ -130,8 +131,8 @@ class SimulatedOptimizer(Process):
             return
         for effect in self.effects(self.core.handle, event):
             self._carry_out(effect, payload)
-        if self._link is not None:
-            self.pump(self._link)
+        if self.link is not None:
+            self.pump(self.link)
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         random = self.cluster.rng.random
@@ -160,16 +161,16 @@ class SimulatedOptimizer(Process):
                 for chunk in range(tensors.job.chunks):
                     self._kernel.submit(random() * min(seconds, 0.02), self._update, tensors, effect, chunk)
             case ev.ToAggregator():
-                if self._link is not None:
-                    self._link.down_control.send(self.core.epoch, effect.body)
+                if self.link is not None:
+                    self.link.down_control.send(self.core.epoch, effect.body)
             case ev.Snapshot():
                 self._kernel.submit(random() * seconds, self._snapshot, tensors, effect)
             case ev.RetryLater():
                 self.later(effect.seconds, self.feed, ev.RetryDue())
             case ev.Refuse():
-                if self._link is not None:
-                    self._link.close(effect.reason)
-                    self._link = None
+                if self.link is not None:
+                    self.link.close(effect.reason)
+                    self.link = None
             case ev.SaveGeneration() if self.fenced:
                 self.feed(ev.OperationFailed(effect.job, "another aggregator has taken over"))
             case ev.SaveGeneration():

@@ -198,8 +198,9 @@ class StagePasses:
                 array = self._links.take(end, kind, self._state.lease.lease)
             if array is not None:
                 expected = (self._state.lease.lease, kind, to)
-                require(array[:3] == expected, f"{self._worker.title} takes {array} for {expected}")
-                return array
+                if array[:3] == expected:
+                    return array
+                self._links.take_wrong(self._state, end, f"{self._worker.title} takes {array} for {expected}")
             yield from self._wait()
         return None
 

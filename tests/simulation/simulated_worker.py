@@ -53,6 +53,8 @@ LIE = 0.2
 class SimulatedWorker(Process):
     """One life of a worker's process."""
 
+    row_links_type: type[RowLinks] = RowLinks
+
     def __init__(
         self,
         cluster: SimulatedCluster,
@@ -84,7 +86,7 @@ class SimulatedWorker(Process):
         self._shard_streams: ShardStreams | None = None
         self._job: SimulatedJob | None = None
         self._mesh = SimulatedMesh(self.title)
-        self.row_links = RowLinks(self)
+        self.row_links = self.row_links_type(self)
         self._sums: dict[int, LeaseState] = {}
         self._heard_seconds = 0.0
         self._events = Pipe(

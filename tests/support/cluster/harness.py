@@ -133,10 +133,10 @@ class Cluster:
 
     # ---- daemons ----
 
-    def _start(self, role: str, name: str, *arguments: object) -> Daemon:
+    def _start(self, role: str, name: str, *arguments: object, certificate: str = "") -> Daemon:
         kind = "shard" if "--shard" in arguments else role
         module = self.modules.get(kind) or self.modules.get(role, "cli.main")
-        options = (*arguments, *self._options, *tls_flags(self._certificates, kind))
+        options = (*arguments, *self._options, *tls_flags(self._certificates, certificate or kind))
         settings = {}
         if self._failpoints is not None:
             settings[failpoints.VARIABLE] = self._failpoints(kind)
@@ -239,12 +239,17 @@ class Cluster:
         self.stub = JobsStub(channel)  # type: ignore[no-untyped-call]
 
     def start_worker(
-        self, *arguments: object, name: str = "", aggregator: str = "", wait: bool = True
+        self,
+        *arguments: object,
+        name: str = "",
+        aggregator: str = "",
+        wait: bool = True,
+        certificate: str = "",
     ) -> Daemon:
-        """Start a worker."""
+        """Start a worker, with the certificate of this name, or that of all workers."""
         name = name or f"worker-{len(self.workers) + 1}"
         address = aggregator or self.to_aggregator.address
-        worker = self._start("worker", name, "--aggregator", address, *arguments)
+        worker = self._start("worker", name, "--aggregator", address, *arguments, certificate=certificate)
         self.workers.append(worker)
         return worker.ready() if wait else worker
 
