@@ -1,0 +1,42 @@
+"""Fixes taken out again, each of which the seeds must find: what held before an insider was reckoned with."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from aggregator.core.leasing import results
+from aggregator.core.sums.step_sum import StepSum
+from tests.insider.lies import Trick
+from tests.insider.simulated import Role
+
+
+def waits_for_chunks_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """Never take a lease back that a worker has computed, whether it sends chunks or not."""
+    patch.setattr(StepSum, "note_owed", lambda self, assignment, now: False)
+
+
+def trusts_whoever_loads_weights(patch: pytest.MonkeyPatch) -> None:
+    """Give a worker a lease in each step that was late with those of all steps before."""
+    patch.setattr(results, "MOST_STALLS", sys.maxsize)
+
+
+ALLOCATES_WHAT_IS_DESCRIBED = {
+    "role": Role.WORKER, "tricks": [Trick.FIELD], "kind": "description", "field": "layout",
+}  # fmt: skip
+"""What an insider lies about that has memory allocated for another layout: finding 1 of issue 24."""
+PINS_WHAT_THE_FIRST_SAYS = {
+    "role": Role.WORKER, "tricks": [Trick.FIELD], "kind": "ready", "field": "fingerprint",
+}  # fmt: skip
+"""What an insider lies about that has the honest refused for ever: finding 2 of issue 24."""
+
+MUTATIONS: list[tuple[Any, dict[str, Any]]] = [
+    (
+        waits_for_chunks_for_ever,
+        {"role": Role.WORKER, "tricks": [Trick.FIELD, Trick.WITHHELD], "kind": "ChunkHeader"},
+    ),
+    (trusts_whoever_loads_weights, {"role": Role.WORKER, "tricks": [Trick.WITHHELD], "kind": "computed"}),
+]
+"""Mutations, and what the insider lies about so that few seeds are needed."""

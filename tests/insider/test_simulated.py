@@ -1,0 +1,89 @@
+"""Simulated clusters with an insider: the honest workers finish with the bits of an undisturbed run.
+
+A failing seed prints the command that replays it. Run more with `python -m tests.insider --seeds 10000`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from tests.insider.held import count_held
+from tests.insider.lies import Liar, Trick, kinds_of, places_of
+from tests.insider.mutations import MUTATIONS
+from tests.insider.seeds import run_seed
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK_SEEDS, SEEDS = 200, 1000
+"""`make test` runs the first 200 seeds, `make test-all` the others."""
+MUTATION_SEEDS = 60
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(0, QUICK_SEEDS, id="first"),
+        pytest.param(QUICK_SEEDS, SEEDS - QUICK_SEEDS, id="others", marks=pytest.mark.long),
+    ],
+)
+def test_the_honest_finish_in_the_bits_of_an_undisturbed_run(first: int, count: int) -> None:
+    command = [sys.executable, "-m", "tests.insider", "--first", str(first), "--seeds", str(count)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"{count} seeds" in run.stdout and " 0 failed" in run.stdout
+
+
+@pytest.mark.parametrize(("mutation", "focus"), MUTATIONS, ids=lambda each: getattr(each, "__name__", None))
+def test_a_fix_that_is_taken_out_fails_a_seed(
+    mutation: Any, focus: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation(monkeypatch)
+    for seed in range(MUTATION_SEEDS):
+        problem = run_seed(seed, **focus).problem
+        if problem:
+            assert not problem.startswith("TypeError"), "the mutation no longer fits the core"
+            print(f"seed {seed}: {problem}")
+            return
+    pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
+
+
+def test_every_field_and_kind_of_a_workers_messages_is_lied_about() -> None:
+    envelope = pb.WorkerMessage.DESCRIPTOR
+    told: set[str] = set()
+    for seed in range(1500):
+        liar = Liar(seed, tricks=[Trick.FIELD])
+        for name in kinds_of(envelope):
+            message = pb.WorkerMessage(epoch=1)
+            getattr(message, name).SetInParent()
+            told.add(liar.tell_now(message).detail.partition(" = ")[0])
+    expected = set()
+    for name in kinds_of(envelope):
+        message = pb.WorkerMessage()
+        getattr(message, name).SetInParent()
+        expected |= {str(place) for place in places_of(message, liar._spared)}
+    assert expected <= told
+    made = {liar.make_up(envelope).WhichOneof("body") for _ in range(300)}  # type: ignore[attr-defined]
+    assert made == set(kinds_of(envelope))
+
+
+def test_a_seed_tells_the_same_lies_each_time() -> None:
+    header = ChunkHeader(job="a", epoch=1, elements=5)
+    first, second = ([str(Liar(seed).tell_now(header)) for seed in range(50)] for _ in range(2))
+    assert first == second and len(set(first)) > 20
+
+
+def test_what_is_held_grows_with_lists_texts_numbers_and_messages() -> None:
+    class Holder:
+        def __init__(self, held: object) -> None:
+            self.held = held
+
+    least = count_held(Holder(None))
+    for held in ([0] * 1000, "x" * 1000, 1 << 8000, pb.Failure(reason="x" * 1000), {1: Holder(["x" * 1000])}):
+        assert count_held(Holder(held)) >= least + 1000
