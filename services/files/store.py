@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import stat
 import threading
@@ -39,6 +40,8 @@ UNUSED_SECONDS = 3600.0
 A peer that has asked whether a file is here may refer to it soon after, so the end of the only job that keeps it must
 not remove it in between.
 """
+RECENT_SECONDS = 60.0
+"""Time for which a full disk does not cost a file that was used: the same peer may need it together with the next."""
 MAX_PARTS_OF_WRITER = 32
 """Maximum number of parts of files that one writer leaves behind; the longest unused go."""
 Result = TypeVar("Result")
@@ -318,11 +321,11 @@ class FileStore:
     def reclaim(self, size_bytes: int) -> int:
         """Free so many bytes of a full disk, of what nobody needs, and return how many are free now.
 
-        Parts of files go first, which an interrupted upload has left; then files that no job keeps. Of each kind the
-        longest unused go first.
+        Parts of files go first, which an interrupted upload has left; then files that no job keeps, and that nobody has
+        used for a minute. Of each kind the longest unused go first.
         """
         with self._lock:
-            return self._remove_needless(size_bytes)
+            return self._remove_needless(size_bytes, self._clock() - RECENT_SECONDS)
 
     def with_room(self, work: Callable[[], Result], size_bytes: int) -> Result:
         """Do work on the disk; if the disk is full, do it once more after `reclaim`, unless nothing could go.
@@ -338,12 +341,15 @@ class FileStore:
                 raise
         return work()
 
-    def _remove_needless(self, size_bytes: int, spared: Path | None = None) -> int:
+    def _remove_needless(self, size_bytes: int, before_seconds: float, spared: Path | None = None) -> int:
         kept, freed_bytes = self._kept_files(), 0
         for path, status in sorted(self._list(), key=lambda each: not _is_part(each[0])):
             if freed_bytes >= size_bytes:
                 break
-            if path.name not in kept and path != spared and _remove_unless_locked(path):
+            if path.name in kept or path == spared:
+                continue
+            is_unused = _is_part(path) or _last_use_seconds(status) < before_seconds
+            if is_unused and _remove_unless_locked(path):
                 freed_bytes += status.st_size
         return freed_bytes
 
@@ -428,7 +434,7 @@ class FileStore:
                 _remove_unless_locked(path)
             excess = sum(each.st_size for _, each in listed) + ref.size - present - self._max_store_bytes
             if excess > 0:
-                excess -= self._remove_needless(excess, part)
+                excess -= self._remove_needless(excess, math.inf, part)
         if excess > 0:
             raise NoRoom(
                 f"file {ref.sha256[:12]}: {ref.size} bytes, but all files together may have {self._max_store_bytes} "

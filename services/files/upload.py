@@ -80,15 +80,11 @@ class Upload:
             self._digest.update(data)
             self._hashed_bytes += len(data)
         self.size += len(data)
-        if not self._is_complete():
-            return True
-        self._part.unlink(missing_ok=True)
-        return False
-
-    def _is_complete(self) -> bool:
-        with suppress(FileNotFoundError):
-            return self._path.stat().st_size == self._ref.size
-        return False
+        with explain_disk(self._ref), suppress(FileNotFoundError):
+            if self._path.stat().st_size == self._ref.size:
+                self._part.unlink(missing_ok=True)
+                return False
+        return True
 
     def _append(self, data: bytes) -> None:
         hit_failpoint("files.mid-write")

@@ -282,7 +282,7 @@ def test_an_abandoned_upload_makes_room_for_the_last_checkpoint(
 ) -> None:
     """Check that a part of a file, which nobody goes on with, does not keep a job from its end."""
     options = ("--no-shared-memory",)  # which would bypass the gate
-    content = random.Random(1).randbytes(16 << 20)
+    content = random.Random(1).randbytes(40 << 20)
     with (
         small_disks(tmp_path, 2, "64m") as (disk,),
         Cluster(tmp_path, tiers=2, options=options) as cluster,
@@ -292,7 +292,7 @@ def test_an_abandoned_upload_makes_room_for_the_last_checkpoint(
         job = cluster.submit(gpt_spec)
         cluster.checkpoint(job, 0)
         with pytest.raises(grpc.RpcError, match="bytes arrived; continue there"):
-            write_file(cluster.channel, pieces_of(content[: 12 << 20], ref_of(content)))
+            write_file(cluster.channel, pieces_of(content[: 36 << 20], ref_of(content)))
         disk.fill()
         gated.open_gate()
         assert bits(cluster.finish(job)) == undisturbed

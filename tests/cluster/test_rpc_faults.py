@@ -116,21 +116,18 @@ def test_a_link_check_names_the_broken_link(
     assert tiermesh(*command).returncode == 0
 
 
+DOWNLOADS = [
+    *(("Checkpoint", kind) for kind in ("before", "midway", "after", "cancelled", "slow", "truncated")),
+    *(("Read", kind) for kind in (*CONTROL_KINDS, "reordered")),
+]
+
+
 @pytest.mark.parametrize("service", ["Jobs", "Optimizer"])
 @pytest.mark.parametrize(
     ("rpc", "kind"),
     [
-        ("Checkpoint", "truncated"),
-        ("Read", "truncated"),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in (
-                ("Checkpoint", "midway"),
-                ("Read", "midway"),
-                ("Read", "bit-flipped"),
-                ("Read", "duplicated"),
-            )
-        ),
+        pytest.param(*each, marks=() if each[1] == "truncated" else pytest.mark.long, id="-".join(each))
+        for each in DOWNLOADS
     ],
 )
 def test_a_broken_download_ends_with_the_checkpoint_or_with_a_reason(

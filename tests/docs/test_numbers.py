@@ -24,7 +24,7 @@ from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, 
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
 from services.files.limits import LEAST_BYTES_PER_SECOND, MAX_TRANSFERS, MAX_TRANSFERS_OF_CALLER, MAX_WORK
-from services.files.store import MAX_PARTS_OF_WRITER
+from services.files.store import MAX_PARTS_OF_WRITER, RECENT_SECONDS
 from services.files.transfer import IDLE_SECONDS as IDLE_TRANSFER_SECONDS
 from services.instrumentation.timeline import MAX_EVENTS
 from services.json_text import LAYOUT
@@ -145,6 +145,7 @@ FACTS = {
         f"at least {LEAST_BYTES_PER_SECOND // KI} KiB/s, averaged over six heartbeats",
         f"nobody has read for {READ_SECONDS:g} s",
         f"leaves behind | {MAX_PARTS_OF_WRITER} |",
+        f"used within the last {RECENT_SECONDS:g} s",
         f"piece or an answer | {IDLE_TRANSFER_SECONDS:g} s |",
         f"{ROLES_BYTES >> 30} GiB more",
     ),

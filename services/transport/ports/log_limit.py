@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 
 LOG_SECONDS = 10.0
 """Shortest time between two lines of one kind."""
+MAX_KINDS = 1000
+"""Maximum number of kinds that are remembered, such as peers' names; lines of further ones are left out."""
 
 
 class LogLimit:
@@ -25,9 +27,16 @@ class LogLimit:
         """Return what to add to a line, with the number of lines left out before it; None to leave it out, too.
 
         Args:
-            kind: kind of the line, of which there must be few.
+            kind: kind of the line.
         """
         now = self._clock()
+        if len(self._next_seconds) >= MAX_KINDS and kind not in self._next_seconds:
+            self._next_seconds = {each: end for each, end in self._next_seconds.items() if end > now}
+            self._unlogged = {
+                each: count for each, count in self._unlogged.items() if each in self._next_seconds
+            }
+            if len(self._next_seconds) >= MAX_KINDS:
+                return None
         if now < self._next_seconds.get(kind, now):
             self._unlogged[kind] = self._unlogged.get(kind, 0) + 1
             return None

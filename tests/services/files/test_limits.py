@@ -31,6 +31,7 @@ from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.enforcement import Caller
 from services.transport.access.permissions import FILES_OF_AGGREGATOR, CallerKind
 from services.transport.backoff import Backoff
+from services.transport.ports.log_limit import LOG_SECONDS, MAX_KINDS, LogLimit
 from services.transport.security import Security
 from services.transport.server import start_server
 from tests.support.skipping_loop import run_skipping
@@ -255,3 +256,14 @@ def test_a_transfer_that_ended_amid_our_work_says_so_after_it() -> None:
         assert transfer.closed.is_set()
 
     asyncio.run(scenario())
+
+
+def test_lines_about_many_callers_are_forgotten() -> None:
+    now = 0.0
+    limit = LogLimit(lambda: now)
+    assert [limit.suffix(number) for number in range(MAX_KINDS + 5)] == [""] * MAX_KINDS + [None] * 5
+    assert limit.suffix(0) is None
+    now += LOG_SECONDS
+    assert limit.suffix("another") == ""
+    assert limit.suffix(0) == "", "what it had left out is forgotten too"
+    assert len(limit._next_seconds) == 2
