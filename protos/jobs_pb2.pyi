@@ -169,7 +169,7 @@ class Job(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., void_generation: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("fingerprint", "layout_hash", "elements", "claimants", "bound", "contends")
+    __slots__ = ("fingerprint", "layout_hash", "elements", "claimants", "bound", "contends", "evaluation_batches")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -183,13 +183,15 @@ class Claim(_message.Message):
     CLAIMANTS_FIELD_NUMBER: _ClassVar[int]
     BOUND_FIELD_NUMBER: _ClassVar[int]
     CONTENDS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_BATCHES_FIELD_NUMBER: _ClassVar[int]
     fingerprint: _containers.ScalarMap[str, str]
     layout_hash: str
     elements: int
     claimants: _containers.RepeatedCompositeFieldContainer[Claimant]
     bound: bool
     contends: bool
-    def __init__(self, fingerprint: _Optional[_Mapping[str, str]] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., claimants: _Optional[_Iterable[_Union[Claimant, _Mapping]]] = ..., bound: _Optional[bool] = ..., contends: _Optional[bool] = ...) -> None: ...
+    evaluation_batches: int
+    def __init__(self, fingerprint: _Optional[_Mapping[str, str]] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., claimants: _Optional[_Iterable[_Union[Claimant, _Mapping]]] = ..., bound: _Optional[bool] = ..., contends: _Optional[bool] = ..., evaluation_batches: _Optional[int] = ...) -> None: ...
 
 class Claimant(_message.Message):
     __slots__ = ("worker", "voice")

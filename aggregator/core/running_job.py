@@ -7,7 +7,7 @@ and its new weights are sent to every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from aggregator.core.events import Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
@@ -353,9 +353,11 @@ class RunningJob:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
         if not self.holders.expects(member, ready):
             return  # it has been told to build other stages since
-        refusal = self.plan.parameters.check(ready.elements) or self.job_members.admit(
-            member, ready, leased=self._has_leased
-        )
+        refusal = self.plan.parameters.check(ready.elements)
+        if refusal is None:
+            refusal = self.job_members.admit(member, ready, leased=self._has_leased)
+        else:
+            member.dissents = not self.plan.parameters.maximum_of
         if refusal is not None:
             self.refuse(member, refusal, now)
             return
@@ -419,11 +421,14 @@ class RunningJob:
             self._settle_claims(now)
             self.dispatch(now)
 
-    def _exclude_liars(self, workers: Iterable[str], text: str, now: float) -> None:
+    def _exclude_liars(self, workers: Collection[str], text: str, now: float) -> None:
         """Exclude workers that have contradicted themselves; nothing of them is in any weights."""
         for worker in workers:
             reason = f"contradicts itself: {text}; the worker is excluded from this job"
             self.job.excluded.append(Exclusion(worker=worker, step=self.job.step, reason=reason))
+        for member in self.members.values():
+            if member.name in workers:
+                member.claim, member.dissents = None, True
         self.report.save()
         self._refuse_excluded(now)
 
@@ -431,12 +436,16 @@ class RunningJob:
         for member in list(self.members.values()):
             refusal = self._exclusions.find(member.name)
             takes_part = member.refusal is None or member.dissents
-            if refusal is not None and takes_part and not self.ended:
+            if refusal not in (None, member.refusal) and takes_part and not self.ended:
                 self.refuse(member, refusal, now)
 
     def _settle_claims(self, now: float) -> None:
         """Begin the job again if its weights are void, and ask workers again whose claims get another answer now."""
-        taking_part = [each for each in self.members.values() if each.refusal is None or each.dissents]
+        taking_part = [
+            each
+            for each in self.members.values()
+            if each.refusal is None or (each.dissents and self._exclusions.find(each.name) is None)
+        ]
         self.claims.settle({each.name for each in taking_part}, now)
         if self.job.void_generation > self._opened_void_generation:
             self._begin_again(taking_part, now)

@@ -98,7 +98,7 @@ def test_a_silent_peer_is_disconnected(rogue: StockWorker) -> None:
     ("changed", "line"),
     [
         (
-            {"protocol": 99},
+            {"protocol": 99, "protocol_min": 99},
             f"worker rogue speaks protocol 99, this aggregator {PROTOCOL_RANGE}; upgrade this aggregator",
         ),
         ({"role": "optimizer"}, "rogue has role 'optimizer'"),
@@ -405,7 +405,7 @@ def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
         (1, {"cluster": "0" * 16}, PRECONDITION, "aggregator intruder belongs to cluster 00000000"),
         (
             1,
-            {"protocol": 2},
+            {"protocol": 2, "protocol_min": 2},
             PRECONDITION,
             f"aggregator intruder speaks protocol 2, this optimizer {PROTOCOL_RANGE}",
         ),

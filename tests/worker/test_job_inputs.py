@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import start_server
 from tests.support.cluster.bits import gpt_config, write_config, write_corpus
+from training.data.tokenizer import build_character_tokenizer
 from worker import job_inputs
 from worker.core.events import DamagedInput
 from worker.job_inputs import JobInputs
@@ -72,7 +72,7 @@ def client(tmp_path: Path) -> Path:
 def job(client: Path) -> JobConfig:
     """Return a job with a corpus and a tokenizer."""
     config = gpt_config(write_corpus(client), tokenizer_type="bpe", tokenizer_path=str(client / "t.json"))
-    (client / "t.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    (client / "t.json").write_text(build_character_tokenizer("ab").to_json())
     return load_job(write_config(client, config), [])[0]
 
 

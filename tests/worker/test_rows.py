@@ -64,7 +64,7 @@ def make_config(tmp_path: Path) -> Callable[..., JobConfig]:
             pipeline=pipeline,
             num_workers=1 if pipeline is None else pipeline.stages,
             device=DeviceConfig(mesh_shape=(1, 1), backend="emulator", device_ids=device_ids),
-            gradient_accumulation_steps=4,
+            gradient_accumulation_steps=8,
             **fields,
         )
 

@@ -38,8 +38,9 @@ class Admission:
         self.layout_counts = False
         self._exact = exact
         self._unfit_seconds = timeouts.unfit  # long enough for a person to repair a mesh
+        self._comeback_seconds = timeouts.comeback
         self._admitted: set[str] = set()
-        self._unfit_since_seconds: float | None = None
+        self._unable_since_seconds: float | None = None
         self._expected_until_seconds = now + timeouts.comeback if job.claims else now
 
     def check_layout(self, layout_hash: str) -> Refusal | None:
@@ -82,15 +83,22 @@ class Admission:
         self._admitted.discard(name)
 
     def is_hopeless(self, members: Collection[Member], now: float) -> bool:
-        """Return whether no worker can take part: all are refused or long unfit, and no other is expected."""
+        """Return whether no worker can take part: all are refused or long unfit, and no other is expected.
+
+        A worker that is refused for what it says may lie. It alone can't end the job before others had time to come.
+        """
         able = any(member.refusal is None and member.unfit is None for member in members)
-        if able or not members or self._admitted or now < self._expected_until_seconds:
-            self._unfit_since_seconds = None
+        if able or not members or self._admitted:
+            self._unable_since_seconds = None
             return False
-        if self._unfit_since_seconds is None:
-            self._unfit_since_seconds = now
-        unfit = any(member.unfit is not None for member in members)
-        return not unfit or now - self._unfit_since_seconds > self._unfit_seconds
+        if self._unable_since_seconds is None:
+            self._unable_since_seconds = now
+        wait_seconds = 0.0
+        if any(member.unfit is not None for member in members):
+            wait_seconds = self._unfit_seconds
+        elif all(member.dissents for member in members):
+            wait_seconds = self._comeback_seconds
+        return now >= max(self._expected_until_seconds, self._unable_since_seconds + wait_seconds)
 
 
 def check_identity(

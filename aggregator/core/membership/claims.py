@@ -1,7 +1,8 @@
 """What workers say of a job, and which word counts: that of the first one, until it leaves or its claim binds.
 
-A claim is a fingerprint and a layout. The first COMMIT made with it binds it, or a second voice, or a person. A voice
-is a certificate that is bound to a name, so no worker has two. A claim that is not bound ends with its claimants.
+A claim is a fingerprint, a layout and the number of held-out batches. The first COMMIT made with it binds it, or a
+second voice, or a person. A voice is a certificate that is bound to a name, so no worker has two. A claim that is not
+bound ends with its claimants.
 Claims are in the job's record, which is on disk before any of them takes effect. The first one there is the job's own.
 """
 
@@ -113,8 +114,7 @@ class Claims:
         return claimant.worker in self._present or claimant.worker in self._awaited
 
     def _say_same(self, one: Claim, other: Claim) -> bool:
-        same_layout = (one.layout_hash, one.elements) == (other.layout_hash, other.elements)
-        return same_layout and (not self._exact or one.fingerprint == other.fingerprint)
+        return _facts(one) == _facts(other) and (not self._exact or one.fingerprint == other.fingerprint)
 
     # ---- workers ----
 
@@ -211,7 +211,10 @@ class Claims:
                 return None
             del self._job.claims[free]
         return self._job.claims.add(
-            fingerprint=claim.fingerprint, layout_hash=claim.layout_hash, elements=claim.elements
+            fingerprint=claim.fingerprint,
+            layout_hash=claim.layout_hash,
+            elements=claim.elements,
+            evaluation_batches=claim.evaluation_batches,
         )
 
     def change_code(self, code: str) -> None:
@@ -236,7 +239,12 @@ class Claims:
 
 def claim_of(ready: Ready) -> Claim:
     """Return what a worker says of a job that it has built."""
-    return Claim(fingerprint=ready.fingerprint, layout_hash=ready.layout_hash, elements=ready.elements)
+    return Claim(
+        fingerprint=ready.fingerprint,
+        layout_hash=ready.layout_hash,
+        elements=ready.elements,
+        evaluation_batches=0 if ready.stages else ready.evaluation_batches,
+    )
 
 
 def describe_differences(claim: Claim, own: Claim) -> str:
@@ -247,15 +255,17 @@ def describe_differences(claim: Claim, own: Claim) -> str:
         for key in sorted(found.keys() | expected.keys())
         if found.get(key) != expected.get(key)
     ]
-    return "; ".join([*texts, *_describe_layouts(claim, own)])
+    return "; ".join([*texts, *_describe_facts(claim, own)])
 
 
-def _describe_layouts(claim: Claim, own: Claim) -> list[str]:
+def _describe_facts(claim: Claim, own: Claim) -> list[str]:
     if claim.layout_hash != own.layout_hash:
         found, expected = claim.layout_hash[:SHOWN_DIGITS], own.layout_hash[:SHOWN_DIGITS]
         return [f"the layout's hash is {found}, the job's is {expected}"]
     if claim.elements != own.elements:
         return [f"the layout has {claim.elements} elements, the job's {own.elements}"]
+    if claim.evaluation_batches != own.evaluation_batches:
+        return [f"it has {claim.evaluation_batches} held-out batches, the job {own.evaluation_batches}"]
     return []
 
 
@@ -361,8 +371,13 @@ def _name(claim: Claim) -> str:
     return printable(", ".join(each.worker for each in claim.claimants), 60) or "that has left"
 
 
-def _with_code(claim: Claim, code: str) -> tuple[Mapping[str, str], str, int]:
-    return {**claim.fingerprint, CODE: code}, claim.layout_hash, claim.elements
+def _facts(claim: Claim) -> tuple[str, int, int]:
+    """Return what claims must agree on, whatever the fingerprints."""
+    return claim.layout_hash, claim.elements, claim.evaluation_batches
+
+
+def _with_code(claim: Claim, code: str) -> tuple[Mapping[str, str], tuple[str, int, int]]:
+    return {**claim.fingerprint, CODE: code}, _facts(claim)
 
 
 def _set_claimants(claim: Claim, claimants: Collection[Claimant]) -> None:

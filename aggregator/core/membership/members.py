@@ -108,7 +108,7 @@ class Member:
         failures: the number of its leases that failed in a row.
         voice: first of the names that its certificate is bound to; empty if it is bound to none.
         claim: what it said last of the running job; None if it has said nothing.
-        dissents: whether it is refused because it says otherwise than the job's own claim.
+        dissents: whether it is refused because it says otherwise than the job, or contradicts itself.
         in_place: whether its last chunk lay in memory that it shares, and so cost none here.
         speed: micro-batches per second; 0 until measured.
         peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.

@@ -90,7 +90,7 @@ def test_an_optimizer_with_a_layout_of_another_size_fails_the_job() -> None:
 
 def test_a_queued_job_beyond_a_lowered_maximum_fails() -> None:
     plan = JobPlan(4, 4, parameters=ParameterCount(2_000, ""))
-    record = Record(Job(id="a", name="a", state=QUEUED, steps=4), "{}", plan, {})
+    record = Record(Job(id="a", name="a", state=QUEUED, steps=4), "{}", plan)
     core = AggregatorCore(
         name="agg", epoch=1, records=[record], heartbeat_seconds=5.0, tiers=2, max_parameters=1_000
     )

@@ -51,7 +51,6 @@ values = st.one_of(
     st.builds(
         aggregator_events.SaveJob,
         st.builds(Job, id=st.text(max_size=5), loss=st.floats(allow_nan=False)),
-        st.none() | st.dictionaries(st.text(), st.text()),
     ),
     st.builds(aggregator_events.Submitted, st.builds(Job, id=st.text(max_size=5)), st.text(), plans),
     st.builds(optimizer_events.Allocate, st.text(), st.text(), st.dictionaries(st.text(), st.binary())),
@@ -65,7 +64,7 @@ values = st.one_of(
     ),
     st.builds(optimizer_events.Measured, st.text(), st.integers(0), st.floats(), st.booleans(), st.floats()),
     st.builds(Clock, st.floats(allow_nan=False), st.floats(allow_nan=False)),
-    st.builds(Record, st.builds(Job, id=st.text(max_size=5)), st.text(), plans, st.just({"a": "b"})),
+    st.builds(Record, st.builds(Job, id=st.text(max_size=5)), st.text(), plans),
 )
 
 
