@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from protos.files_pb2 import FileRef
-from services.errors import TiermeshError
+from services.errors import Refused, TiermeshError
 from services.files.transfer import FilesInMemory, upload
 from services.pipeline.split import StageRun
 from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref, make_ref
@@ -133,7 +133,8 @@ class FileExchange:
 
     def _build_failed(self, effect: ev.Build, error: Exception) -> None:
         self._wanted = None
-        self._feed(ev.BuildFailed(effect.job, describe_error(error), unfit=True, stages=effect.stages))
+        passes = not isinstance(error, Refused)
+        self._feed(ev.BuildFailed(effect.job, describe_error(error), unfit=passes, stages=effect.stages))
 
     # ---- the model's files ----
 

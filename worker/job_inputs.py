@@ -115,6 +115,7 @@ class JobInputs:
 
         Raises:
             Failed: the aggregator does not have one, or it can't be read or stored. That may pass.
+            Refused: one is not what the job says, or larger than the cache may be.
         """
         assert self._store is not None
         self.close()
@@ -147,6 +148,8 @@ class JobInputs:
                     f"{wanted.field}: no such file on this host (looked at {printable_path(wanted.path)}{folder}), and "
                     f"{aggregator} does not have it; copy it here, or submit the job without --no-upload"
                 ) from None
+            except Refused as refused:  # another attempt would find the same
+                raise Refused(f"{wanted.field}: {refused}") from None
             except TiermeshError as error:
                 raise Failed(f"{wanted.field}: {error}") from None
             except (OSError, ValueError) as error:

@@ -154,7 +154,7 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
             job=join.job,
             layout_hash=layout.hash,
             elements=layout.elements,
-            evaluation_batches=1,
+            evaluation_batches=cluster.job(job).claims[0].evaluation_batches,
             fingerprint=fingerprint(cluster, job),
             tokens_per_micro_batch=1,
         )

@@ -21,7 +21,7 @@ MOST_BYTES = 32_000_000
 
 @pytest.fixture(scope="module")
 def spec(corpus: Path) -> str:
-    return spec_of(corpus.parent, gpt_config(corpus, project_name="held", max_steps=4, min_workers=2))
+    return spec_of(corpus.parent, gpt_config(corpus, project_name="held", max_steps=4))
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory, spec: str) -> Bits:
         return bits(cluster.finish(cluster.submit(spec)))
 
 
-def describe(liar: StockWorker, spec: str, elements: int) -> None:
-    """Build the job as an honest worker does, and describe a layout of this size."""
+def describe(liar: StockWorker, cluster: Cluster, spec: str, elements: int) -> None:
+    """Get the lease of the initial weights, wait for an honest worker, and describe a layout of this size."""
     size = JobConfig.from_json(spec).parameters.number
     for kind, order in liar.orders():
         if kind == "join":
             liar.say(ready=pb.Ready(job=order.job, layout_hash="0" * 64, elements=size, evaluation_batches=1))
         elif kind == "lease":
             assert order.phase == pb.INITIALISE
+            cluster.start_worker()
+            cluster.wait_workers(2)
             text = Layout.build([("w", (elements,), True, "w", False)]).dumps()
             layout = upload_file(liar.channel, text.encode())
             liar.say(description=pb.Description(job=order.job, lease=order.lease, layout=layout))
@@ -65,8 +67,7 @@ def test_a_layout_of_another_size_is_refused_and_the_job_goes_on(
         roles = [each for each in (cluster.aggregator, cluster.optimizer) if each is not None]
         before = {each.name: memory_bytes(each, "VmRSS") for each in roles}
         job = cluster.submit(spec)
-        cluster.start_worker()
-        describe(liar, spec, elements)  # it came first, so it has the lease
+        describe(liar, cluster, spec, elements)
         reason = liar.order("leave").reason
         assert f"{elements} elements, expected the {size} parameters of the job's model" in reason
         cluster.aggregator.wait_log(f"worker liar takes no part in the job: {reason}")

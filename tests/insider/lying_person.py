@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -113,14 +114,16 @@ class LyingPerson:
         self._send(SERVICES[1].full_name, SERVICES[1].methods_by_name["Missing"], request)
 
     def trickle(self, *contents: bytes) -> None:
-        """Begin to upload files with a byte a second, and wait until the first bytes have left."""
-        begun = threading.Barrier(len(contents) + 1)
+        """Begin to upload files with a byte a second, and wait until the first bytes have left, if they are let."""
+        begun = threading.Semaphore(0)
         for content in contents:
             arguments = (self._bytes_of(content, begun), 60.0)
             call = threading.Thread(target=self._stream, args=arguments, daemon=True)
             call.start()
             self._threads.append(call)
-        begun.wait(CALL_SECONDS)
+        deadline = time.monotonic() + CALL_SECONDS
+        for _ in contents:
+            begun.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
     def _call(self, liar: Liar) -> str:
         """Call any method with a message that is made up."""
@@ -185,7 +188,7 @@ class LyingPerson:
             )
         return f"{TRICKLES} uploads of a byte a second"
 
-    def _bytes_of(self, content: bytes, begun: threading.Barrier) -> Iterator[files.FilePiece]:
+    def _bytes_of(self, content: bytes, begun: threading.Semaphore) -> Iterator[files.FilePiece]:
         for start in range(len(content)):
             data = content[start : start + 1]
             piece = files.FilePiece(offset=start, data=data, crc32c=google_crc32c.value(data))
@@ -193,7 +196,7 @@ class LyingPerson:
                 piece.file.CopyFrom(make_ref(content))
             yield piece
             if not start:
-                begun.wait(CALL_SECONDS)
+                begun.release()
             if self._over.wait(1.0):
                 return
 

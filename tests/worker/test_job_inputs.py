@@ -269,7 +269,7 @@ def test_a_file_larger_than_the_cache_names_the_option(job: JobConfig, client: P
     async def scenario(aggregator: FileStore, channel: grpc.aio.Channel) -> None:
         aggregator.put(content)
         missing = await inputs.find_missing(spec(job))
-        with pytest.raises(Failed, match="may have 100 bytes; raise --cache-gb, or give a smaller file"):
+        with pytest.raises(Refused, match="may have 100 bytes; raise --cache-gb, or give a smaller file"):
             await inputs.fetch(missing, channel, "a", Reports())
 
     with_aggregator(tmp_path, scenario)
@@ -370,7 +370,7 @@ def test_a_file_that_is_no_description_of_token_ids_is_refused_by_one_line(
         wanted = JobInput("training_config.data_path", "/gone/ids.bin", {"": ids.sha256}, other.sha256)
         tracemalloc.start()
         try:
-            with pytest.raises(Failed, match=r"^training_config.data_path: .*is no sidecar of a token file"):
+            with pytest.raises(Refused, match=r"^training_config.data_path: .*is no sidecar of a token file"):
                 await inputs.fetch([wanted], channel, "aggregator x", Reports())
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
