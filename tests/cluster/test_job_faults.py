@@ -53,7 +53,7 @@ MATRIX = [
     if (kind, direction) != ("before", "down")  # Before the first message a fault has no direction.
     and not (method in EMPTY and direction == "up" and kind in DAMAGING)
     # Nobody says anything of the job, which has ended: the answer is a status without a message.
-    and not (method == "Trust" and direction == "down" and kind in ("midway", *PASSING, *DAMAGING))
+    and not (method == "Trust" and direction == "down")
     # gRPC itself limits calls with one message to one.
     and (kind != "duplicated" or (method in STREAMS and direction == "down"))
 ]
