@@ -83,13 +83,10 @@ class AttackedCluster(Daemons):
     Args:
         hosts: hosts by name; empty for this machine alone.
         name: name of its folder.
-        settings: further overrides of the job.
     """
 
-    def __init__(
-        self, hosts: dict[str, Host], name: str = "under_attack", settings: tuple[str, ...] = ()
-    ) -> None:
-        job = Job(_CONFIG, None, (*_SETTINGS, *settings))
+    def __init__(self, hosts: dict[str, Host], name: str = "under_attack") -> None:
+        job = Job(_CONFIG, None, _SETTINGS)
         metrics = "0.0.0.0" if hosts else "127.0.0.1"
         options = ("--metrics-listen", f"{metrics}:0")
         super().__init__(name, job, workers=WORKERS, aggregator_options=options, hosts=hosts)

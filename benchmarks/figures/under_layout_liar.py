@@ -1,6 +1,6 @@
 """under_layout_liar: memory of an aggregator, and steps of honest workers, beside a worker with a huge layout.
 
-The liar (peers/overstating_worker.py) connects first, so it gets the lease to make the initial weights, and describes a
+The liar (peers/overstating_worker.py) answers first, so it gets the lease to make the initial weights, and describes a
 layout of 2^40 elements. It is refused, and comes back every half second with the same lie in Ready. The baseline is the
 same cluster without it, before and after. Memory is the peak since the daemon's start; a step's time is the median over
 windows.
@@ -53,8 +53,7 @@ class _Cluster(AttackedCluster):
     """
 
     def __init__(self, *, with_liar: bool) -> None:
-        # With the liar, three are there when the job starts, so that it gets the first lease.
-        super().__init__({}, "under_layout_liar", ("training_config.min_workers=2",))
+        super().__init__({}, "under_layout_liar")
         self._with_liar = with_liar
         self._liar: subprocess.Popen[str] | None = None
 

@@ -32,6 +32,7 @@ from services.tensors.layout import MAX_ELEMENTS, Layout
 PAUSE_SECONDS = 0.5
 """Time between two lives: a liar that comes as often as a worker that reconnects."""
 LAYOUT = Layout.build([("w", (MAX_ELEMENTS,), True, "w", False)]).dumps().encode()
+LAYOUT_REF = make_ref(LAYOUT)
 
 
 class Life:
@@ -79,7 +80,9 @@ class Life:
             case "join":
                 honest = JobConfig.from_json(command.join.spec_json).parameters.number
                 elements = MAX_ELEMENTS if self._lies_in_ready else honest
-                self._say(ready=pb.Ready(job=command.join.job, layout_hash="0" * 64, elements=elements))
+                self._say(
+                    ready=pb.Ready(job=command.join.job, layout_hash=LAYOUT_REF.sha256, elements=elements)
+                )
             case "lease":
                 lease = command.lease
                 if lease.phase == pb.INITIALISE:
@@ -93,15 +96,13 @@ class Life:
         self._said.put(pb.WorkerMessage(epoch=self._epoch, **body))
 
     def _upload(self) -> files.FileRef:
-        ref = make_ref(LAYOUT)
-
         def pieces() -> Iterator[files.FilePiece]:
-            yield files.FilePiece(file=ref, offset=0, crc32c=google_crc32c.value(LAYOUT), data=LAYOUT)
+            yield files.FilePiece(file=LAYOUT_REF, offset=0, crc32c=google_crc32c.value(LAYOUT), data=LAYOUT)
 
         stub: Any = FilesStub
-        if stub(self._channel).Missing(files.MissingRequest(files=[ref])).missing:
+        if stub(self._channel).Missing(files.MissingRequest(files=[LAYOUT_REF])).missing:
             stub(self._channel).Write(pieces())
-        return ref
+        return LAYOUT_REF
 
 
 def main(address: str, log: Path) -> None:

@@ -114,8 +114,8 @@ class SimulatedCluster:
         if self.scenario.impostor:
             self._start_worker(IMPOSTOR, "another" if self.scenario.impostor == "fingerprint" else "same")
             self.loop.at(10.0, self._decide)
-        if self.scenario.overstates:  # the first worker is to describe the model
-            self.loop.at(6.0 * (self.scenario.overstates == "Ready"), self._start_worker, OVERSTATER)
+        if self.scenario.overstates:
+            self._start_worker(OVERSTATER)
         for number, name in enumerate(names):
             self.loop.at(self.rng.random() * (5 if not number else 40), self._start_worker, name)
         if self.scenario.odd_worker:

@@ -73,6 +73,8 @@ class SimulatedWorker(Process):
         self.left = False
         self._layout = OTHER_LAYOUT if name == IMPOSTOR and cluster.scenario.impostor == "layout" else None
         self.overstates = cluster.scenario.overstates if name == OVERSTATER else ""
+        if self.overstates == "Description":
+            self._layout = HUGE_LAYOUT_REF
         self.sick_leases = 0
         self.failed_in_a_row = 0
         self.clock_rate = cluster.rng.choice((1.0, 1.0, 0.9, 1.5))
@@ -303,7 +305,7 @@ class SimulatedWorker(Process):
     def _build(self, effect: ev.Build) -> Task:
         for here in (0, 1):
             self.report(ev.Fetching(effect.job, "training_config.data_path", here, 1))
-        yield self.cluster.rng.random()
+        yield self.cluster.rng.random() * (not self.overstates)  # a liar builds nothing, and answers first
         if self.cluster.faults.active and self.cluster.rng.random() < UNFIT:
             reason = "the mesh can't be opened"
             self.report(ev.BuildFailed(effect.job, reason, unfit=True, stages=effect.stages))
@@ -323,7 +325,7 @@ class SimulatedWorker(Process):
         built = ev.Built(
             job=job.id,
             layout_hash=job.layout.hash if self._layout is None else self._layout.sha256,
-            elements=MAX_ELEMENTS if self.overstates == "Ready" else job.elements,
+            elements=job.elements + 1000 * (self.overstates == "Ready"),
             evaluation_batches=job.evaluation_batches,
             tokens_per_micro_batch=100,
             fingerprint=self._fingerprint,
@@ -406,8 +408,11 @@ class SimulatedWorker(Process):
             return
         if lease.phase == pb.INITIALISE:
             yield random()
-            layout = HUGE_LAYOUT_REF if self.overstates == "Description" else self._layout or job.layout_ref
-            self.report(ev.InitialWeightsMade(lease.lease, layout, {"config.json": make_ref(b"{}")}))
+            self.report(
+                ev.InitialWeightsMade(
+                    lease.lease, self._layout or job.layout_ref, {"config.json": make_ref(b"{}")}
+                )
+            )
             return
         yield from self._await_weights(state)
         if state.dropped:
