@@ -161,7 +161,7 @@ class Cluster:
         while True:
             try:
                 message = await link.receive()
-            except Exception as error:  # whoever waits for a message of this host is to learn of it
+            except Exception as error:  # so that those who wait for a message of this host are told
                 lost = (
                     error
                     if isinstance(error, TiermeshError)

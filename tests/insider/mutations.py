@@ -18,7 +18,7 @@ def waits_for_chunks_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepSum, "note_owed", lambda self, assignment, now: False)
 
 
-def trusts_whoever_loads_weights(patch: pytest.MonkeyPatch) -> None:
+def takes_loaded_weights_for_work(patch: pytest.MonkeyPatch) -> None:
     """Give a worker a lease in each step that was late with those of all steps before."""
     patch.setattr(results, "MOST_STALLS", sys.maxsize)
 
@@ -37,6 +37,6 @@ MUTATIONS: list[tuple[Any, dict[str, Any]]] = [
         waits_for_chunks_for_ever,
         {"role": Role.WORKER, "tricks": [Trick.FIELD, Trick.WITHHELD], "kind": "ChunkHeader"},
     ),
-    (trusts_whoever_loads_weights, {"role": Role.WORKER, "tricks": [Trick.WITHHELD], "kind": "computed"}),
+    (takes_loaded_weights_for_work, {"role": Role.WORKER, "tricks": [Trick.WITHHELD], "kind": "computed"}),
 ]
 """Mutations, and what the insider lies about so that few seeds are needed."""

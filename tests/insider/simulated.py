@@ -444,7 +444,7 @@ class LyingStandby(Process):
         for _ in range(draw.randrange(self.MOST_ORDERS)):
             order: Any = liar.make_up(pb.OptimizerCommand.DESCRIPTOR)
             if order.HasField("initialise"):
-                continue  # whoever has an aggregator's certificate can have a job fail by it
+                continue  # a holder of an aggregator's certificate can make a job fail by it
             liar.told.append(str(order))
             link.up_control.send(self.epoch, unwrap(order))
         self.later(draw.choice((0.5, 30.0)), self._hang_up, link)
