@@ -210,7 +210,8 @@ class InsiderAggregator(SimulatedAggregator):
             elements = self.core.expected_elements(header.job)
             if self.core.check_chunk(link.session, header) is not None or elements is None:
                 return
-            chunk = TensorChunk(header, _ZEROS[:size], memory=_Intact())  # type: ignore[arg-type]
+            memory: Any = _Intact()
+            chunk = TensorChunk(header, _ZEROS[:size], memory=memory)
             try:
                 wire, pieces = self.core.wire_type(header.kind), self.core.sends_pieces()
                 check_chunk(chunk, elements, wire, pieces=pieces)

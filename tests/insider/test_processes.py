@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -89,7 +91,8 @@ class Probe(threading.Thread):
     def __init__(self, channel: grpc.Channel, spec: str) -> None:
         super().__init__(daemon=True)
         self.problems: list[str] = []
-        self._stub = JobsStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = JobsStub
+        self._stub = stub(channel)
         self._spec = spec
         self._over = threading.Event()
         self._seen = ("", 0)
@@ -136,13 +139,13 @@ def honest_cluster(
     folder: Path, certificates: Path, spec: str, expected: Bits, *, probed: bool = True
 ) -> Iterator[Cluster]:
     """Run a cluster with two honest workers and one undisturbed job; check memory and answers at the end."""
-    settings = {
+    settings: dict[str, Any] = {
         "certificates": certificates,
         "heartbeat_seconds": 2.0,
         "options": ("--no-shared-memory",),
         "aggregator_options": ("--max-upload-gb-per-person", CAP_GB),
     }
-    with Cluster(folder, **settings) as cluster:  # type: ignore[arg-type]
+    with Cluster(folder, **settings) as cluster:
         cluster.call_over(channel_of(cluster, certificates, "bob"))
         for number in range(2):
             name = f"worker-{number + 1}"
@@ -173,7 +176,7 @@ def run_jobs(cluster: Cluster, spec: str, expected: Bits, told: Path) -> int:
     count = 0
     while count < LIES and time.monotonic() < deadline:
         job = cluster.submit(spec)
-        ended = eventually(lambda job=job: _ended(cluster, job), f"the end of {job}; lies: {_last(told)}")  # type: ignore[misc]
+        ended = eventually(partial(_ended, cluster, job), f"the end of {job}; lies: {_last(told)}")
         assert ended.state == jobs.SUCCEEDED, f"{ended.detail}; lies: {_last(told)}"
         assert bits(ended) == expected, f"lies: {_last(told)}"
         count = len(told.read_text().splitlines()) if told.exists() else 0
