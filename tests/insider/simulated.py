@@ -485,6 +485,7 @@ class InsiderCluster(SimulatedCluster):
         liar: what it lies about.
     """
 
+    distrusted = LIAR
     aggregator_type = InsiderAggregator
     optimizer_type = InsiderOptimizer
     aggregator: InsiderAggregator | None
@@ -526,6 +527,7 @@ class InsiderCluster(SimulatedCluster):
             LyingStandby(self)
         else:
             self.loop.at(self._start_seconds, self._start_worker, LIAR)
+            self.loop.at(10.0, self._decide)
         super().run()
 
     def worker_type(self, name: str) -> type[SimulatedWorker]:

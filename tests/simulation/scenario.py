@@ -366,7 +366,7 @@ class Scenario:
         usual = cls.hostile(seed)
         return replace(
             usual, jobs=[job], workers=workers, tiers=draw.choice((2, 3)), optimizer_seconds=0.01, skews=(1, 10),
-            repeat_control=0.0, repeat_chunks=0.0, faults=0,
+            repeat_control=0.0, repeat_chunks=0.0, faults=0, voices=True,
         )  # fmt: skip
 
     @classmethod

@@ -54,6 +54,8 @@ class SimulatedCluster:
         injected: number of injected faults, by kind.
     """
 
+    distrusted = IMPOSTOR
+    """Worker that a person overrules."""
     aggregator_type: type[SimulatedAggregator] = SimulatedAggregator
     optimizer_type: type[SimulatedOptimizer] = SimulatedOptimizer
 
@@ -221,13 +223,13 @@ class SimulatedCluster:
         self.loop.after(1.0, self._cancel, job)
 
     def _decide(self) -> None:
-        """Trust an honest worker where workers disagree, unless the impostor leaves by itself."""
+        """Trust an honest worker where workers disagree, unless the one that is distrusted leaves by itself."""
         aggregator = self.aggregator
         for name, saved in self.disk.jobs.items():
             claims = saved.job.claims
-            honest = [each.worker for claim in claims for each in claim.claimants if each.worker != IMPOSTOR]
+            honest = [each.worker for claim in claims for each in claim.claimants if each.worker != self.distrusted]
             contended = any(each.contends for each in claims)
-            impostors = bool(claims) and IMPOSTOR in {each.worker for each in claims[0].claimants}
+            impostors = bool(claims) and self.distrusted in {each.worker for each in claims[0].claimants}
             stays = impostors and (claims[0].bound or not self.scenario.impostor_leaves)
             if honest and (contended or stays) and aggregator is not None and aggregator.running:
                 self.injected["a person decides"] += aggregator.trust(name, honest[-1])
