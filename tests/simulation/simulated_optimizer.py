@@ -230,6 +230,8 @@ class SimulatedOptimizer(Process):
     # ---- slow work ----
 
     def _load(self, effect: ev.Load) -> None:
+        if not self.core.is_loading(effect.job):
+            return  # the job was closed in the meantime, or an earlier order has loaded it
         job = self.cluster.jobs[effect.job]
         generation = self.cluster.disk.generations.get(job.id, 0)
         if job.earlier is not None and not self.cluster.disk.checkpoints.get(job.id):
