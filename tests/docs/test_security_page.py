@@ -1,4 +1,4 @@
-"""Check that docs/security.md names a test for each sentence on what is protected, and that those tests exist."""
+"""Check that the pages on security and insiders name a test for each sentence on what is protected."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from services.transport.access.rechecks import CHECK_AGAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
+INSIDERS = (ROOT / "docs" / "insiders.md").read_text()
 CERTIFICATES = (ROOT / "docs" / "certificates.md").read_text()
 
 
-def rows(title: str) -> list[list[str]]:
-    """Return the cells of the table in a section."""
-    section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def rows(title: str, page: str = PAGE) -> list[list[str]]:
+    """Return the cells of the table in a section of a page."""
+    section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -25,11 +26,24 @@ def test_each_sentence_has_tests_that_exist() -> None:
     protected = rows("What is protected")
     assert len(protected) >= 15
     for sentence, cell in protected:
-        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cell)
-        assert tests, sentence
-        assert cell == ", ".join(f"`{path}::{name}`" for path, name in tests), sentence
-        for path, name in tests:
-            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), (path, name)
+        check_tests(cell, sentence)
+
+
+def check_tests(cell: str, sentence: str) -> None:
+    """Check that a cell lists tests of a sentence, and nothing else, and that they exist."""
+    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cell)
+    assert tests, sentence
+    assert cell == ", ".join(f"`{path}::{name}`" for path, name in tests), sentence
+    for path, name in tests:
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), (path, name)
+
+
+def test_what_insiders_can_not_do_has_tests_that_exist() -> None:
+    listed = rows("What an insider can and can't do", INSIDERS)
+    assert {role for role, *_ in listed} >= {"worker", "neighbour in a row", "standby", "person"}
+    for role, _, cannot, cell in listed:
+        assert cannot, role
+        check_tests(cell, cannot)
 
 
 def test_every_kind_of_caller_is_listed() -> None:

@@ -227,7 +227,9 @@ class SimulatedCluster:
         aggregator = self.aggregator
         for name, saved in self.disk.jobs.items():
             claims = saved.job.claims
-            honest = [each.worker for claim in claims for each in claim.claimants if each.worker != self.distrusted]
+            honest = [
+                each.worker for claim in claims for each in claim.claimants if each.worker != self.distrusted
+            ]
             contended = any(each.contends for each in claims)
             impostors = bool(claims) and self.distrusted in {each.worker for each in claims[0].claimants}
             stays = impostors and (claims[0].bound or not self.scenario.impostor_leaves)
