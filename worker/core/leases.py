@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.errors import Refusal
-from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.plan import MOST_EVALUATION_BATCHES, WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import chunk_count
@@ -98,7 +98,9 @@ class HeldLease:
 def check_work(lease: pb.Lease, built: Built) -> Refusal | None:
     """Return why a lease asks for more work than the job has; None if it does not. Its sums take memory by its size."""
     batches = lease.phase == pb.EVALUATE
-    most = built.evaluation_batches if batches else built.micro_batches
+    most = built.micro_batches
+    if batches:  # the stages between the first and the last read no data, and so don't know the job's number
+        most = built.evaluation_batches or (MOST_EVALUATION_BATCHES if built.stages is not None else 0)
     beyond = max((lease.first + lease.count, *(each + 1 for each in lease.checksums)))
     if lease.phase == pb.INITIALISE or beyond <= most:
         return None
