@@ -18,7 +18,7 @@ from protos.files_pb2 import FileRef, ReadFileRequest
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.files.errors import FileDamaged, FileMissing, UploadUnderWay
-from services.files.fetch import WrongFile, fetch_once
+from services.files.fetch import MAX_WRONG_FILES, WrongFile, fetch_once
 from services.files.store import FileStore
 from services.files.transfer import MAX_DAMAGED, FileSource, upload_missing
 from services.printable import printable
@@ -205,7 +205,7 @@ class JobsClient:
             tell: called with the same.
             check_damaged: called after bytes arrived damaged; raises Refused to give up.
         """
-        heard_seconds, here, damaged = time.monotonic(), dict[str, int](), 0
+        heard_seconds, here, damaged, wrong = time.monotonic(), dict[str, int](), 0, 0
 
         def note(ref: FileRef, size: int) -> None:
             nonlocal heard_seconds
@@ -217,9 +217,14 @@ class JobsClient:
             try:
                 await self._find_leader()
                 return await attempt(note)
-            except (FileDamaged, WrongFile) as error:
-                damaged += 1
+            except WrongFile as error:
+                wrong += 1
+                if wrong == MAX_WRONG_FILES:
+                    raise
                 lost: TiermeshError = Unanswered(f"aggregator {self.address}: {error}")
+            except FileDamaged as error:
+                damaged += 1
+                lost = Unanswered(f"aggregator {self.address}: {error}")
             except asyncio.TimeoutError:
                 lost = self._no_answer(method)
             except UploadUnderWay as error:
@@ -307,9 +312,11 @@ class JobsClient:
         async for line in self._stream("Logs", request, jobs_pb2.LogLine, limit_seconds=limited):
             yield line
 
-    async def checkpoint(self, job: str, step: int | None) -> cluster_pb2.CheckpointFiles:
-        """Return the files of a checkpoint; `step` None selects the newest."""
-        request = cluster_pb2.CheckpointRequest(job=job, step=step or 0, newest=step is None)
+    async def checkpoint(self, job: str, step: int | None, before: int = 0) -> cluster_pb2.CheckpointFiles:
+        """Return the files of a checkpoint; `step` None selects the newest one before a step, 0 for any."""
+        request = cluster_pb2.CheckpointRequest(
+            job=job, step=before if step is None else step, newest=step is None
+        )
         return await self._ask("Checkpoint", request, cluster_pb2.CheckpointFiles)
 
     async def _ask(self, method: str, request: Message, reply: type[Reply]) -> Reply:

@@ -20,6 +20,7 @@ from services.checkpoints.format import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, 
 from services.checkpoints.read import read_state
 from services.errors import Failed, Refused
 from services.files.errors import FileMissing, NoRoom
+from services.files.fetch import WrongFile
 from services.files.store import FileStore
 
 MAX_FILES = 100
@@ -48,30 +49,54 @@ async def download(
         raise Refused(f"{folder}: can't be written ({error.strerror}); give another folder") from None
     async with JobsClient(target) as client:
         found = await client.checkpoint(job, step)
-        _check_names(client.address, found.files)
-        place = folder / f"step-{found.step:08d}"
-        if place.exists():
-            raise Refused(f"{place}: exists already; remove it or give another folder")
-        partial = folder / f".{place.name}.{found.files[STATE_FILE].sha256[:8]}.partial"
-        try:
-            partial.mkdir(exist_ok=True)
-            await _receive(client, job, found, partial)
-            _check_content(client.address, job, found, partial)
-            for leftover in {path.name for path in partial.iterdir()} - found.files.keys():
-                (partial / leftover).unlink()
-            partial.replace(place)
-        except (FileMissing, _WrongCheckpoint):
-            shutil.rmtree(partial, ignore_errors=True)  # it can't be completed any more
-            raise
-        except NoRoom as full:
-            raise Failed(f"{partial}: {full}, and repeat the command to go on") from None
-        except OSError as error:
-            raise Failed(
-                f"{folder}: can't be written ({error.strerror}); free space or give another folder"
-            ) from None
+        while True:
+            try:
+                place = await _download(client, job, found, folder)
+                break
+            except _DamagedCheckpoint as damaged:
+                if step is not None or not found.step:
+                    raise
+                damaged_step = found.step
+                try:
+                    found = await client.checkpoint(job, None, before=damaged_step)
+                except Refused:
+                    raise damaged from None
+                if found.step >= damaged_step:  # a lie, which would go on without end
+                    raise damaged from None
+                output.warn(f"{damaged}; falling back to step {found.step}")
     size_bytes = sum(ref.size for ref in found.files.values())
     output.say(f"{place}  ({size_bytes:,} bytes)")
     output.result({"job": job, "step": found.step, "path": str(place), "bytes": size_bytes})
+
+
+async def _download(client: JobsClient, job: str, found: CheckpointFiles, folder: Path) -> Path:
+    """Write one checkpoint, and return its folder; see `download`."""
+    _check_names(client.address, found.files)
+    place = folder / f"step-{found.step:08d}"
+    if place.exists():
+        raise Refused(f"{place}: exists already; remove it or give another folder")
+    partial = folder / f".{place.name}.{found.files[STATE_FILE].sha256[:8]}.partial"
+    try:
+        partial.mkdir(exist_ok=True)
+        await _receive(client, job, found, partial)
+        _check_content(client.address, job, found, partial)
+        for leftover in {path.name for path in partial.iterdir()} - found.files.keys():
+            (partial / leftover).unlink()
+        partial.replace(place)
+    except (FileMissing, _WrongCheckpoint, _DamagedCheckpoint):
+        shutil.rmtree(partial, ignore_errors=True)  # it can't be completed any more
+        raise
+    except NoRoom as full:
+        raise Failed(f"{partial}: {full}, and repeat the command to go on") from None
+    except OSError as error:
+        raise Failed(
+            f"{folder}: can't be written ({error.strerror}); free space or give another folder"
+        ) from None
+    return place
+
+
+class _DamagedCheckpoint(Refused):
+    """A file of the checkpoint arrives again and again with other bytes than `state.json` names."""
 
 
 class _WrongCheckpoint(Failed):
@@ -97,7 +122,13 @@ async def _receive(client: JobsClient, job: str, found: CheckpointFiles, folder:
     for name, ref in found.files.items():
         if not (folder / name).exists():
             request = ReadFileRequest(sha256=ref.sha256, job=job, step=found.step)
-            await client.download(request, store)
+            try:
+                await client.download(request, store)
+            except WrongFile:
+                raise _DamagedCheckpoint(
+                    f"job {job}: step {found.step}: {name} is damaged; restore it on the host that keeps it, or give "
+                    "another --step"
+                ) from None
             store.path_of(ref.sha256).replace(folder / name)
 
 

@@ -288,6 +288,8 @@ class CheckpointStore:
                 return path, read_refs(path)
 
             def read_unless_void(path: Path) -> tuple[Path, Mapping[str, FileRef]]:
+                if request.step and (step_of_folder(path.name) or 0) >= request.step:
+                    raise Refused(f"checkpoint {path}: not before step {request.step}")
                 _check_not_void(void, path)
                 return read(path)
 

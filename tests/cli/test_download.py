@@ -96,21 +96,22 @@ def send_nothing(aggregator: FakeAggregator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected", "stays"),
+    ("fault", "expected", "code", "stays"),
     [
-        (damage, "bytes with SHA-256", True),
-        (escape, "'../escaped'", False),
-        (lengthen, "of 1000000 bytes arrived", True),
-        (leave_out, "sent 2 files of the checkpoint of job job-1, step 500; expected the 3 of job", False),
-        (add, "sent 4 files", False),
-        (send_nothing, "sent 0 names of files", False),
-        (send_another_step, "step 500; expected the 3 of job job-1, step 400", False),
+        (damage, "step 500: model.safetensors is damaged", 2, False),
+        (escape, "'../escaped'", 1, False),
+        (lengthen, "of 1000000 bytes arrived", 1, True),
+        (leave_out, "sent 2 files of the checkpoint of job job-1, step 500; expected the 3 of job", 1, False),
+        (add, "sent 4 files", 1, False),
+        (send_nothing, "sent 0 names of files", 1, False),
+        (send_another_step, "step 500; expected the 3 of job job-1, step 400", 1, False),
     ],
     ids=["damage", "escape", "lengthen", "leave_out", "add", "send_nothing", "another_step"],
 )
 def test_an_incomplete_download_never_looks_complete(
     fault: Callable[[FakeAggregator], None],
     expected: str,
+    code: int,
     stays: bool,
     checkpoint: Path,
     aggregator: FakeAggregator,
@@ -121,7 +122,7 @@ def test_an_incomplete_download_never_looks_complete(
     monkeypatch.setattr("cli.client._RETRY_SECONDS", 0.01)
     fault(aggregator)
     target = tmp_path / "target"
-    assert run(aggregator, target) == 1
+    assert run(aggregator, target) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
     left = [path.name for path in target.iterdir()] if target.exists() else []
