@@ -160,6 +160,7 @@ def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> N
     for seed in range(16):
         SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), repeat_control=0.5)).run()
     SimulatedCluster(0, scenario=replace(Scenario.split(0), repeat_control=0.5)).run()
+    SimulatedCluster(4, scenario=replace(Scenario.lying(4), tiers=3, repeat_control=0.5)).run()
     bodies = {
         body for words in (WorkerBody, WorkerOrder, OptimizerBody, OptimizerOrder) for body in get_args(words)
     }

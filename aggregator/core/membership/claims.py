@@ -299,7 +299,7 @@ def void_of(job: Job) -> list[Void]:
 def is_void(job: Job, version: Version) -> bool:
     """Return whether weights are void since their claimants have left or were overruled."""
     given = job.HasField("start") and version.step <= job.start.first_step  # by another job, not by a worker
-    return version.generation <= job.void_generation and not given
+    return bool(job.void_generation) and version.generation <= job.void_generation and not given
 
 
 # ---- a person's decision ----

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protos import cluster_pb2 as pb
+from services.pipeline.split import StageRun
+from services.protocol.plan import MOST_EVALUATION_BATCHES
 from tests.support.dialogues.worker import describe_effect, start_with_weights
 from worker.core import events as ev
+from worker.core.leases import check_work
 
 # ---- leases that are granted before their weights have arrived ----
 
@@ -113,3 +118,26 @@ def test_a_verification_reports_its_checksum_and_sends_no_sum() -> None:
 def test_a_verification_is_dropped_when_newer_weights_arrive() -> None:
     talk = start_with_weights()
     talk.lease(5, phase=pb.VERIFY)
+
+
+# ---- leases of more work than the job has ----
+
+
+@pytest.mark.parametrize(
+    ("stages", "evaluation_batches", "stop", "is_refused"),
+    [
+        (None, 3, 3, False),
+        (None, 3, 4, True),
+        (None, 0, 1, True),
+        (StageRun(1, 1), 0, 3, False),
+        (StageRun(1, 1), 0, MOST_EVALUATION_BATCHES + 1, True),
+        (StageRun(0, 1), 3, 4, True),
+    ],
+)
+def test_an_evaluation_is_held_to_the_number_of_batches_if_the_worker_knows_it(
+    stages: StageRun | None, evaluation_batches: int, stop: int, is_refused: bool
+) -> None:
+    """A stage between the first and the last reads no data."""
+    built = ev.Built("a", "hash", 10, evaluation_batches, 5, stages=stages)
+    lease = pb.Lease(lease=7, phase=pb.EVALUATE, first=stop - 1, count=1)
+    assert (check_work(lease, built) is not None) == is_refused

@@ -342,3 +342,4 @@ def test_what_a_job_starts_from_stays() -> None:
     assert job.step == 5
     assert void_of(job) == [Void(generation=3, step=5)]
     assert is_void(job, Version(3, 6)) and not is_void(job, Version(3, 5))
+    assert not is_void(Job(), Version(0, 5)), "nothing was declared void"
