@@ -19,6 +19,7 @@ from protos import cluster_pb2 as pb
 from protos import pipeline_pb2 as pipeline
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.format import check_file_names
+from services.config.job import MOST_SPEC_BYTES
 from services.errors import TiermeshError
 from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.envelope import unwrap
@@ -43,8 +44,8 @@ from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_worker import SimulatedWorker
 from worker.core.lanes import Position
 
-HELD_BYTES = 1 << 16
-"""Largest size of what a role's core keeps. Undisturbed runs of these jobs keep at most a third of it."""
+HELD_BYTES = (1 << 16) + MOST_SPEC_BYTES
+"""Largest size of what a role's core keeps, one spec included. Undisturbed runs of these jobs keep far less."""
 MOST_SECONDS = 5 * STANDARD_TIMEOUTS.stall
 """Longest run. An insider may have a few leases be late, one after the other."""
 UNEXPLAINED_SECONDS = 60.0
