@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from aggregator.core.events import CancelRequested, Submitted, TrustRequested
 from aggregator.core.job_report import Record, cancel_job, copy_job
 from aggregator.core.membership.claims import trust
-from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobPage, JobQueue
+from aggregator.storage.job_queue import ALL_JOBS, LARGEST_PAGE_JOBS, JobFilter, JobPage, JobQueue
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job, Start
@@ -162,13 +162,33 @@ class JobRegister:
         live = self._live.get(job)
         return live.job if live is not None else self._queue.find(job)
 
-    def page(self, after: int | None, limit: int, *, newest_first: bool) -> JobPage:
+    def look_up(self, part: str) -> Job | None:
+        """Return the record of the one job whose id contains a text; see `JobQueue.resolve_id`.
+
+        Raises:
+            Refused: several ids contain it, or the text is empty.
+            Failed: the queue can't be read.
+        """
+        if part in self._live:
+            return self._live[part].job
+        job = self._queue.resolve_id(part)
+        return None if job is None else self.find(job)
+
+    def page(
+        self,
+        after: int | None,
+        limit: int,
+        *,
+        newest_first: bool,
+        only: JobFilter = ALL_JOBS,
+    ) -> JobPage:
         """Return some jobs in a row; see `JobQueue.page`.
 
         Raises:
             Failed: the queue can't be read.
         """
-        found = self._queue.page(after, limit or LARGEST_PAGE_JOBS, newest_first=newest_first)
+        limit = limit or LARGEST_PAGE_JOBS
+        found = self._queue.page(after, limit, newest_first=newest_first, only=only)
         jobs = [self._live[each.id].job if each.id in self._live else each for each in found.jobs]
         return JobPage(jobs, found.next_place)
 

@@ -44,6 +44,8 @@ class JobStarts:
         start = config.start_from
         if start is None:
             return config
+        start = start.model_copy(update={"job": self._resolve(start.job)})
+        config = config.model_copy(update={"start_from": start})
         found = (await self._stored.list([start.job], hashes=True))[start.job]
         earlier = self._read_ended(start.job)
         checkpoint = _choose(start, found)
@@ -57,14 +59,19 @@ class JobStarts:
             Refused: the request is out of range, or there is no such job or checkpoint.
             Failed: the queue can't be read, or the optimizer does not answer.
         """
+        job = self._resolve(request.job)
         config = continued(
-            self._read_ended(request.job),
-            request.job,
+            self._read_ended(job),
+            job,
             step=request.step if request.HasField("step") else None,
             steps=request.steps,
             total_steps=request.total_steps if request.HasField("total_steps") else None,
         )
         return await self.pin(config)
+
+    def _resolve(self, part: str) -> str:
+        """Return the id of the job that a part of it names; the part itself if there is no such job."""
+        return self._queue.resolve_id(part) or part
 
     def _read_ended(self, job: str) -> JobConfig:
         """Return the config of a job that has ended (Refused if it has not, or its config can't be read)."""

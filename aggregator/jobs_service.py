@@ -18,8 +18,9 @@ from aggregator.core.retention import Limits, Part
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
 from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
+from aggregator.storage.job_queue import JobFilter
 from aggregator.storage.journal import Journal
-from aggregator.storage.log_lines import lines_of_event
+from aggregator.storage.log_lines import TIMING, lines_of_event
 from aggregator.storage.queue_file import DiskFull
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos import jobs_pb2 as jobs
@@ -150,7 +151,12 @@ class JobsServicer:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         after = int(token) if token else None
         try:
-            page = self._backend.register.page(after, request.limit, newest_first=request.newest_first)
+            page = self._backend.register.page(
+                after,
+                request.limit,
+                newest_first=request.newest_first,
+                only=JobFilter(frozenset(request.states), request.owner, request.name),
+            )
         except Failed as failed:
             await _abort_failed(context, failed)
         following = "" if page.next_place is None else str(page.next_place)
@@ -162,10 +168,10 @@ class JobsServicer:
 
     async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
         """Cancel a queued or running job; once this answers, it does not run again."""
-        owner = (await self._job(request.job, context)).owner
+        found = await self._job(request.job, context)
         try:
-            _check_owner(owner, CANCEL_OTHERS_JOB)
-            job = self._backend.register.cancel(request.job)
+            _check_owner(found.owner, CANCEL_OTHERS_JOB)
+            job = self._backend.register.cancel(found.id)
         except Denied as denied:
             await _abort(context, denied.code, str(denied))
         except Refused as refused:
@@ -177,10 +183,10 @@ class JobsServicer:
 
     async def Trust(self, request: jobs.TrustRequest, context: Context) -> jobs.Job:
         """Pin a running job to what a worker says of it; once this answers, the decision survives kill -9."""
-        owner = (await self._job(request.job, context)).owner
+        found = await self._job(request.job, context)
         try:
-            _check_owner(owner, TRUST_IN_OTHERS_JOB)
-            job = self._backend.register.trust(request.job, request.worker)
+            _check_owner(found.owner, TRUST_IN_OTHERS_JOB)
+            job = self._backend.register.trust(found.id, request.worker)
         except Denied as denied:
             await _abort(context, denied.code, str(denied))
         except Refused as refused:
@@ -205,17 +211,19 @@ class JobsServicer:
         """Stream a job's log so far, and with `follow` until the job ends."""
         job = await self._job(request.job, context)
         with self._backend.journal.subscription(job.id) as events:
-            async for line in self._backend.journal.lines(job.id):
+            lines = self._backend.journal.lines(job.id, timing=request.timing, tail=request.tail)
+            async for line in lines:
                 yield line
             while request.follow and (job.state not in ENDED_STATES or not events.empty()):
                 event = await _next(events, context)
                 job = event.job
                 for each in lines_of_event(event):
-                    yield jobs.LogLine(seconds=event.seconds, text=each.text)
+                    if request.timing or each.kind != TIMING:
+                        yield jobs.LogLine(seconds=event.seconds, text=each.text)
 
     async def Checkpoint(self, request: CheckpointRequest, context: Context) -> CheckpointFiles:
         """Return the files of a checkpoint, which `tiermesh.Files` sends."""
-        await self._job(request.job, context)
+        request.job = (await self._job(request.job, context)).id
         try:
             return await self._backend.stored.list_files(request)
         except Refused as refused:
@@ -275,16 +283,17 @@ class JobsServicer:
         self, request: jobs.PruneRequest, part: Part, limits: Limits, context: Context
     ) -> list[str]:
         """Return the ids of the ended jobs that a request is about, newest first."""
-        named = set(request.jobs)
+        named: dict[str, None] = {}  # in order
         for each in request.jobs:
             job = await self._job(each, context)
             _check_owner(job.owner, PRUNE_OTHERS_JOB)
             if job.state not in ENDED_STATES:
                 state = jobs.JobState.Name(job.state).lower()
-                text = f"job {each} is {state}; only jobs that have ended can be pruned, so cancel it first"
+                text = f"job {job.id} is {state}; only jobs that have ended can be pruned, so cancel it first"
                 await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+            named[job.id] = None
         if named and not limits.are_given:
-            return list(dict.fromkeys(request.jobs))
+            return list(named)
 
         def is_meant(job: EndedRecord) -> bool:
             try:
@@ -307,12 +316,15 @@ class JobsServicer:
                 jobs.JobEvent(job=job, seconds=time.time(), kind="audit", text=text)
             )
 
-    async def _job(self, job: str, context: Context) -> jobs.Job:
+    async def _job(self, part: str, context: Context) -> jobs.Job:
+        """Return the record of the job that a request names by its id, a part of it, or `latest`."""
         try:
-            found = self._backend.register.find(job)
+            found = self._backend.register.look_up(part)
             if found is None:
-                await _abort(context, grpc.StatusCode.NOT_FOUND, self._backend.register.describe_unknown(job))
+                await _abort(context, grpc.StatusCode.NOT_FOUND, self._backend.register.describe_unknown(part))
             return found
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         except Failed as failed:
             await _abort_failed(context, failed)
 

@@ -34,7 +34,7 @@ async def download(
 
     Args:
         target: aggregator to ask.
-        job: id of the job.
+        job: id of the job, a part of it, or `latest`.
         folder: folder for the checkpoint, created if missing; it must not contain that checkpoint yet.
         step: step of the checkpoint; None for the newest.
         output: where the result goes.
@@ -48,6 +48,7 @@ async def download(
     except OSError as error:
         raise Refused(f"{folder}: can't be written ({error.strerror}); give another folder") from None
     async with JobsClient(target) as client:
+        job = (await client.job(job)).id  # which the checkpoint's files name in full
         found = await client.checkpoint(job, step)
         while True:
             try:

@@ -90,9 +90,8 @@ async def prune(target: AggregatorTarget, options: PruneOptions, output: Output)
             "bytes": sum(each.bytes for each in gone),
         }
     )
-    stays = next((each for each in kept if each.job.id in options.jobs), None)
-    if stays is not None:
-        raise Failed(f"job {stays.job.id}: not pruned: {stays.kept}")
+    if options.jobs and kept:
+        raise Failed(f"job {kept[0].job.id}: not pruned: {kept[0].kept}")
 
 
 async def _ask(client: JobsClient, options: PruneOptions) -> list[jobs_pb2.PrunedJob]:

@@ -64,14 +64,20 @@ class ContinueRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., request_id: _Optional[str] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("page_token", "limit", "newest_first")
+    __slots__ = ("page_token", "limit", "newest_first", "states", "owner", "name")
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     page_token: str
     limit: int
     newest_first: bool
-    def __init__(self, page_token: _Optional[str] = ..., limit: _Optional[int] = ..., newest_first: _Optional[bool] = ...) -> None: ...
+    states: _containers.RepeatedScalarFieldContainer[JobState]
+    owner: str
+    name: str
+    def __init__(self, page_token: _Optional[str] = ..., limit: _Optional[int] = ..., newest_first: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[JobState, str]]] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class ListReply(_message.Message):
     __slots__ = ("jobs", "next_page_token")
@@ -88,7 +94,7 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu", "samples_per_second", "claims", "void_generation")
+    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu", "samples_per_second", "claims", "void_generation", "workers", "waiting", "worker_seconds", "evaluated_batches", "evaluation_batches")
     class TrustedStepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +102,13 @@ class Job(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class WorkerSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +144,11 @@ class Job(_message.Message):
     SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     VOID_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_BATCHES_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: JobState
@@ -166,7 +184,12 @@ class Job(_message.Message):
     samples_per_second: float
     claims: _containers.RepeatedCompositeFieldContainer[Claim]
     void_generation: int
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., void_generation: _Optional[int] = ...) -> None: ...
+    workers: int
+    waiting: str
+    worker_seconds: _containers.ScalarMap[str, float]
+    evaluated_batches: int
+    evaluation_batches: int
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., void_generation: _Optional[int] = ..., workers: _Optional[int] = ..., waiting: _Optional[str] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., evaluated_batches: _Optional[int] = ..., evaluation_batches: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("fingerprint", "layout_hash", "elements", "claimants", "bound", "contends", "evaluation_batches")
@@ -274,12 +297,16 @@ class JobEvent(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., seconds: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
-    __slots__ = ("job", "follow")
+    __slots__ = ("job", "follow", "tail", "timing")
     JOB_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     job: str
     follow: bool
-    def __init__(self, job: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
+    tail: int
+    timing: bool
+    def __init__(self, job: _Optional[str] = ..., follow: _Optional[bool] = ..., tail: _Optional[int] = ..., timing: _Optional[bool] = ...) -> None: ...
 
 class LogLine(_message.Message):
     __slots__ = ("seconds", "text")
@@ -294,7 +321,14 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("epoch", "tiers", "optimizer", "workers", "running_job", "waiting", "shards", "waits", "leader", "standbys")
+    __slots__ = ("epoch", "tiers", "optimizer", "workers", "running_job", "waiting", "shards", "waits", "worker_seconds", "leader", "standbys")
+    class WorkerSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +337,7 @@ class ClusterStatus(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -313,9 +348,10 @@ class ClusterStatus(_message.Message):
     waiting: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    worker_seconds: _containers.ScalarMap[str, float]
     leader: str
     standbys: _containers.RepeatedCompositeFieldContainer[Standby]
-    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., running_job: _Optional[str] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., running_job: _Optional[str] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("name", "seconds_since_heard")
@@ -358,7 +394,7 @@ class ShardStatus(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., detail: _Optional[str] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second", "row", "first_stage", "stages")
+    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second", "row", "first_stage", "stages", "activity", "seconds_since_speed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +406,8 @@ class Member(_message.Message):
     ROW_FIELD_NUMBER: _ClassVar[int]
     FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_SPEED_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     state: str
@@ -381,7 +419,9 @@ class Member(_message.Message):
     row: int
     first_stage: int
     stages: int
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ..., row: _Optional[int] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
+    activity: str
+    seconds_since_speed: float
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ..., row: _Optional[int] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., activity: _Optional[str] = ..., seconds_since_speed: _Optional[float] = ...) -> None: ...
 
 class PruneRequest(_message.Message):
     __slots__ = ("jobs", "older_than_seconds", "keep", "max_bytes", "part", "dry_run")

@@ -27,7 +27,11 @@ LARGEST_PAGE_JOBS = 1_000
 LARGEST_PAGE_BYTES = 1 << 20
 """Size of a page's records, far below that of a message."""
 
+LATEST = "latest"
+"""Name by which people call the newest job."""
+
 _ID_DRAWS = 100
+_MOST_CANDIDATES = 5
 
 
 class StoredJob(NamedTuple):
@@ -52,6 +56,31 @@ class JobPage(NamedTuple):
 
     jobs: list[jobs_pb2.Job]
     next_place: int | None
+
+
+class JobFilter(NamedTuple):
+    """The jobs that a list is about.
+
+    Attributes:
+        states: states of the jobs; empty for all.
+        owner: person who owns them; empty for all.
+        name: part of their names; empty for all.
+    """
+
+    states: frozenset[jobs_pb2.JobState] = frozenset()
+    owner: str = ""
+    name: str = ""
+
+    def matches(self, job: jobs_pb2.Job) -> bool:
+        """Return whether the list is about a job."""
+        return (
+            (not self.states or job.state in self.states)
+            and (not self.owner or job.owner == self.owner)
+            and self.name in job.name
+        )
+
+
+ALL_JOBS = JobFilter()
 
 
 class JobQueue(QueueFile):
@@ -163,12 +192,45 @@ class JobQueue(QueueFile):
                 raise ValueError("a job's spec is not text")
             return row[0]
 
-    def page(self, after: int | None, limit: int, *, newest_first: bool = False) -> JobPage:
+    def resolve_id(self, part: str) -> str | None:
+        """Return the id of the one job whose id contains a text; None if there is none. `latest` is the newest job.
+
+        Raises:
+            Refused: several ids contain it, or the text is empty.
+            Failed: the file can't be read.
+        """
+        if part == LATEST:
+            newest = self.page(None, 1, newest_first=True).jobs
+            return newest[0].id if newest else None
+        if not part:
+            raise Refused(f"no job is named: give a job's id, any part that only its id contains, or {LATEST}")
+        # In the order of the index on ids, which has all that this reads.
+        query = "SELECT id FROM jobs WHERE instr(id, ?) LIMIT ?"
+        with self._lock, self._explain_errors():
+            exact = self._connection.execute("SELECT id FROM jobs WHERE id = ?", (part,)).fetchone()
+            rows = [exact] if exact else self._connection.execute(query, (part, _MOST_CANDIDATES + 1)).fetchall()
+        if len(rows) > 1:
+            more = ", ..." if len(rows) > _MOST_CANDIDATES else ""
+            candidates = ", ".join(row[0] for row in rows[:_MOST_CANDIDATES])
+            raise Refused(f"job {part!r}: the ids of several jobs contain this: {candidates}{more}; give more of one")
+        return str(rows[0][0]) if rows else None
+
+    def page(
+        self,
+        after: int | None,
+        limit: int,
+        *,
+        newest_first: bool = False,
+        only: JobFilter = ALL_JOBS,
+    ) -> JobPage:
         """Return the records of some jobs in a row, in order of submission or in reverse.
 
         Args:
             after: the `next_place` of the page before; None for the first page.
-            limit: the number of jobs; at most `LARGEST_PAGE_JOBS` are returned, and `LARGEST_PAGE_BYTES` or one job.
+            limit: the number of jobs; at most `LARGEST_PAGE_JOBS` are looked at, and `LARGEST_PAGE_BYTES` or one job
+                returned.
+            newest_first: whether the newest job comes first.
+            only: the jobs to return; others are passed over, so that a page may be empty though more follow.
 
         Raises:
             Failed: the file can't be read.
@@ -176,18 +238,21 @@ class JobQueue(QueueFile):
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
         start = after if after is not None else (1 << 63) - 1 if newest_first else 0
         limit = min(limit, LARGEST_PAGE_JOBS)
+        most = limit if only == ALL_JOBS else LARGEST_PAGE_JOBS
         query = f"SELECT place, job FROM jobs WHERE place {beyond} ? ORDER BY place {order} LIMIT ?"
         with self._lock, self._explain_errors():
-            rows = self._connection.execute(query, (start, limit + 1)).fetchall()
+            rows = self._connection.execute(query, (start, most + 1)).fetchall()
             jobs: list[jobs_pb2.Job] = []
-            size, last = 0, start
-            for place, job in rows[:limit]:
-                size += len(job)
-                if jobs and size > LARGEST_PAGE_BYTES:
-                    break
-                jobs.append(_record(job))
-                last = place
-            return JobPage(jobs, last if len(jobs) < len(rows) else None)
+            size, last, passed = 0, start, 0
+            for place, stored in rows[:most]:
+                job = _record(stored)
+                if only.matches(job):
+                    size += len(stored)
+                    if len(jobs) == limit or (jobs and size > LARGEST_PAGE_BYTES):
+                        break
+                    jobs.append(job)
+                last, passed = place, passed + 1
+            return JobPage(jobs, last if passed < len(rows) else None)
 
     def _check_caps(self, owner: str, caps: Caps) -> None:
         """Check that there may be another live job, within the transaction that inserts it (CapReached)."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from aggregator.storage.log_lines import lines_of_event
+from aggregator.storage.log_lines import TIMING, lines_of_event
 from aggregator.storage.log_writer import LogWriter
 from protos.jobs_pb2 import JobEvent, LogLine
 from services.caps import MB, Cap, Caps
@@ -18,6 +19,8 @@ from services.protocol.bounds import LOG_LINE_CHARACTERS
 
 PIECE_BYTES = 1 << 16
 """Bytes of a log that are read at once."""
+MOST_TAIL_LINES = 10_000
+"""Largest number of newest lines of a log that are asked for."""
 BACKLOG_EVENTS = 1024
 """Events that wait for a slow watcher; with more, the oldest are dropped, never the job's end."""
 
@@ -59,10 +62,18 @@ class Journal:
                     watcher.get_nowait()
                 watcher.put_nowait(None)
 
-    async def lines(self, job: str) -> AsyncIterator[LogLine]:
-        """Yield the job's log up to now. A thread reads the disk, a piece at a time, as fast as the lines are taken."""
+    async def lines(self, job: str, *, timing: bool = True, tail: int = 0) -> AsyncIterator[LogLine]:
+        """Yield the job's log up to now. A thread reads the disk, a piece at a time, as fast as the lines are taken.
+
+        Args:
+            job: id of the job.
+            timing: whether to yield the lines about steps that are no event of their own.
+            tail: number of newest lines to yield; 0 for all.
+        """
         # Opened at once, since later events may remove lines, and are what subscribers get.
-        pieces = _read_pieces([*self._writer.log_of(job).open()])
+        pieces = _read_pieces([*self._writer.log_of(job).open()], timing)
+        if tail:
+            pieces = iter([await asyncio.to_thread(_keep_last, pieces, tail)])
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             for line in piece:
                 yield line
@@ -98,16 +109,24 @@ class Journal:
                 self._watchers.pop(job, None)
 
 
-def _read_pieces(files: Sequence[tuple[IO[bytes], int]]) -> Iterator[list[LogLine]]:
+def _keep_last(pieces: Iterator[list[LogLine]], count: int) -> list[LogLine]:
+    """Return the last lines of all pieces, at most `MOST_TAIL_LINES`."""
+    last: deque[LogLine] = deque(maxlen=min(count, MOST_TAIL_LINES))
+    for piece in pieces:
+        last.extend(piece)
+    return list(last)
+
+
+def _read_pieces(files: Sequence[tuple[IO[bytes], int]], timing: bool) -> Iterator[list[LogLine]]:
     """Yield the lines of a log's open files, each up to its size, some at a time; then close them."""
     with ExitStack() as stack:
         for file, _ in files:
             stack.enter_context(file)
         for file, size in files:
-            yield from _read_file(file, size)
+            yield from _read_file(file, size, timing)
 
 
-def _read_file(file: IO[bytes], size: int) -> Iterator[list[LogLine]]:
+def _read_file(file: IO[bytes], size: int, timing: bool) -> Iterator[list[LogLine]]:
     """Yield the lines of the first `size` bytes of a file, some at a time; a line of more than a piece is left out."""
     rest, is_cut = b"", False
     while size > 0 and (data := file.read(min(PIECE_BYTES, size))):
@@ -118,17 +137,19 @@ def _read_file(file: IO[bytes], size: int) -> Iterator[list[LogLine]]:
             is_cut = False
         if len(rest) > PIECE_BYTES:
             rest, is_cut = b"", True
-        yield _parse(lines)
+        yield _parse(lines, timing)
     if not is_cut:
-        yield _parse([rest])
+        yield _parse([rest], timing)
 
 
-def _parse(texts: list[bytes]) -> list[LogLine]:
+def _parse(texts: list[bytes], timing: bool) -> list[LogLine]:
     lines = []
     for text in texts:
         try:
             line = json.loads(text)
+            if not timing and line.get("kind") == TIMING:
+                continue
             lines.append(LogLine(seconds=line["seconds"], text=line["text"]))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # cut off or overwritten by a power loss, which progress events need not survive
     return lines

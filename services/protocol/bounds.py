@@ -84,6 +84,7 @@ _LINE, _FAILURE, _PATH = _text(LINE_CHARACTERS), _text(FAILURE_CHARACTERS), Boun
 
 BOUNDS: Mapping[str, Bound] = {
     # texts
+    "activity": _WORD,
     "address": Bound(bytes=300),
     "after": _ID,
     "arch": _WORD,
@@ -139,6 +140,7 @@ BOUNDS: Mapping[str, Bound] = {
     "PassMessage.payload": Bound(bytes=2 << 20),
     # lists and maps
     "ArrayHeader.shape": Bound(count=8),
+    "ListRequest.states": Bound(count=8),
     "AxisReport.wrong": Bound(bytes=_LINE.bytes, count=8),
     "ChunkHeader.losses": Bound(count=MAX_MICRO_BATCHES),
     "ClusterStatus.shards": Bound(count=MAX_SHARDS),
@@ -177,6 +179,7 @@ BOUNDS: Mapping[str, Bound] = {
     "chunks": Bound(count=MAX_RUNS),
     "files": Bound(bytes=128, count=128),
     "fingerprint": Bound(bytes=256, count=32),
+    "worker_seconds": Bound(bytes=32, count=32),
     "non_finite": Bound(count=MAX_REPORTED_MICRO_BATCHES),
 }
 """Bounds by `Message.field`, or by the field's name where it means the same in all messages."""
