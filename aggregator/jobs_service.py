@@ -321,7 +321,9 @@ class JobsServicer:
         try:
             found = self._backend.register.look_up(part)
             if found is None:
-                await _abort(context, grpc.StatusCode.NOT_FOUND, self._backend.register.describe_unknown(part))
+                await _abort(
+                    context, grpc.StatusCode.NOT_FOUND, self._backend.register.describe_unknown(part)
+                )
             return found
         except Refused as refused:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))

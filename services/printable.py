@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 LINE_CHARACTERS = 300
 """Longest line that people are shown about something refused, in characters."""
 FAILURE_CHARACTERS = 1000
@@ -14,6 +16,8 @@ _WORD_CHARACTERS = 40
 """A word is not cut below this length, in characters, to make its line fit."""
 _LONGEST_WORDS = 4
 """So many words of a line are cut before the line itself is: a line quotes few paths."""
+_MOST_NAMES = 3
+"""Number of names that are given of all that have one reason."""
 _EXAMINED_TIMES = 20
 """A text is examined word by word up to so many times its limit."""
 
@@ -49,6 +53,30 @@ def one_line(text: str, limit: int = LINE_CHARACTERS) -> str:
     if len(text) > 2 * half:
         text = f"{text[:half]} {_ELLIPSIS} {text[-half:]}"
     return printable(" ".join(text.split()), limit)
+
+
+def join_reasons(reasons: Mapping[str, str]) -> str:
+    """Return names with their reasons in brackets, as in "a and b (gone), c (building)"; see `group_by_reason`."""
+    return ", ".join(f"{names} ({reason})" for names, reason in group_by_reason(reasons))
+
+
+def group_by_reason(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return each reason once, after the names that have it, as in "a, b and 3 others".
+
+    Args:
+        reasons: reason by name.
+    """
+    names_of: dict[str, list[str]] = {}
+    for name, reason in sorted(reasons.items()):
+        names_of.setdefault(reason, []).append(name)
+    return [(join_names(names), reason) for reason, names in names_of.items()]
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return some names: all of them up to three, else two and how many others."""
+    if len(names) > _MOST_NAMES:
+        names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

@@ -44,7 +44,8 @@ from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, take_back_start
-from aggregator.core.waits import OptimizerWait, describe_optimizer_debt, describe_wait
+from aggregator.core.waits import OptimizerWait, describe_lack, describe_optimizer_debt, describe_wait
+from aggregator.core.worker_activities import WorkerActivities, find_activity
 from aggregator.core.worker_reports import take_report
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Wait
@@ -85,6 +86,7 @@ class AggregatorCore:
         run: the running job; None if there is none.
         optimizer: the optimizer's name; None while it is not connected.
         check_under_way: whether a check of meshes and links is under way, which no job may disturb.
+        activities: what the workers do with their time.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class AggregatorCore:
         self.run: RunningJob | None = None
         self.optimizer: str | None = None
         self.check_under_way = False
+        self.activities = WorkerActivities()
         self._optimizer_lost_reason = "not connected yet"
         self._optimizer_wait = OptimizerWait()
         self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
@@ -179,6 +182,7 @@ class AggregatorCore:
             running_job=self.run.job.id if self.run else "",
             waiting=self.describe_wait(now) or "",
             waits=self.waits(now),
+            worker_seconds=self.activities.times.last_hour(own_now),
         )
         status.workers.extend(self._describe(member, own_now) for member in self.members.values())
         return status
@@ -193,6 +197,8 @@ class AggregatorCore:
             step=member.loaded_version.step if member.loaded_version else 0,
             seconds_since_heard=own_now - member.heard_seconds,
             micro_batches_per_second=member.speed,
+            activity=find_activity(self.run, member, bool(self.optimizer), own_now).value,
+            seconds_since_speed=self.activities.seconds_since_speed(member.session, own_now),
         )
         seat = self.run.holders.find_seat(member) if self.run is not None else None
         if seat is not None:
@@ -242,6 +248,13 @@ class AggregatorCore:
             return f"waits for the optimizer: {self._optimizer_lost_reason}"
         return describe_wait(self.run, self._own_clock.now(now))
 
+    def _describe_lack(self, now: float) -> str:
+        """Return which worker or optimizer the running job lacks to go on; empty if it lacks none."""
+        assert self.run is not None
+        if not self.optimizer:
+            return f"waits for the optimizer: {self._optimizer_lost_reason}"
+        return describe_lack(self.run, now) or ""
+
     # ---- inputs ----
 
     def handle(self, event: Input, clock: Clock) -> list[Effect]:
@@ -275,9 +288,13 @@ class AggregatorCore:
             case ClusterCheckEnded():
                 self.check_under_way = False
             case OptimizerConnected():
+                if self.run is not None and not self.optimizer:
+                    self.run.report.note("member", f"optimizer {event.name} is connected")
                 self.optimizer = event.name
                 self._open_job()
             case OptimizerLost():
+                if self.run is not None and self.optimizer:
+                    self.run.report.note("member", f"optimizer {self.optimizer} is gone: {event.reason}")
                 self.optimizer, self._optimizer_lost_reason = None, event.reason
             case Submitted():
                 self.jobs.add(event)
@@ -296,6 +313,7 @@ class AggregatorCore:
                 return self._take_effects(clock)
         self._drop_ended_job()
         self._start_next_job(now, clock)
+        self.activities.follow(event, self.run, self.members, bool(self.optimizer), now)
         return self._take_effects(clock)
 
     def _concerns_run(self, job: str) -> bool:
@@ -389,6 +407,7 @@ class AggregatorCore:
                 self._close(member, f"silent for {silent:.1f} s", now)
         if self.run is not None and not self.run.ended:
             self.run.tick(now)
+            self.run.job.waiting = self._describe_lack(now) if not self.run.ended else ""
         self._optimizer_wait.update(self._owed_by_optimizer(), now)
 
     # ---- the optimizer ----

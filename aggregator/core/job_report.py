@@ -13,13 +13,18 @@ from aggregator.core.sums.step_sum import StepSum
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
 from services.errors import Refusal
-from services.printable import FAILURE_CHARACTERS, printable
+from services.printable import FAILURE_CHARACTERS, counted, printable
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import Version
 
 RATE_MEMORY = 0.9
 """Weight of the past in the reported tokens per second."""
+
+EVALUATION_NOTES = 10
+"""Largest number of lines about the progress of an evaluation."""
+LEAST_NOTE_SECONDS = 2.0
+"""Least time between two such lines, so that a short evaluation has none."""
 
 MOST_UNREPORTED_STEPS = 64
 """Largest number of steps whose losses are kept for their COMMITs, which newer weights can overtake."""
@@ -73,6 +78,7 @@ class JobReport:
         self._out = out
         self._unreported: dict[Version, CommittedStep] = {}
         self._pace = Pace(job, plan)
+        self._told_share, self._told_seconds = 0, 0.0
 
     def note(self, kind: str, text: str) -> None:
         """Publish a line to the job's log and watchers."""
@@ -177,6 +183,20 @@ class JobReport:
         """The step whose validation loss is known."""
         return self.job.validation_step if self.job.HasField("validation_loss") else None
 
+    def learn_batches(self, evaluation_batches: int) -> None:
+        """Take the number of held-out batches, by which an evaluation's duration is estimated."""
+        self._pace.learn_batches(evaluation_batches)
+
+    def note_evaluated(self, evaluated: int, batches: int, now: float) -> None:
+        """Record how far the evaluation under way is, and publish that at each tenth of it, if it takes long."""
+        self._pace.note_evaluated(evaluated, batches, now)
+        if not evaluated:
+            self._told_share, self._told_seconds = 0, now
+        share = EVALUATION_NOTES * evaluated // batches if batches else 0
+        if share > self._told_share and now - self._told_seconds >= LEAST_NOTE_SECONDS:
+            self._told_share, self._told_seconds = share, now
+            self.note("progress", f"evaluating, {evaluated} of {counted(batches, 'batch', 'batches')}")
+
     def record_evaluation(self, version: Version, loss: float, now: float) -> None:
         """Record the validation loss of a version."""
         self.job.validation_loss, self.job.validation_step = loss, version.step
@@ -230,7 +250,8 @@ def copy_job(job: Job) -> Job:
 def end_job(job: Job, state: JobState, detail: str) -> None:
     """Put into a job's record that it is over, and why."""
     job.state, job.detail, job.phase = state, printable(detail, FAILURE_CHARACTERS), ""
-    job.ClearField("seconds_left")
+    for field in ("seconds_left", "waiting", "workers", "evaluated_batches", "evaluation_batches"):
+        job.ClearField(field)
 
 
 def cancel_job(job: Job) -> None:

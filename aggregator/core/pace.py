@@ -10,6 +10,8 @@ from services.protocol.plan import JobPlan
 
 _MOST_RECENT = 32
 """Number of newest steps, and of newest evaluations, whose durations count."""
+_FORWARD_SHARE = 1 / 3
+"""Share of a pass over a batch that its forward half takes: an evaluation has no other one."""
 _STORED_WEIGHT = 8
 """Number of durations that the stored one stands for after a restart."""
 
@@ -19,7 +21,7 @@ class Pace:
 
     A step's duration is the time from the previous commit, or the end of the evaluation after it, to its own. The
     median of the recent ones counts, for evaluations too: a step that waited for a worker's replacement does not
-    change it.
+    change it. Before an evaluation has been measured, its duration is estimated from a step's and the sizes of both.
 
     Args:
         job: record of the job, updated in place: `step_seconds`, `evaluation_seconds`, `seconds_left`.
@@ -32,10 +34,17 @@ class Pace:
         self._steps = _recent(job.step_seconds)
         self._evaluations = _recent(job.evaluation_seconds)
         self._begun_seconds: float | None = None
+        self._evaluation_batches = 0
+
+    def learn_batches(self, evaluation_batches: int) -> None:
+        """Take the number of held-out batches from a worker that has read the corpus."""
+        self._evaluation_batches = evaluation_batches
+        self._estimate()
 
     def enter(self) -> None:
         """Note that the job goes on at the step in its record, so that no duration begins before this."""
         self._begun_seconds = None
+        self._end_evaluation()
         self._estimate()
 
     def note_step(self, now: float) -> float | None:
@@ -52,19 +61,41 @@ class Pace:
         self._estimate()
         return duration if duration else None
 
+    def note_evaluated(self, evaluated: int, batches: int, now: float) -> None:
+        """Note how many of its batches the evaluation under way has evaluated."""
+        self._job.evaluated_batches, self._job.evaluation_batches = evaluated, batches
+        seconds = self._evaluation_seconds
+        if evaluated and self._begun_seconds is not None:
+            seconds = (now - self._begun_seconds) * batches / evaluated
+        self._estimate((1 - evaluated / batches) * seconds if batches else 0.0)
+
     def note_evaluation(self, now: float) -> None:
         """Note that the weights of the newest step have been evaluated. This time must not count as a step's."""
         if self._begun_seconds is not None:
             self._evaluations.append(now - self._begun_seconds)
             self._job.evaluation_seconds = median_low(self._evaluations)
         self._begun_seconds = now
+        self._end_evaluation()
         self._estimate()
 
-    def _estimate(self) -> None:
+    def _end_evaluation(self) -> None:
+        self._job.ClearField("evaluated_batches")
+        self._job.ClearField("evaluation_batches")
+
+    @property
+    def _evaluation_seconds(self) -> float:
+        """Duration of an evaluation: as measured, else by the samples that it and a step have."""
+        if self._job.evaluation_seconds:
+            return float(self._job.evaluation_seconds)
+        evaluated = self._evaluation_batches * self._plan.validation_batch_size
+        trained = self._plan.micro_batches * self._plan.batch_size
+        return float(_FORWARD_SHARE * self._job.step_seconds * evaluated / trained)
+
+    def _estimate(self, under_way_seconds: float = 0.0) -> None:
         """Put the time left into the record, once the duration of a step is known."""
         if self._job.step_seconds:
-            self._job.seconds_left = estimate_seconds_left(
-                self._plan, self._job.step, self._job.step_seconds, self._job.evaluation_seconds
+            self._job.seconds_left = under_way_seconds + estimate_seconds_left(
+                self._plan, self._job.step, self._job.step_seconds, self._evaluation_seconds
             )
 
 

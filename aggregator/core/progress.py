@@ -98,6 +98,7 @@ class JobProgress:
         self._job.flops_per_token = ready.flops_per_token
         if self._evaluation_batches is None:
             self._evaluation_batches = ready.evaluation_batches
+            self._report.learn_batches(ready.evaluation_batches)
             if self.phase is JobPhase.EVALUATE:
                 self.next_phase(now)
 
@@ -165,6 +166,7 @@ class JobProgress:
             self._set_phase(JobPhase.EVALUATE)
             if self._evaluation_batches is not None:
                 self._lease_book.evaluation = Evaluation(self._evaluation_batches)
+                self._report.note_evaluated(0, self._evaluation_batches, now)
         elif step >= self._plan.steps:
             self._set_phase(JobPhase.CHECKPOINT)
             self._finish_if_saved()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aggregator.core.running_job import RunningJob
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
-from services.printable import FAILURE_CHARACTERS, printable
+from services.printable import FAILURE_CHARACTERS, join_reasons, printable
 from services.protocol.phases import JobPhase
 
 DISK_SPACE = "disk space for the job's spec and layout"
@@ -42,29 +42,36 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return f"waits for the optimizer's status{detail}"
     if run.progress.phase is JobPhase.CHECKPOINT:
         return f"waits for the optimizer to write the checkpoint of step {run.job.step}{detail}"
+    lack = describe_lack(run, now)
+    if lack is not None:
+        return lack
+    if run.progress.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
+        return f"waits for the optimizer to restart step {run.job.step}"
+    able = run.lease_book.able_members()
+    holders = sum(member.loaded_version == run.progress.version for member in able)
+    who = "rows" if run.plan.stages > 1 else "workers"
+    text = f"phase {run.job.phase}, step {run.job.step}; {who} with its weights: {holders} of {len(able)}{detail}"
+    hanging = [f"worker {each.name}: {each.detail}" for each in run.members.values() if each.hangs]
+    return printable("; ".join([text, *hanging]), FAILURE_CHARACTERS)
+
+
+def describe_lack(run: RunningJob, now: float) -> str | None:
+    """Return one line on the workers that a job lacks to go on; None if it lacks none."""
     contention = run.claims.describe_contention()
     if contention is not None:
         return contention
     shortage = run.quorum.describe_shortage(now)
     if shortage is not None:
         return shortage
-    if run.progress.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
-        return f"waits for the optimizer to restart step {run.job.step}"
     if not run.members:
         return "waits for a worker to connect"
     lacking = run.holders.describe_shortage(now)
     if lacking is not None:
-        return f"{lacking}{detail}"
-    able = run.lease_book.able_members()
-    if not able:
-        return "waits for workers to build the job: " + ", ".join(
-            f"{member.name} ({member.describe()})" for member in run.members.values()
-        )
-    holders = sum(member.loaded_version == run.progress.version for member in able)
-    who = "rows" if run.plan.stages > 1 else "workers"
-    text = f"phase {run.job.phase}, step {run.job.step}; {who} with its weights: {holders} of {len(able)}{detail}"
-    hanging = [f"worker {each.name}: {each.detail}" for each in run.members.values() if each.hangs]
-    return printable("; ".join([text, *hanging]), FAILURE_CHARACTERS)
+        return f"{lacking}; {run.job.detail}" if run.job.detail else lacking
+    if run.lease_book.able_members():
+        return None
+    reasons = {member.name: member.describe() for member in run.members.values()}
+    return f"waits for workers to build the job: {join_reasons(reasons)}"
 
 
 def describe_optimizer_debt(run: RunningJob) -> str | None:

@@ -63,6 +63,7 @@ def _note_evaluated(run: RunningJob, member: Member, evaluated: pb.Evaluated, no
     evaluation = None if found is None else run.lease_results.record_losses(*found, version)
     if evaluation is None or version is None:
         return
+    run.report.note_evaluated(evaluation.evaluated, evaluation.batches, now)
     if evaluation.complete:
         run.report.record_evaluation(version, evaluation.loss, now)
         run.progress.next_phase(now)

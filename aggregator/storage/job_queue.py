@@ -203,16 +203,22 @@ class JobQueue(QueueFile):
             newest = self.page(None, 1, newest_first=True).jobs
             return newest[0].id if newest else None
         if not part:
-            raise Refused(f"no job is named: give a job's id, any part that only its id contains, or {LATEST}")
+            raise Refused(
+                f"no job is named: give a job's id, any part that only its id contains, or {LATEST}"
+            )
         # In the order of the index on ids, which has all that this reads.
         query = "SELECT id FROM jobs WHERE instr(id, ?) LIMIT ?"
         with self._lock, self._explain_errors():
             exact = self._connection.execute("SELECT id FROM jobs WHERE id = ?", (part,)).fetchone()
-            rows = [exact] if exact else self._connection.execute(query, (part, _MOST_CANDIDATES + 1)).fetchall()
+            rows = (
+                [exact] if exact else self._connection.execute(query, (part, _MOST_CANDIDATES + 1)).fetchall()
+            )
         if len(rows) > 1:
             more = ", ..." if len(rows) > _MOST_CANDIDATES else ""
             candidates = ", ".join(row[0] for row in rows[:_MOST_CANDIDATES])
-            raise Refused(f"job {part!r}: the ids of several jobs contain this: {candidates}{more}; give more of one")
+            raise Refused(
+                f"job {part!r}: the ids of several jobs contain this: {candidates}{more}; give more of one"
+            )
         return str(rows[0][0]) if rows else None
 
     def page(

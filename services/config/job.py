@@ -237,6 +237,7 @@ class JobConfig(ConfigRecord):
             verify_fraction=self.verify_fraction,
             on_faulty=self.on_faulty,
             batch_size=self.batch_size,
+            validation_batch_size=self.validation_batch_size,
             stages=self.stages,
             pipelines=self.num_workers // self.stages,
             parameters=self.parameters,

@@ -105,6 +105,7 @@ class JobPlan:
         verify_fraction: share of the micro-batches that a second worker computes again, to compare the gradients.
         on_faulty: action when a worker is found faulty: go back to a checkpoint, or go on from the current step.
         batch_size: number of sequences (or samples) of a micro-batch, for people.
+        validation_batch_size: number of those of a held-out batch, for people.
         stages: number of stages of the rows of workers that leases go to; 1 if each worker holds the whole model.
         pipelines: number of such rows that the job's `num_workers` makes; any number of rows computes the same.
         parameters: number of parameters of its model.
@@ -123,6 +124,7 @@ class JobPlan:
     verify_fraction: float = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
     batch_size: int = 1
+    validation_batch_size: int = 1
     stages: int = 1
     pipelines: int = 1
     parameters: ParameterCount = ParameterCount()

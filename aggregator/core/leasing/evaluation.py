@@ -62,6 +62,11 @@ class Evaluation:
         return not self._unknown
 
     @property
+    def evaluated(self) -> int:
+        """Number of batches whose loss is known."""
+        return self.batches - self._unknown
+
+    @property
     def loss(self) -> float:
         """Mean negative log-likelihood per token, in nats."""
         return sum_losses(self._sums) / max(1, sum(self._tokens))

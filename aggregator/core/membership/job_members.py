@@ -19,6 +19,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.errors import Refusal
 from services.pipeline.split import StageRun
+from services.printable import group_by_reason
 from services.protocol.fingerprint import CODE
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.protocol.versions import Version
@@ -235,5 +236,6 @@ class JobMembers:
         members = self._members.values()
         if not self._admission.is_hopeless(members, now):
             return None
-        reasons = "; ".join(sorted(f"{each.name}: {each.refusal or each.unfit}" for each in members))
+        grouped = group_by_reason({each.name: str(each.refusal or each.unfit) for each in members})
+        reasons = "; ".join(f"{names}: {reason}" for names, reason in grouped)
         return Refusal(f"no worker can run the job: {reasons}")

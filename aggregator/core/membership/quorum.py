@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.members import Member
-from services.printable import counted
+from services.printable import counted, join_reasons
 
 
 class Quorum:
@@ -55,7 +55,7 @@ class Quorum:
         for each in self._members.values():
             if not each.present:
                 missing[each.name] = each.describe()
-        others = ", ".join(f"{name} ({reason})" for name, reason in sorted(missing.items()))
+        others = join_reasons(missing)
         return (
             f"workers: {len(present)} of the {self._wanted} wanted are ready (min_workers)"
             f"{f'; missing: {others}' if others else ''}"
