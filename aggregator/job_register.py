@@ -22,6 +22,8 @@ from services.config.job import JobConfig
 from services.config.job_inputs import input_hashes
 from services.errors import Refused
 from services.files.store import FileStore
+from services.protocol.plan import JobPlan
+from services.sizing.idle import advise_on_idle_workers
 
 NAME_CHARACTERS = 200
 """Longest name of a job."""
@@ -173,6 +175,15 @@ class JobRegister:
             return self._live[part].job
         job = self._queue.resolve_id(part)
         return None if job is None else self.find(job)
+
+    def advise(self, job: Job) -> str:
+        """Return how a running job's steps could use all of its workers; empty if they do."""
+        record = self._live.get(job.id)
+        if record is None or not isinstance(record.plan, JobPlan):
+            return ""
+        if record.plan.micro_batches * record.plan.stages >= job.workers:
+            return ""
+        return advise_on_idle_workers(JobConfig.from_json(record.spec_json), job.workers) or ""
 
     def page(
         self,

@@ -14,6 +14,7 @@ import google_crc32c
 import grpc
 
 from aggregator.cluster_check import ClusterCheck
+from aggregator.core.job_report import copy_job
 from aggregator.core.retention import Limits, Part
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
@@ -163,8 +164,13 @@ class JobsServicer:
         return jobs.ListReply(jobs=page.jobs, next_page_token=following)
 
     async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
-        """Return one job's current state."""
-        return await self._job(request.job, context)
+        """Return one job's current state, with advice on its workers."""
+        job = await self._job(request.job, context)
+        advice = self._backend.register.advise(job)
+        if advice:
+            job = copy_job(job)
+            job.advice = advice
+        return job
 
     async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
         """Cancel a queued or running job; once this answers, it does not run again."""

@@ -53,6 +53,7 @@ from services.files.service import FilesServicer, ReadPiece
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.printable import printable_path
+from services.protocol.activities import efficiency
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
@@ -322,6 +323,7 @@ class AggregatorService:
             await asyncio.sleep(self._timeouts.tick)
             self.feed(ev.Ticked())
             self._metrics.set_workers(len(self.core.members))
+            self._metrics.set_idle_workers(self.core.activities.times.count_idle())
             self._wait_reporter.report(self.core.waits(time.monotonic()))
             if self._wiring.shards is not None:
                 self._metrics.set_shards(sum(link.is_up for link in self._wiring.shards.links))
@@ -330,6 +332,9 @@ class AggregatorService:
                 queued=sum(state == QUEUED for state, _ in states),
                 running=next((job for state, job in states if state == RUNNING), ""),
             )
+            if self.core.run is not None:
+                job = self.core.run.job
+                self._metrics.set_efficiency(job.id, efficiency(job.worker_seconds))
             self._metrics.set_standbys(len(self._silent_seconds_of_standbys()))
 
     async def _beat(self) -> None:

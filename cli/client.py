@@ -252,16 +252,25 @@ class JobsClient:
                 )
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def jobs(self, limit: int | None = None) -> list[jobs_pb2.Job]:
-        """Return all jobs, or the newest ones up to a limit; oldest first."""
+    async def jobs(
+        self, limit: int | None = None, only: jobs_pb2.ListRequest | None = None
+    ) -> list[jobs_pb2.Job]:
+        """Return all jobs, or the newest ones up to a limit; oldest first.
+
+        Args:
+            limit: number of jobs; None for all.
+            only: request with the filters; None for no filters.
+        """
         found: list[jobs_pb2.Job] = []
         request = jobs_pb2.ListRequest(newest_first=True)
+        if only is not None:
+            request.MergeFrom(only)
         for _ in range(_MOST_PAGES):
             request.limit = 0 if limit is None else limit - len(found)
             reply = await self._ask("List", request, jobs_pb2.ListReply)
             found += reply.jobs
             request.page_token = reply.next_page_token
-            if not reply.next_page_token or not reply.jobs or (limit is not None and len(found) >= limit):
+            if not reply.next_page_token or (limit is not None and len(found) >= limit):
                 break
         return found[::-1]
 
@@ -305,10 +314,9 @@ class JobsClient:
         async for event in self._stream("Watch", request, jobs_pb2.JobEvent, first_only=True):
             yield event
 
-    async def logs(self, job: str, *, follow: bool) -> AsyncGenerator[jobs_pb2.LogLine, None]:
-        """Yield the lines of the job's log and, with `follow`, new ones until the job ends."""
-        request = jobs_pb2.LogsRequest(job=job, follow=follow)
-        limited = None if follow else self._timeout_seconds
+    async def logs(self, request: jobs_pb2.LogsRequest) -> AsyncGenerator[jobs_pb2.LogLine, None]:
+        """Yield the lines of a job's log and, if the request follows it, new ones until the job ends."""
+        limited = None if request.follow else self._timeout_seconds
         async for line in self._stream("Logs", request, jobs_pb2.LogLine, limit_seconds=limited):
             yield line
 

@@ -2,64 +2,101 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from cli.client import JobsClient
-from cli.options import AggregatorTarget
+from cli.job_text import ACTIVITIES, describe_times
 from cli.output import Output
+from cli.tables import wrap
+from cli.watch import Picture
+from cli.words import spell_duration, spell_number, spell_share
 from protos import jobs_pb2
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
+from services.printable import counted, group_by_reason
+from services.protocol.activities import IDLE, efficiency
+
+_NEW_SPEED_SECONDS = 10.0
+"""Age from which a worker's speed is shown with it."""
 
 
-async def cluster_status(target: AggregatorTarget, output: Output) -> None:
-    """Print the cluster: tiers, optimizer, workers, the running job and its waits."""
-    async with JobsClient(target) as client:
-        status = await client.status()
-    for line in describe_status(status, client.address):
-        output.say(line)
-    output.result(_values(status))
+async def draw_cluster(client: JobsClient, output: Output) -> Picture:
+    """Return the cluster: tiers, optimizer, workers, the running job and its waits."""
+    status = await client.status()
+    lines = [each for line in describe_status(status, client.address) for each in wrap(line, output.width)]
+    return Picture(lines, _values(status))
 
 
 def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[str]:
     """Yield the lines about a cluster, for people."""
     yield f"aggregator {status.leader} at {address}: {status.tiers}-tier, epoch {status.epoch}"
     for standby in status.standbys:
-        yield f"standby {standby.name}: last message {standby.seconds_since_heard:.1f} s ago"
+        yield f"standby {standby.name}: last message {spell_duration(standby.seconds_since_heard)} ago"
     yield f"optimizer: {status.optimizer}"
     waiting = f" ({status.waiting})" if status.waiting else ""
     yield f"running job: {status.running_job or 'none'}{waiting}"
+    share = efficiency(status.worker_seconds)
+    if share is not None:
+        times = describe_times(status.worker_seconds)
+        yield f"efficiency within the last hour: {spell_share(share)} ({times})"
     for shard in status.shards:
         name = f" {shard.name}" if shard.name else ""
         state = (
             f"not connected: {shard.detail}"
             if shard.detail
-            else f"last message {shard.seconds_since_heard:.1f} s ago"
+            else f"last message {spell_duration(shard.seconds_since_heard)} ago"
         )
         yield f"shard {shard.index} of {len(status.shards)}{name} at {shard.address}: {state}"
-    for worker in _in_order_of_stages(status):
-        yield _describe_worker(worker)
+    yield from _describe_workers(status)
     slowest = find_slowest(status)
     if slowest is not None:
         yield (
             f"slowest in the pipeline: {_stages_of(slowest)} on worker {slowest.name}, "
-            f"{slowest.micro_batches_per_second:.1f} micro-batches/s"
+            f"{spell_number(slowest.micro_batches_per_second)} micro-batches/s"
         )
     for wait in status.waits:
         chunk = f", chunk {wait.bucket}" if wait.HasField("bucket") else ""
-        yield f"waiting {wait.seconds:.1f} s for {wait.role} {wait.peer}: {wait.what}, step {wait.step}{chunk}"
+        waited = spell_duration(wait.seconds)
+        yield f"waiting {waited} for {wait.role} {wait.peer}: {wait.what}, step {wait.step}{chunk}"
     if not status.workers:
         yield "no workers; start one with: tiermesh worker --aggregator HOST:PORT"
 
 
+def _describe_workers(status: jobs_pb2.ClusterStatus) -> Iterator[str]:
+    """Yield a line for each worker, and one for all workers that are refused for the same reason."""
+    refused = {each.name: each.detail for each in status.workers if each.state == "refused" and each.detail}
+    often = {reason for reason, count in Counter(refused.values()).items() if count > 1}
+    for worker in _in_order_of_stages(status):
+        if refused.get(worker.name) not in often:
+            yield _describe_worker(worker)
+    alike = {name: reason for name, reason in refused.items() if reason in often}
+    for names, reason in group_by_reason(alike):
+        count = sum(each == reason for each in alike.values())
+        yield f"{counted(count, 'worker')} refused ({reason}): {names}"
+
+
 def _describe_worker(worker: jobs_pb2.Member) -> str:
     facts = [f"{worker.state}{f' ({worker.detail})' if worker.detail else ''}"]
+    idle = worker.activity in {each.value for each in IDLE}
+    if idle and not worker.detail and worker.activity not in (worker.state, "stalled"):
+        facts.append(f"idle: {ACTIVITIES[worker.activity]}")
     if worker.stages:
         facts.append(f"{_stages_of(worker)} of row {row_number(worker.row)}")
-    if worker.state != "spare":
-        facts += [f"weights of step {worker.step}", f"{worker.micro_batches_per_second:.1f} micro-batches/s"]
-    return f"worker {worker.name}: {', '.join(facts)}, last message {worker.seconds_since_heard:.1f} s ago"
+    if worker.generation or worker.step:
+        facts.append(f"weights of step {worker.step}")
+    if worker.micro_batches_per_second:
+        facts.append(_describe_speed(worker))
+    heard = spell_duration(worker.seconds_since_heard)
+    return f"worker {worker.name}: {', '.join(facts)}, last message {heard} ago"
+
+
+def _describe_speed(worker: jobs_pb2.Member) -> str:
+    """Return a worker's last speed, with its age unless it has just been measured."""
+    speed = f"{spell_number(worker.micro_batches_per_second)} micro-batches/s"
+    old = worker.seconds_since_speed >= _NEW_SPEED_SECONDS
+    return f"{speed} {spell_duration(worker.seconds_since_speed)} ago" if old else speed
 
 
 def _in_order_of_stages(status: jobs_pb2.ClusterStatus) -> list[jobs_pb2.Member]:
@@ -113,6 +150,8 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
             }
             for shard in status.shards
         ],
+        "worker_seconds": dict(sorted(status.worker_seconds.items())),
+        "efficiency": efficiency(status.worker_seconds),
         "workers": [
             {
                 "name": worker.name,
@@ -126,6 +165,8 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
                 "step": worker.step,
                 "seconds_since_heard": worker.seconds_since_heard,
                 "micro_batches_per_second": worker.micro_batches_per_second,
+                "seconds_since_speed": worker.seconds_since_speed or None,
+                "activity": worker.activity or None,
             }
             for worker in status.workers
         ],

@@ -278,6 +278,11 @@ def continue_(
     asyncio.run(continue_job(target, request, output, follow_it=follow))
 
 
+_watch_option = option(
+    "--watch", is_flag=True, help="Show it again every 2 seconds, in place on a terminal, until Ctrl-C."
+)
+
+
 @click.command()
 @option("--all", "list_all", is_flag=True, help="List all jobs.")
 @option(
@@ -286,40 +291,93 @@ def continue_(
     default=50,
     help="Number of newest jobs to list.",
 )
+@option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]),
+    help="List only jobs in this state; repeatable.",
+)
+@option("--owner", default="", metavar="PERSON", show_default=False, help="List only jobs of this person.")
+@option(
+    "--name", default="", metavar="PART", show_default=False, help="List only jobs whose name contains this."
+)
+@_watch_option
 @client_options
-def jobs(*, list_all: bool, limit: int, target: AggregatorTarget, output: Output) -> None:
-    """List the newest jobs, oldest first."""
-    import asyncio
+def jobs(
+    *,
+    list_all: bool,
+    limit: int,
+    states: tuple[str, ...],
+    owner: str,
+    name: str,
+    watch: bool,
+    target: AggregatorTarget,
+    output: Output,
+) -> None:
+    """List the newest jobs, oldest first.
 
-    from cli.jobs import list_jobs
+    On a narrow terminal a job's id is shown by its last 8 characters. Commands take any part of an id that no other
+    job has, and `latest`.
+    """
+    from cli.jobs import draw_jobs
+    from cli.watch import show
+    from protos.jobs_pb2 import JobState, ListRequest
 
-    asyncio.run(list_jobs(target, output, None if list_all else limit))
+    chosen = [JobState.Name(value) for value in JobState.values() if JobState.Name(value).lower() in states]
+    only = ListRequest(states=chosen, owner=owner, name=name)
+    show(
+        target,
+        output,
+        lambda client: draw_jobs(client, output, None if list_all else limit, only),
+        again=watch,
+    )
 
 
 @click.command()
 @click.argument("job", required=False)
+@_watch_option
 @client_options
-def status(*, job: str | None, target: AggregatorTarget, output: Output) -> None:
-    """Show the cluster or, with the id of a job, that job."""
-    import asyncio
+def status(*, job: str | None, watch: bool, target: AggregatorTarget, output: Output) -> None:
+    """Show the cluster or, with a part of a job's id or `latest`, that job."""
+    from cli.cluster_status import draw_cluster
+    from cli.jobs import draw_job
+    from cli.watch import show
 
-    from cli.cluster_status import cluster_status
-    from cli.jobs import job_status
-
-    asyncio.run(cluster_status(target, output) if job is None else job_status(target, job, output))
+    show(
+        target,
+        output,
+        lambda client: draw_cluster(client, output) if job is None else draw_job(client, job, output),
+        again=watch,
+    )
 
 
 @click.command()
 @click.argument("job")
 @option("--follow", is_flag=True, help="Print new lines until the job ends.")
+@option(
+    "--tail",
+    type=click.IntRange(min=1, max=10_000),
+    metavar="N",
+    help="Begin with the newest N lines.  [default: all]",
+)
+@option(
+    "--timing",
+    is_flag=True,
+    help="Print all lines about a step, as scripts for logs of tt-train before 2026-04 need them.",
+)
 @client_options
-def logs(*, job: str, follow: bool, target: AggregatorTarget, output: Output) -> None:
-    """Print the log of a job."""
+def logs(
+    *, job: str, follow: bool, tail: int | None, timing: bool, target: AggregatorTarget, output: Output
+) -> None:
+    """Print the log of a job, one line for each step."""
     import asyncio
 
     from cli.jobs import show_logs
+    from protos.jobs_pb2 import LogsRequest
 
-    asyncio.run(show_logs(target, job, output, follow_it=follow))
+    request = LogsRequest(job=job, follow=follow, tail=tail or 0, timing=timing)
+    asyncio.run(show_logs(target, request, output))
 
 
 @click.command()

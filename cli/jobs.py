@@ -6,17 +6,21 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cli.client import JobsClient, Unanswered, Unreachable
+from cli.job_table import format_jobs
+from cli.job_text import describe_job
 from cli.options import AggregatorTarget
-from cli.output import Output, claim_lines, clock, duration, job_fields, job_line, state_name
+from cli.output import Output, clock, job_fields, job_line, state_name
 from cli.progress import ProgressView
+from cli.tables import wrap
 from cli.tracking import FollowedTracking, check_follower
+from cli.watch import Picture
 from protos import jobs_pb2
-from services.errors import Failed
+from services.errors import Failed, TiermeshError
 from services.printable import counted
 from services.timeouts import STANDARD_TIMEOUTS
 
@@ -27,14 +31,6 @@ OUTAGE_SECONDS = STANDARD_TIMEOUTS.follow
 """Longest outage of the aggregator that following a job survives."""
 
 _RETRY_SECONDS = 1.0
-_SHOWN_AS: Mapping[str, Callable[[Any], str]] = {
-    "submitted_seconds": clock,
-    "started_seconds": clock,
-    "ended_seconds": clock,
-    "seconds_left": duration,
-    "claims": claim_lines,
-}
-"""How `status` shows a job's fields; all others are shown as they are."""
 Answer = TypeVar("Answer")
 ENDED = frozenset({jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED})
 
@@ -81,8 +77,21 @@ async def submit(
     check_follower(config, follows=follow_it)
     async with JobsClient(target) as client:
         job = await queue_job(client, config, output, uploads=uploads)
+        await _advise(client, config, output)
         with FollowedTracking(config, tracking_dir, output) as tracking:
             await _show(client, job, output, follow_it=follow_it, record=tracking.record)
+
+
+async def _advise(client: JobsClient, config: JobConfig, output: Output) -> None:
+    """Say how a job's steps could use all connected workers, if they can't as it is."""
+    from services.sizing.idle import advise_on_idle_workers
+
+    with contextlib.suppress(TiermeshError):  # the job is queued, whatever is known of the workers
+        status = await client.status()
+        workers = sum(each.state != "refused" for each in status.workers)
+        advice = advise_on_idle_workers(config, workers) if workers else None
+        if advice is not None:
+            output.warn(advice)
 
 
 async def queue_job(client: JobsClient, config: JobConfig, output: Output, *, uploads: bool) -> jobs_pb2.Job:
@@ -216,38 +225,48 @@ def raise_unless_succeeded(job: jobs_pb2.Job) -> None:
         raise Failed(f"job {job.id} {state_name(job)}: {job.detail or 'no reason given'}")
 
 
-async def list_jobs(target: AggregatorTarget, output: Output, limit: int | None) -> None:
-    """Print the newest jobs up to a limit, or all of them, oldest first."""
-    async with JobsClient(target) as client:
-        jobs = await client.jobs(None if limit is None else limit + 1)
+async def draw_jobs(
+    client: JobsClient, output: Output, limit: int | None, only: jobs_pb2.ListRequest
+) -> Picture:
+    """Return the newest jobs up to a limit, or all of them, oldest first.
+
+    Args:
+        client: calls the aggregator.
+        output: where the table goes, which fits its width.
+        limit: number of jobs; None for all.
+        only: request with the filters.
+    """
+    jobs = await client.jobs(None if limit is None else limit + 1, only)
+    lines = []
     if limit is not None and len(jobs) > limit:
         jobs = jobs[-limit:]
-        output.say(f"the newest {counted(limit, 'job')}; --all lists the older ones too")
-    for job in jobs:
-        output.say(job_line(job))
-    if not jobs:
-        output.say("no jobs yet; submit one with: tiermesh submit JOB.yaml")
-    output.result({"jobs": [job_fields(job) for job in jobs]})
+        lines.append(f"the newest {counted(limit, 'job')}; --all lists the older ones too")
+    if jobs:
+        for line in format_jobs(jobs, output.width, time.time()):
+            lines += wrap(line, output.width)
+    elif only.states or only.owner or only.name:
+        lines.append("no such jobs; without filters, tiermesh jobs lists all")
+    else:
+        lines.append("no jobs yet; submit one with: tiermesh submit JOB.yaml")
+    return Picture(lines, {"jobs": [job_fields(job) for job in jobs]})
 
 
-async def job_status(target: AggregatorTarget, job: str, output: Output) -> None:
-    """Print one job, one field per line."""
-    async with JobsClient(target) as client:
-        fields = job_fields(await client.job(job))
-    for name, value in fields.items():
-        if value is not None:
-            shown = _SHOWN_AS.get(name, str)(value)
-            output.say(f"{name.removesuffix('_seconds'):<18} {shown}")
-    output.result(fields)
+async def draw_job(client: JobsClient, part: str, output: Output) -> Picture:
+    """Return one job, one field per line."""
+    job = await client.job(part)
+    lines = list(describe_job(job, output.width, time.time()))
+    return Picture(lines, job_fields(job), last=job.state in ENDED)
 
 
-async def show_logs(target: AggregatorTarget, job: str, output: Output, *, follow_it: bool) -> None:
-    """Print a job's log and, with `follow_it`, new lines until the job ends."""
+async def show_logs(target: AggregatorTarget, request: jobs_pb2.LogsRequest, output: Output) -> None:
+    """Print a job's log, or the end of it, and new lines until the job ends if the request follows it."""
     lines = 0
-    async with JobsClient(target) as client, contextlib.aclosing(client.logs(job, follow=follow_it)) as log:
-        async for line in log:
-            output.say(f"{clock(line.seconds)}  {line.text}")
-            lines += 1
+    async with JobsClient(target) as client:
+        job = request.job = (await client.job(request.job)).id
+        async with contextlib.aclosing(client.logs(request)) as log:
+            async for line in log:
+                output.say(f"{clock(line.seconds)}  {line.text}")
+                lines += 1
     output.result({"job": job, "lines": lines})
 
 

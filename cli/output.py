@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from services.printable import escape
+from cli.words import spell_duration
+from services.printable import counted, escape
+from services.protocol.activities import efficiency
 
 if TYPE_CHECKING:
     from protos import jobs_pb2
 
 
+_PHASES = {
+    "initialise": "making weights",
+    "train": "training",
+    "evaluate": "evaluating",
+    "checkpoint": "saving",
+}
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that change what a terminal shows of other text; line ends and tabs are not among them."""
 
@@ -29,6 +39,15 @@ class Output:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.has_result = False
+
+    @property
+    def width(self) -> int | None:
+        """Columns that text should fit: those of the terminal, or COLUMNS if it is set; None for any number."""
+        stream = sys.stderr if self.as_json else sys.stdout
+        given = os.environ.get("COLUMNS", "")
+        if not (given.isdecimal() and int(given)) and not stream.isatty():
+            return None
+        return max(20, shutil.get_terminal_size().columns)
 
     def say(self, text: str) -> None:
         """Print a line of text, or several."""
@@ -62,6 +81,19 @@ def state_name(job: jobs_pb2.Job) -> str:
     return str(jobs_pb2.JobState.Name(job.state)).lower()
 
 
+def job_state(job: jobs_pb2.Job) -> str:
+    """Return a job's state for people: a running job that lacks workers or the optimizer is `waiting`."""
+    return "waiting" if job.waiting else state_name(job)
+
+
+def job_phase(job: jobs_pb2.Job) -> str:
+    """Return what a running job does, as in "training" or "evaluating, 12 of 40 batches"."""
+    if job.evaluation_batches:
+        batches = counted(job.evaluation_batches, "batch", "batches")
+        return f"evaluating, {job.evaluated_batches} of {batches}"
+    return _PHASES.get(job.phase, job.phase)
+
+
 def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
     """Return a job as JSON values; None stands for what isn't known yet."""
     return {
@@ -72,6 +104,12 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "phase": job.phase or None,
         "started_from": f"{job.start.job}:{job.start.step}" if job.HasField("start") else None,
         "detail": job.detail or None,
+        "waiting": job.waiting or None,
+        "workers": job.workers,
+        "efficiency": efficiency(job.worker_seconds),
+        "worker_seconds": dict(sorted(job.worker_seconds.items())),
+        "evaluated_batches": job.evaluated_batches if job.evaluation_batches else None,
+        "evaluation_batches": job.evaluation_batches or None,
         "step": job.step,
         "steps": job.steps,
         "loss": job.loss if job.HasField("loss") else None,
@@ -129,7 +167,7 @@ def claim_lines(claims: list[dict[str, Any]]) -> str:
 
 def job_line(job: jobs_pb2.Job) -> str:
     """Return a job as one line of text."""
-    parts = [f"{job.id}  {state_name(job):<9}  step {job.step}/{job.steps}"]
+    parts = [f"{job.id}  {job_state(job):<9}  step {job.step}/{job.steps}"]
     if job.HasField("loss"):
         parts.append(f"loss {job.loss:.4f}")
     if job.HasField("validation_loss"):
@@ -151,14 +189,8 @@ def job_line(job: jobs_pb2.Job) -> str:
 
 
 def time_left(job: jobs_pb2.Job) -> str:
-    """Return the time that a job's further steps take, as `H:MM:SS left`; "" if it is unknown."""
-    return f"{duration(job.seconds_left)} left" if job.HasField("seconds_left") else ""
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as H:MM:SS."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    """Return the time that a job's further steps and evaluations take, as in "1 h 12 min left"; "" if unknown."""
+    return f"{spell_duration(job.seconds_left)} left" if job.HasField("seconds_left") else ""
 
 
 def clock(unix_seconds: float) -> str:

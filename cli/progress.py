@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cli.output import Output, clock, state_name, time_left
+from cli.output import Output, clock, job_phase, state_name, time_left
+from cli.words import spell_number
 from services.printable import escape
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ProgressView:
                 self._bar.start_task(self._task)
             self._bar.update(
                 self._task,
-                description=job.phase or state_name(job),
+                description=job.waiting or (job_phase(job) if job.phase else state_name(job)),
                 completed=job.step,
                 total=max(job.steps, 1),
                 figures=_figures(job),
@@ -96,5 +97,5 @@ def _figures(job: jobs_pb2.Job) -> str:
     if job.HasField("loss"):
         figures.append(f"loss {job.loss:.4f}")
     if job.tokens_per_second:
-        figures.append(f"{job.tokens_per_second:,.0f} tokens/s")
+        figures.append(f"{spell_number(job.tokens_per_second)} tokens/s")
     return "  ".join(figures)

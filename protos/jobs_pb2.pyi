@@ -94,7 +94,7 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu", "samples_per_second", "claims", "void_generation", "workers", "waiting", "worker_seconds", "evaluated_batches", "evaluation_batches")
+    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu", "samples_per_second", "claims", "void_generation", "workers", "waiting", "worker_seconds", "evaluated_batches", "evaluation_batches", "advice")
     class TrustedStepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class Job(_message.Message):
     WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: JobState
@@ -189,7 +190,8 @@ class Job(_message.Message):
     worker_seconds: _containers.ScalarMap[str, float]
     evaluated_batches: int
     evaluation_batches: int
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., void_generation: _Optional[int] = ..., workers: _Optional[int] = ..., waiting: _Optional[str] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., evaluated_batches: _Optional[int] = ..., evaluation_batches: _Optional[int] = ...) -> None: ...
+    advice: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., void_generation: _Optional[int] = ..., workers: _Optional[int] = ..., waiting: _Optional[str] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., evaluated_batches: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., advice: _Optional[str] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("fingerprint", "layout_hash", "elements", "claimants", "bound", "contends", "evaluation_batches")

@@ -86,6 +86,7 @@ BOUNDS: Mapping[str, Bound] = {
     # texts
     "activity": _WORD,
     "address": Bound(bytes=300),
+    "advice": _LINE,
     "after": _ID,
     "arch": _WORD,
     "array": _ID,

@@ -256,8 +256,11 @@ class DaemonProcess:
             how = f"killed by {signal.Signals(-code).name}"
         else:
             how = f"exit code {code}"
-        last = last_error(self.log, self._log_start_bytes)
-        return f"{self.name} (process {self.pid}) ended, {how}{f': {last}' if last else ''}; see {self.log}"
+        last, is_error = read_last_line(self.log, self._log_start_bytes)
+        # A signal comes from outside, and a line that reports no error does not say why a process ended.
+        says_why = is_error and code is not None and code >= 0
+        quoted = f"{': ' if says_why else '; its last line, perhaps unrelated: '}{last}" if last else ""
+        return f"{self.name} (process {self.pid}) ended, {how}{quoted}; see {self.log}"
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal; do nothing if the process has ended."""
@@ -315,8 +318,8 @@ def kill_all(daemons: Collection[DaemonProcess]) -> None:
         daemon.close()
 
 
-def last_error(log: Path, start_bytes: int = 0) -> str:
-    """Return the last line of a log that reports an error, else its last line; "" if there is none.
+def read_last_line(log: Path, start_bytes: int = 0) -> tuple[str, bool]:
+    """Return the last line of a log that reports an error, else its last line, and whether it reports one.
 
     Args:
         log: log file.
@@ -327,7 +330,7 @@ def last_error(log: Path, start_bytes: int = 0) -> str:
             file.seek(max(start_bytes, os.fstat(file.fileno()).st_size - _LOG_END_BYTES))
             text = file.read(_LOG_END_BYTES).decode(errors="replace")
     except OSError:
-        return ""
+        return "", False
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if " ERROR " in line or " CRITICAL " in line or "Error:" in line]
-    return (errors or lines or [""])[-1]
+    return (errors or lines or [""])[-1], bool(errors)

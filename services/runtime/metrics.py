@@ -20,6 +20,7 @@ from prometheus_client import (
 
 from services.caps import Cap
 from services.config.job_parts import TrackerName
+from services.protocol.activities import IDLE
 from services.runtime.job_series import JobMetric, JobSeries, label_value
 from services.transport.ports.admission import Refusal
 
@@ -267,6 +268,16 @@ class AggregatorMetrics(_RoleMetrics):
         self._bytes_sent = self._payload("sent_bytes", "Bytes of tensor payload sent")
         self._bytes_received = self._payload("received_bytes", "Bytes of tensor payload received")
         self._workers = self._unlabelled("workers_connected", "Workers connected")
+        idle = Gauge(
+            "tiermesh_workers_idle",
+            "Workers connected that have no work, by reason",
+            ("role", "reason"),
+            registry=self.registry,
+        )
+        self._idle = {each.value: idle.labels(self.role, each.value) for each in IDLE}
+        self._efficiency = self._gauge(
+            "job_efficiency", "Share of its workers' time in which they computed, since the job's start"
+        )
         self._shards = self._unlabelled("shards_connected", "Shards connected; 0 without shards")
         self._wait = Gauge(
             "tiermesh_wait_seconds",
@@ -380,6 +391,16 @@ class AggregatorMetrics(_RoleMetrics):
         """Set the number of connected workers."""
         self._workers.set(count)
 
+    def set_idle_workers(self, counts: Mapping[str, int]) -> None:
+        """Set the number of workers without work, by reason, a value of `Activity`."""
+        for reason, gauge in self._idle.items():
+            gauge.set(counts.get(reason, 0))
+
+    def set_efficiency(self, job: str, share: float | None) -> None:
+        """Set the share of its workers' time in which they computed; None before there is any."""
+        if share is not None:
+            self._of(self._efficiency, job).set(share)
+
     def set_shards(self, count: int) -> None:
         """Set the number of connected shards."""
         self._shards.set(count)
@@ -425,6 +446,7 @@ class AggregatorMetrics(_RoleMetrics):
         self._leader.set(float(leads))
         self.set_jobs(queued=0, running="")
         self._workers.set(0)
+        self.set_idle_workers({})
         self._standbys.set(0)
 
     def set_standbys(self, count: int) -> None:

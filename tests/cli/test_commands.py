@@ -189,7 +189,7 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     assert "the update, step 7, chunk" not in text
     for part in (
         "3-tier, epoch 3",
-        "standby agg-b: last message 0.2 s ago",
+        "standby agg-b: last message 0.25 s ago",
         "optimizer-host",
         "job-1 (waits for worker host-a",
         "worker host-a: computing",

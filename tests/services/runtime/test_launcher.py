@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Failed
-from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all, last_error
+from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all, read_last_line
 
 SERVE = """
 import json, pathlib, sys
@@ -106,10 +106,10 @@ def test_options_in_the_environment_are_not_passed_on(monkeypatch: pytest.Monkey
 
 def test_the_last_error_of_a_log_is_found(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
-    assert last_error(log) == ""
+    assert read_last_line(log) == ("", False)
     log.write_text(
         "12:00 INFO    a: started\n12:01 ERROR   tiermesh: mesh_shape: bad\n12:02 INFO    a: stopping\n\n"
     )
-    assert last_error(log) == "12:01 ERROR   tiermesh: mesh_shape: bad"
+    assert read_last_line(log) == ("12:01 ERROR   tiermesh: mesh_shape: bad", True)
     log.write_text("12:00 INFO    a: started\n")
-    assert last_error(log) == "12:00 INFO    a: started"
+    assert read_last_line(log) == ("12:00 INFO    a: started", False)
