@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from aggregator.core.events import ChunkArrived, FromWorker, Input, Ticked
+from aggregator.core.events import ChunkArrived, FromWorker, Input, Ticked, WorkerLost
 from aggregator.core.membership.members import Member
 from aggregator.core.running_job import RunningJob
 from aggregator.core.worker_times import WorkerTimes
@@ -47,7 +47,7 @@ class WorkerActivities:
         turn = _turn_of(run, optimizer, now)
         turned, self._turn = turn != self._turn, turn
         changed: Iterable[Member] = ()
-        if turned or isinstance(event, Ticked):
+        if turned or isinstance(event, Ticked | WorkerLost):
             changed = members.values()
             for session in self.times.sessions - members.keys():
                 self.times.drop(session, now)

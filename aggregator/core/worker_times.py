@@ -83,7 +83,7 @@ class WorkerTimes:
 
     def drop(self, session: int, now: float) -> None:
         """Note that a worker is gone."""
-        self.note(session, Activity.NO_JOB, now)
+        self.note(session, Activity.NO_JOB, now, ends_span=True)
         self._spans.pop(session, None)
 
     def of_job(self, now: float) -> dict[str, float]:

@@ -29,6 +29,25 @@ def begin(evaluate_every: int = 0) -> tuple[Job, JobPlan, Pace]:
     return job, plan, pace
 
 
+def test_evaluations_count_from_the_start_by_their_sizes_and_then_as_measured() -> None:
+    job = Job(steps=STEPS)
+    pace = Pace(job, JobPlan(STEPS, 4, evaluate_every=100, batch_size=8, validation_batch_size=16))
+    pace.enter()
+    pace.learn_batches(60)
+    now = run_steps(pace, job, 0.0, 2, seconds=2.0)
+    # 60 batches of 16 are 30 steps of 4 times 8, and a forward pass takes a third of a pass.
+    assert job.seconds_left == pytest.approx(998 * 2.0 + 10 * 30 * 2.0 / 3)
+    now = run_steps(pace, job, now, 98, seconds=2.0)
+    pace.note_evaluated(0, 60, now)
+    assert job.seconds_left == pytest.approx(900 * 2.0 + 10 * 30 * 2.0 / 3), "the one under way included"
+    pace.note_evaluated(15, 60, now + 10.0)
+    assert job.seconds_left == pytest.approx(900 * 2.0 + 30.0 + 9 * 30 * 2.0 / 3)
+    assert (job.evaluated_batches, job.evaluation_batches) == (15, 60)
+    pace.note_evaluation(now + 40.0)
+    assert job.seconds_left == pytest.approx(900 * 2.0 + 9 * 40.0)
+    assert (job.evaluated_batches, job.evaluation_batches) == (0, 0)
+
+
 def test_nothing_is_known_before_the_second_step() -> None:
     job, _, pace = begin()
     job.step += 1
