@@ -44,8 +44,6 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert spell_number(value) == text
 
 
-@pytest.mark.parametrize(
-    ("share", "text"), [(0.0, "0 %"), (0.713, "71 %"), (0.004, "0.4 %"), (1.0, "100 %")]
-)
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.713, "71 %"), (0.004, "0.4 %"), (1.0, "100 %")])
 def test_shares_are_whole_per_cents_unless_they_are_small(share: float, text: str) -> None:
     assert spell_share(share) == text

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from aggregator.core.membership.claims import trust
+from aggregator.storage.job_queue import LATEST, JobFilter
 from protos import cluster_pb2, files_pb2, jobs_pb2
 from services.errors import Failed
 from services.files.errors import FileMissing
@@ -100,7 +101,9 @@ class FakeAggregator:
         if self.silent:
             await asyncio.Event().wait()
         start, page = int(request.page_token or 0), request.limit or 3
-        found = sorted(self.jobs.values(), key=lambda job: int(job.id[4:]), reverse=request.newest_first)
+        only = JobFilter(frozenset(request.states), request.owner, request.name)
+        found = list(filter(only.matches, self.jobs.values()))
+        found = found[::-1] if request.newest_first else found
         following = str(start + page) if start + page < len(found) else ""
         return jobs_pb2.ListReply(jobs=found[start : start + page], next_page_token=following)
 
@@ -150,7 +153,8 @@ class FakeAggregator:
 
     async def Logs(self, request: jobs_pb2.LogsRequest, context: Context) -> AsyncIterator[jobs_pb2.LogLine]:
         await self._job(request.job, context)
-        for text in ("first line", "second line"):
+        lines = ["first line", *(["timing line"] if request.timing else []), "second line"]
+        for text in lines[-request.tail :]:
             yield jobs_pb2.LogLine(seconds=1.0, text=text)
 
     async def Checkpoint(
@@ -180,9 +184,14 @@ class FakeAggregator:
         return self.status
 
     async def _job(self, job: str, context: Context) -> jobs_pb2.Job:
-        if job not in self.jobs:
+        found = [job] if job in self.jobs else [each for each in self.jobs if job in each]
+        found = [*self.jobs][-1:] if job == LATEST else found
+        if not found:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {job!r}")
-        return self.jobs[job]
+        if len(found) > 1:
+            text = f"job {job!r}: the ids of several jobs contain this: {', '.join(found)}; give more of one"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        return self.jobs[found[0]]
 
 
 @contextmanager

@@ -150,3 +150,21 @@ def test_a_long_log_is_read_in_pieces_and_an_endless_line_left_out(tmp_path: Pat
     lines.insert(1000, "x" * (3 * PIECE_BYTES))
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     assert [int(line.text) for line in read(Journal(tmp_path), "a")] == list(range(2000))
+
+
+def test_the_end_of_a_log_and_its_lines_about_timing_are_read_if_wanted(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for step in range(1, 4):
+        job = Job(id="job", step=step, steps=3, loss=1.0)
+        journal.publish(JobEvent(job=job, kind="step", text=f"Step: {step}", step_seconds=0.5))
+
+    def texts(*, timing: bool, tail: int) -> list[str]:
+        async def collect() -> list[str]:
+            return [line.text async for line in journal.lines("job", timing=timing, tail=tail)]
+
+        return asyncio.run(collect())
+
+    assert texts(timing=False, tail=0) == ["Step: 1", "Step: 2", "Step: 3"]
+    assert texts(timing=False, tail=2) == ["Step: 2", "Step: 3"]
+    assert texts(timing=True, tail=2) == ["Step: 3", "Full step time 500.000 ms"]
+    assert len(texts(timing=True, tail=99)) == 6
