@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,10 +76,17 @@ WRONG_INPUTS = (
     "jobs --aggregator AGGREGATOR --timeout-seconds 0",
     "jobs --aggregator EMPTY",
     "jobs --aggregator AGGREGATOR",
+    "jobs --state queued --name tin --aggregator AGGREGATOR",
+    "jobs --owner nobody --aggregator AGGREGATOR",
+    "jobs --state asleep",
     "status --aggregator AGGREGATOR",
     "status --aggregator EMPTY",
     "status job-1 --aggregator AGGREGATOR",
     "status job-9 --aggregator AGGREGATOR",
+    "status job --aggregator AGGREGATOR",
+    "status latest --aggregator AGGREGATOR",
+    "logs job-1 --tail 1 --aggregator AGGREGATOR",
+    "logs job-1 --tail 0 --aggregator AGGREGATOR",
     "logs job-9 --aggregator AGGREGATOR",
     "cancel job-9 --aggregator AGGREGATOR",
     "trust job-1",
@@ -171,7 +179,7 @@ def _filled() -> FakeAggregator:
     fake = FakeAggregator()
     fake.jobs["job-1"] = jobs_pb2.Job(
         id="job-1", name="tiny", state=jobs_pb2.RUNNING, phase="train", step=4, steps=10, loss=2.5,
-        submitted_seconds=1.0, started_seconds=2.0, checkpoint="/state/job-1/step-00000002", checkpoint_step=2,
+        submitted_seconds=time.time() - 885_600, started_seconds=time.time() - 864_000, checkpoint="/state/job-1/step-00000002", checkpoint_step=2,
         tokens_per_second=1000.0, seconds_left=72.0, skipped="step 3: the gradient is not finite",
         detail="worker lb-2 was lost", excluded=[jobs_pb2.Exclusion(worker="lb-3", step=3, reason="checksum differs")],
         claims=[
@@ -229,6 +237,7 @@ def _block(line: str, addresses: Mapping[str, str] | None = None) -> str:
     text = re.sub(r"^.* INFO .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^\d{4}-\S+(?= ERROR)", "TIME", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=tried ).*(?=; start)", "ADDRESSES", text).replace(str(Path.cwd()), "FOLDER")
+    text = re.sub(r"(?<=  )\d\d:\d\d:\d\d(?=, )", "HH:MM:SS", text)
     text = re.sub(r"of text in [\d.]+ s", "of text in SECONDS s", text)
     text = re.sub(r"\.download-\w+", ".download-TEMPORARY", text)
     text = re.sub(r"(?<=without TLS )\(.*?\)", "(REASON)", text)
