@@ -179,7 +179,8 @@ def _filled() -> FakeAggregator:
     fake = FakeAggregator()
     fake.jobs["job-1"] = jobs_pb2.Job(
         id="job-1", name="tiny", state=jobs_pb2.RUNNING, phase="train", step=4, steps=10, loss=2.5,
-        submitted_seconds=time.time() - 885_600, started_seconds=time.time() - 864_000, checkpoint="/state/job-1/step-00000002", checkpoint_step=2,
+        submitted_seconds=time.time() - 885_600, started_seconds=time.time() - 864_000,
+        checkpoint="/state/job-1/step-00000002", checkpoint_step=2,
         tokens_per_second=1000.0, seconds_left=72.0, skipped="step 3: the gradient is not finite",
         detail="worker lb-2 was lost", excluded=[jobs_pb2.Exclusion(worker="lb-3", step=3, reason="checksum differs")],
         claims=[
