@@ -291,17 +291,15 @@ _watch_option = option(
     default=50,
     help="Number of newest jobs to list.",
 )
-@option(
+@click.option(
     "--state",
     "states",
     multiple=True,
     type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]),
     help="List only jobs in this state; repeatable.",
 )
-@option("--owner", default="", metavar="PERSON", show_default=False, help="List only jobs of this person.")
-@option(
-    "--name", default="", metavar="PART", show_default=False, help="List only jobs whose name contains this."
-)
+@click.option("--owner", default="", metavar="PERSON", help="List only jobs of this person.")
+@click.option("--name", default="", metavar="PART", help="List only jobs whose name contains this.")
 @_watch_option
 @client_options
 def jobs(
@@ -320,7 +318,7 @@ def jobs(
     On a narrow terminal a job's id is shown by its last 8 characters. Commands take any part of an id that no other
     job has, and `latest`.
     """
-    from cli.jobs import draw_jobs
+    from cli.job_reading import draw_jobs
     from cli.watch import show
     from protos.jobs_pb2 import JobState, ListRequest
 
@@ -341,7 +339,7 @@ def jobs(
 def status(*, job: str | None, watch: bool, target: AggregatorTarget, output: Output) -> None:
     """Show the cluster or, with a part of a job's id or `latest`, that job."""
     from cli.cluster_status import draw_cluster
-    from cli.jobs import draw_job
+    from cli.job_reading import draw_job
     from cli.watch import show
 
     show(
@@ -373,7 +371,7 @@ def logs(
     """Print the log of a job, one line for each step."""
     import asyncio
 
-    from cli.jobs import show_logs
+    from cli.job_reading import show_logs
     from protos.jobs_pb2 import LogsRequest
 
     request = LogsRequest(job=job, follow=follow, tail=tail or 0, timing=timing)

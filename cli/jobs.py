@@ -1,4 +1,4 @@
-"""Commands that call the job service of an aggregator: submit, continue, jobs, status, logs, cancel."""
+"""Commands that change jobs at an aggregator, or follow one: submit, continue, cancel, trust."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from cli.client import JobsClient, Unanswered, Unreachable
-from cli.job_table import format_jobs
-from cli.job_text import describe_job
 from cli.options import AggregatorTarget
-from cli.output import Output, clock, job_fields, job_line, state_name
+from cli.output import Output, job_fields, job_line, state_name
 from cli.progress import ProgressView
-from cli.tables import wrap
 from cli.tracking import FollowedTracking, check_follower
-from cli.watch import Picture
 from protos import jobs_pb2
 from services.errors import Failed, TiermeshError
-from services.printable import counted
 from services.timeouts import STANDARD_TIMEOUTS
 
 if TYPE_CHECKING:
@@ -223,51 +218,6 @@ def raise_unless_succeeded(job: jobs_pb2.Job) -> None:
     """Raise Failed with the reason if a job failed or was cancelled."""
     if job.state != jobs_pb2.SUCCEEDED:
         raise Failed(f"job {job.id} {state_name(job)}: {job.detail or 'no reason given'}")
-
-
-async def draw_jobs(
-    client: JobsClient, output: Output, limit: int | None, only: jobs_pb2.ListRequest
-) -> Picture:
-    """Return the newest jobs up to a limit, or all of them, oldest first.
-
-    Args:
-        client: calls the aggregator.
-        output: where the table goes, which fits its width.
-        limit: number of jobs; None for all.
-        only: request with the filters.
-    """
-    jobs = await client.jobs(None if limit is None else limit + 1, only)
-    lines = []
-    if limit is not None and len(jobs) > limit:
-        jobs = jobs[-limit:]
-        lines.append(f"the newest {counted(limit, 'job')}; --all lists the older ones too")
-    if jobs:
-        for line in format_jobs(jobs, output.width, time.time()):
-            lines += wrap(line, output.width)
-    elif only.states or only.owner or only.name:
-        lines.append("no such jobs; without filters, tiermesh jobs lists all")
-    else:
-        lines.append("no jobs yet; submit one with: tiermesh submit JOB.yaml")
-    return Picture(lines, {"jobs": [job_fields(job) for job in jobs]})
-
-
-async def draw_job(client: JobsClient, part: str, output: Output) -> Picture:
-    """Return one job, one field per line."""
-    job = await client.job(part)
-    lines = list(describe_job(job, output.width, time.time()))
-    return Picture(lines, job_fields(job), last=job.state in ENDED)
-
-
-async def show_logs(target: AggregatorTarget, request: jobs_pb2.LogsRequest, output: Output) -> None:
-    """Print a job's log, or the end of it, and new lines until the job ends if the request follows it."""
-    lines = 0
-    async with JobsClient(target) as client:
-        job = request.job = (await client.job(request.job)).id
-        async with contextlib.aclosing(client.logs(request)) as log:
-            async for line in log:
-                output.say(f"{clock(line.seconds)}  {line.text}")
-                lines += 1
-    output.result({"job": job, "lines": lines})
 
 
 async def cancel(target: AggregatorTarget, job: str, output: Output) -> None:
