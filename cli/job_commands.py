@@ -291,15 +291,22 @@ _watch_option = option(
     default=50,
     help="Number of newest jobs to list.",
 )
-@click.option(
+@option(
     "--state",
     "states",
     multiple=True,
     type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]),
     help="List only jobs in this state; repeatable.",
 )
-@click.option("--owner", default="", metavar="PERSON", help="List only jobs of this person.")
-@click.option("--name", default="", metavar="PART", help="List only jobs whose name contains this.")
+@option("--owner", default="", metavar="PERSON", show_default=False, help="List only jobs of this person.")
+@option(
+    "--named",  # not --name, since hosts set TIERMESH_NAME for their daemons
+    "name",
+    default="",
+    metavar="PART",
+    show_default=False,
+    help="List only jobs whose name contains this.",
+)
 @_watch_option
 @client_options
 def jobs(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cli.output import Output, clock, job_phase, state_name, time_left
+from cli.output import Output, clock, job_phase, job_state, state_name, time_left
 from cli.words import spell_number
 from services.printable import escape
 
@@ -63,7 +63,7 @@ class ProgressView:
                 self._bar.start_task(self._task)
             self._bar.update(
                 self._task,
-                description=job.waiting or (job_phase(job) if job.phase else state_name(job)),
+                description=job_state(job) if job.waiting or not job.phase else job_phase(job),
                 completed=job.step,
                 total=max(job.steps, 1),
                 figures=_figures(job),

@@ -87,7 +87,7 @@ async def _measure(state_dir: Path, part: str) -> dict[str, list[tuple[float, fl
     aggregator = DaemonProcess("aggregator", "aggregator", state_dir, ["--state-dir", str(state_dir)]).start()
     try:
         await aggregator.wait_ready()
-        commands = {"newest": ["jobs"], "filtered": ["jobs", "--name", "rare"], "part": ["status", part]}
+        commands = {"newest": ["jobs"], "filtered": ["jobs", "--named", "rare"], "part": ["status", part]}
         return {
             name: [_time(words, aggregator.address) for _ in range(REPEATS)]
             for name, words in commands.items()

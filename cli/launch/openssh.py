@@ -150,4 +150,5 @@ def explain_end(host: str, code: int, errors: Sequence[str], remote: Sequence[st
         kind = Refused if code == ExitCode.REFUSED else Failed
         return kind(f"host {host}: {one_line(own[1], 250)}")
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-    return Failed(f"host {host}: the agent there ended, {how}: {last or 'no reason given'}")
+    quoted = f"; its last line, perhaps unrelated: {last}" if last else ""
+    return Failed(f"host {host}: the agent there ended, {how}, without a reason{quoted}")

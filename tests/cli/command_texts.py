@@ -76,7 +76,7 @@ WRONG_INPUTS = (
     "jobs --aggregator AGGREGATOR --timeout-seconds 0",
     "jobs --aggregator EMPTY",
     "jobs --aggregator AGGREGATOR",
-    "jobs --state queued --name tin --aggregator AGGREGATOR",
+    "jobs --state queued --named tin --aggregator AGGREGATOR",
     "jobs --owner nobody --aggregator AGGREGATOR",
     "jobs --state asleep",
     "status --aggregator AGGREGATOR",

@@ -443,3 +443,17 @@ def test_a_closed_output_is_no_error() -> None:
         timeout=60,
     )
     assert "Traceback" not in done.stderr
+
+
+def test_submit_names_settings_that_use_all_workers(
+    aggregator: FakeAggregator, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit = ["submit", str(job_file), "--aggregator", aggregator.address]
+    aggregator.status.workers.extend(jobs_pb2.Member(name=f"w{number}") for number in range(40))
+    assert main(submit) == 0
+    captured = capsys.readouterr()
+    assert "of 40 workers compute" in captured.err
+    assert len(captured.out.splitlines()) == 1, "only the id, which scripts read"
+    del aggregator.status.workers[1:]
+    assert main(submit) == 0
+    assert capsys.readouterr().err == ""

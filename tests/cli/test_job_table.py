@@ -194,7 +194,7 @@ def test_jobs_are_filtered_and_found_by_a_part_of_the_id(
     assert RUNNING.id in shown("jobs", "--state", "running") and QUEUED.id not in shown(
         "jobs", "--owner", "ann@lab"
     )
-    assert "no such jobs; without filters, tiermesh jobs lists all" in shown("jobs", "--name", "zzz")
+    assert "no such jobs; without filters, tiermesh jobs lists all" in shown("jobs", "--named", "zzz")
     assert QUEUED.id in shown("status", "latest")
     assert RUNNING.id in shown("status", "c1d2")
     assert shown("logs", "c1d2", "--tail", "1").endswith("second line\n")

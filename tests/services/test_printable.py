@@ -6,7 +6,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.printable import LINE_CHARACTERS, PATH_CHARACTERS, counted, one_line, printable, printable_path
+from services.printable import (
+    LINE_CHARACTERS,
+    PATH_CHARACTERS,
+    counted,
+    group_by_reason,
+    join_reasons,
+    one_line,
+    printable,
+    printable_path,
+)
 from tests.support.processor_time import limit_work
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202e\u2066\x00\x85\u2028\ud800"
@@ -67,3 +76,11 @@ def test_work_does_not_grow_with_the_text() -> None:
 def test_a_count_has_the_noun_s_number(count: int, expected: str) -> None:
     assert counted(count, "mesh", "meshes") == expected
     assert counted(count, "link") == expected.replace("meshes", "links").replace("mesh", "link")
+
+
+def test_a_reason_of_several_names_is_said_once() -> None:
+    reasons = {"d": "gone", "a": "gone", "b": "building", "c": "gone", "e": "gone"}
+    assert join_reasons(reasons) == "a, c and 2 others (gone), b (building)"
+    assert join_reasons({"b": "gone", "a": "gone"}) == "a and b (gone)"
+    assert group_by_reason({"c": "x", "b": "x", "a": "x"}) == [("a, b and c", "x")]
+    assert join_reasons({}) == ""

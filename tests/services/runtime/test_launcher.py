@@ -93,6 +93,28 @@ def test_an_end_before_it_is_ready_names_its_last_error(tmp_path: Path) -> None:
         kill_all([daemon])
 
 
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        (
+            "print('12:00 ERROR   tiermesh: a link broke'); import os; os.kill(os.getpid(), 9)",
+            "killed by SIGKILL",
+        ),
+        ("print('12:00 INFO    tiermesh: step 7'); raise SystemExit(3)", "exit code 3"),
+    ],
+)
+def test_a_line_that_may_have_nothing_to_do_with_an_end_does_not_pose_as_its_cause(
+    tmp_path: Path, program: str, end: str
+) -> None:
+    daemon = DaemonProcess("worker", "worker-1", tmp_path, program=("-uc", program))
+    daemon.start()
+    try:
+        asyncio.run(daemon.wait_ended())
+        assert f"ended, {end}; its last line, perhaps unrelated: 12:00 " in daemon.describe_end()
+    finally:
+        kill_all([daemon])
+
+
 def test_options_in_the_environment_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIERMESH_NAME", "of the command")
     of_host = {"TIERMESH_DATA": "/data", "TIERMESH_CACHE": "/cache", "TIERMESH_KERNELS": "numpy"}
