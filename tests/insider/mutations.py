@@ -10,7 +10,7 @@ import pytest
 from aggregator.core.leasing import results
 from aggregator.core.sums.step_sum import StepSum
 from tests.insider.lies import Trick
-from tests.insider.simulated import Role
+from tests.insider.ports import Role
 
 
 def waits_for_chunks_for_ever(patch: pytest.MonkeyPatch) -> None:
