@@ -26,8 +26,7 @@ from services.protocol.checksums import set_checksum
 from services.protocol.plain_text import make_printable
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
-from services.transport.addresses import AddressRotation, split_addresses
-from services.transport.security import is_loopback, split_address
+from services.transport.addresses import AddressRotation, is_loopback, split_address, split_addresses
 from services.transport.server import open_channel
 
 _BAD_INPUT = frozenset(

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cli.client import JobsClient, Unanswered, Unreachable
 from cli.options import AggregatorTarget
 from cli.output import Output, claim_lines, clock, duration, job_fields, job_line, state_name
-from cli.progress import ProgressView
-from cli.tracking import FollowedTracking, check_follower
 from protos import jobs_pb2
 from services.errors import Failed
 from services.printable import counted
 from services.timeouts import STANDARD_TIMEOUTS
 
 if TYPE_CHECKING:
+    from cli.progress import ProgressView
     from services.config.job import JobConfig
 
 OUTAGE_SECONDS = STANDARD_TIMEOUTS.follow
@@ -78,6 +77,11 @@ async def submit(
         Refused: this command can't write the job's trackers.
         Failed: an upload failed; or `follow_it` is set, and the job failed or was cancelled.
     """
+    from cli.tracking import (  # with the trackers, which other commands need not
+        FollowedTracking,
+        check_follower,
+    )
+
     check_follower(config, follows=follow_it)
     async with JobsClient(target) as client:
         job = await queue_job(client, config, output, uploads=uploads)
@@ -126,6 +130,8 @@ async def _show(
         output.say(job.id)
         output.result(job_fields(job))
         return
+    from cli.progress import ProgressView  # with rich, which takes long to import
+
     with ProgressView(output) as view:
         view.say(f"job {job.id}")
         job = await follow(client, job.id, view, record)

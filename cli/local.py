@@ -68,14 +68,9 @@ def run(options: LocalOptions, output: Output) -> None:
     """Run the job to its end and print the outcome.
 
     Raises:
-        Refused: the config is wrong, the state dir is in use or has an unfinished job, or
-            shards are given with 3 tiers.
+        Refused: the config is wrong, or the state dir is in use or has an unfinished job.
         Failed: the job failed or was cancelled, a daemon that it needs ended, or the command was interrupted.
     """
-    if options.shards and options.tiers == 3:
-        raise Refused(
-            f"--shards {options.shards} and --tiers 3: given together, but shards need 2 tiers; give --tiers 2"
-        )
     config = None if options.resume else read_job(options.job, options.overrides, output)
     with lock_state_dir(options.state_dir):
         submission = (config.name, leave_trackers_to_aggregator(config).to_json()) if config else None
