@@ -14,6 +14,7 @@
     pipeline.py         stages of a pipeline, its bubble, and bytes between stages
     measured_split.py   stages that are balanced by measured times
     disk.py             checkpoints on disk
+    idle.py             workers that a step is too small for
     sizes.py            sizes as people read them
     flops.py            floating-point operations of a token, and the peak of chips
 
