@@ -357,7 +357,7 @@ class RunningJob:
         if refusal is None:
             refusal = self.job_members.admit(member, ready, leased=self._has_leased)
         else:
-            member.dissents = not self.plan.parameters.maximum_of
+            member.claim, member.dissents = None, not self.plan.parameters.maximum_of
         if refusal is not None:
             self.refuse(member, refusal, now)
             return
@@ -408,7 +408,7 @@ class RunningJob:
         if at_work or member.building_since_seconds is not None:
             self._deaths.note_lost_at_work(member.name, member.incarnation)
         self.holders.release(member, now)
-        self.report.note("member", f"worker {member.name} is gone: {reason}")
+        self.job_members.note_lost(member, reason)
         self._settle_claims(now)
         self.dispatch(now)
 
@@ -444,7 +444,8 @@ class RunningJob:
         taking_part = [
             each
             for each in self.members.values()
-            if each.refusal is None or (each.dissents and self._exclusions.find(each.name) is None)
+            if each.refusal is None
+            or (each.dissents and each.claim is not None and self._exclusions.find(each.name) is None)
         ]
         self.claims.settle({each.name for each in taking_part}, now)
         if self.job.void_generation > self._opened_void_generation:

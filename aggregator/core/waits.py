@@ -45,9 +45,9 @@ def describe_wait(run: RunningJob, now: float) -> str:
     contention = run.claims.describe_contention()
     if contention is not None:
         return contention
-    shortage = run.quorum.describe_shortage(now)
-    if shortage is not None:
-        return shortage
+    for shortage in (run.job_members.describe_hope(now), run.quorum.describe_shortage(now)):
+        if shortage is not None:
+            return shortage
     if run.progress.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
         return f"waits for the optimizer to restart step {run.job.step}"
     if not run.members:

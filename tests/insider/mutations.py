@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.core.leasing import results
+from aggregator.core.membership import members
 from aggregator.core.sums.step_sum import StepSum
 from tests.insider.lies import Trick
 from tests.insider.ports import Role
@@ -20,7 +20,7 @@ def waits_for_chunks_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def takes_loaded_weights_for_work(patch: pytest.MonkeyPatch) -> None:
     """Give a worker a lease in each step that was late with those of all steps before."""
-    patch.setattr(results, "MOST_STALLS", sys.maxsize)
+    patch.setattr(members, "MOST_STALLS", sys.maxsize)
 
 
 ALLOCATES_WHAT_IS_DESCRIBED = {
