@@ -82,6 +82,7 @@ class JobMembers:
                 f"{found}, expected at most {MOST_EVALUATION_BATCHES}; raise validation_batch_size"
             )
         if refusal is not None:
+            member.dissents = True
             return refusal
         claims = self._admission.claims
         member.building_since_seconds = member.fetch = None

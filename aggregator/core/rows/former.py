@@ -335,7 +335,9 @@ class RowFormer:
             self._report.note("member", f"{text}; a spare replaces worker {name}")
         else:
             reason = f"{text}, perhaps because of worker {name}"
-            self._report.note("member", f"{reason}; it is left out for now, if the others can share its stages")
+            self._report.note(
+                "member", f"{reason}; it is left out for now, if the others can share its stages"
+            )
             for seat in row.seats:
                 if seat != blamed:
                     link = Link(seat.worker, blamed.worker)

@@ -68,7 +68,9 @@ def test_a_worker_without_which_its_row_has_worked_is_the_first_suspect() -> Non
     dialogue.goes_by(PAUSE, 1, 2)
     dialogue.builds(1, holds=(1, 0))
     dialogue.builds(2, holds=(1, 0))
-    assert dialogue.goes_by(STALL, 1, 2)[-1] == "2 <- join stages 0-1", "and not worker 2, which was not blamed yet"
+    assert dialogue.goes_by(STALL, 1, 2)[-1] == "2 <- join stages 0-1", (
+        "and not worker 2, which was not blamed yet"
+    )
 
 
 def test_a_worker_that_does_not_load_weights_which_others_have_is_left_out() -> None:
