@@ -352,7 +352,8 @@ def test_parts_that_do_not_cover_the_layout_compute_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"evaluation_batches": 1 << 31}, {"parts": [pb.LayoutPart(offset=1 << 40, elements=9)], "elements": 9}]
+    "said",
+    [{"evaluation_batches": 1 << 31}, {"parts": [pb.LayoutPart(offset=1 << 40, elements=9)], "elements": 9}],
 )
 def test_a_worker_refused_for_what_it_says_ends_no_job_before_others_could_come(said: dict[str, Any]) -> None:
     dialogue = RowDialogue()
