@@ -273,11 +273,7 @@ class RowFormer:
         """Replace a worker whose device hangs, or of a row that takes too long, by a spare.
 
         Without a spare, a row that is alone is formed without one of its workers, if the others can share its stages.
-        Else other rows take over the work of a late one.
-
-        Args:
-            version: version of the newest weights.
-            now: the time, on the monotonic clock.
+        Else other rows take over the work of a late one. `version` is that of the newest weights.
         """
         rows, has_spare = list(self._table), self._has_spare()
         for row in rows:
@@ -286,7 +282,7 @@ class RowFormer:
             return
         late = self._lease_book.find_late(now)
         for row in rows:
-            hanging = self._find_hanging(row)
+            hanging = next((seat for seat in row.seats if self._workers[seat.worker].hangs), None)
             if hanging is not None and has_spare:
                 self._replace(row, hanging, "has a worker whose device hangs", now)
                 return
@@ -308,10 +304,6 @@ class RowFormer:
         if lagging != row.lagging:
             row.lagging, row.lagging_since_seconds = lagging, now
         return lagging if now - row.lagging_since_seconds > self._timeouts.stall else []
-
-    def _find_hanging(self, row: Row) -> Seat | None:
-        """Return a worker of a row whose device hangs, by its own account; None if there is none."""
-        return next((seat for seat in row.seats if self._workers[seat.worker].hangs), None)
 
     def _find_suspects(self, row: Row) -> list[Seat]:
         """Return the workers that may be why a row is late.
@@ -338,10 +330,8 @@ class RowFormer:
             self._report.note(
                 "member", f"{reason}; it is left out for now, if the others can share its stages"
             )
-            for seat in row.seats:
-                if seat != blamed:
-                    link = Link(seat.worker, blamed.worker)
-                    self._broken_links.note(link, reason, now, both_ways=True)
+            for seat in (each for each in row.seats if each != blamed):
+                self._broken_links.note(Link(seat.worker, blamed.worker), reason, now, both_ways=True)
         self._form_without(row, blamed, now)
 
     def _trial_order(self, seat: Seat) -> tuple[int, int]:
