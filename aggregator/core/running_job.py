@@ -371,6 +371,7 @@ class RunningJob:
         self.job_members.note_admission(member, ready)
         refusal = self.holders.note_built(member, ready, now)
         if refusal is not None:
+            member.claim, member.dissents = None, True
             self.refuse(member, refusal, now)
         if not self.ended:
             self.dispatch(now)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from aggregator.core.membership import members
+from aggregator.core.rows.former import RowFormer
 from aggregator.core.sums.step_sum import StepSum
+from services.protocol.versions import Version
 from tests.insider.lies import Trick
 from tests.insider.ports import Role
 
@@ -23,6 +25,17 @@ def takes_loaded_weights_for_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(members, "MOST_STALLS", sys.maxsize)
 
 
+def tries_other_rows_only_with_a_spare(patch: pytest.MonkeyPatch) -> None:
+    """Have a row that takes too long wait for ever where no spare is there."""
+    replace_late = RowFormer.replace_late
+
+    def with_a_spare(self: RowFormer, version: Version | None, now: float) -> None:
+        if self._has_spare():
+            replace_late(self, version, now)
+
+    patch.setattr(RowFormer, "replace_late", with_a_spare)
+
+
 ALLOCATES_WHAT_IS_DESCRIBED = {
     "role": Role.WORKER, "tricks": [Trick.FIELD], "kind": "description", "field": "layout",
 }  # fmt: skip
@@ -32,10 +45,15 @@ PINS_WHAT_THE_FIRST_SAYS = {
 }  # fmt: skip
 """What an insider lies about that has the honest refused for ever: finding 2 of issue 24."""
 
-MUTATIONS: list[tuple[Any, dict[str, Any]]] = [
+MUTATIONS: list[Any] = [
     (
         waits_for_chunks_for_ever,
         {"role": Role.WORKER, "tricks": [Trick.FIELD, Trick.WITHHELD], "kind": "ChunkHeader"},
+    ),
+    pytest.param(
+        tries_other_rows_only_with_a_spare,
+        {"rows": True, "role": Role.NEIGHBOUR, "tricks": [Trick.WITHHELD], "kind": "ArrayHeader"},
+        marks=pytest.mark.long,
     ),
     (takes_loaded_weights_for_work, {"role": Role.WORKER, "tricks": [Trick.WITHHELD], "kind": "computed"}),
 ]

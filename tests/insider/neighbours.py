@@ -21,6 +21,7 @@ from tests.simulation.scenario import LIAR
 from tests.simulation.simulated_device import LeaseState
 from tests.simulation.simulated_worker import SimulatedWorker
 from worker.core.lanes import Position
+from worker.pipeline.link import MOST_REFUSALS
 
 if TYPE_CHECKING:
     from tests.insider.simulated import InsiderCluster
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 class InsiderEnd(LinkEnd):
     """An end of a link in a row, which checks what the insider sends."""
 
+    refusals = 0
+    """Refused messages without an array between them."""
     _channel: Channel | None = None
     _channel_of: RowConnection | None = None
 
@@ -53,7 +56,11 @@ class InsiderEnd(LinkEnd):
         except (TiermeshError, SimulationFailed, Refused):
             if not cluster.liar.lies:
                 raise
+            self.refusals += 1
             connection.cut()
+        else:
+            if isinstance(message, SentPiece):
+                self.refusals = 0
 
 
 def _encode(message: LinkState | SentPiece) -> Message:
@@ -102,6 +109,7 @@ class InsiderRowLinks(RowLinks):
     """Links of a worker to its neighbours, one of which may be the insider."""
 
     end_type = InsiderEnd
+    ends: dict[str, InsiderEnd]
 
     def take_wrong(self, state: LeaseState, end: LinkEnd | None, what: str) -> None:
         """Fail the lease, as `LeaseExchange` does: the neighbour has sent something else than is due."""
@@ -110,6 +118,11 @@ class InsiderRowLinks(RowLinks):
         if end is not None and not state.failed:
             state.failed = True
             self.worker.lose_neighbour(state.lease, end.seat.name)
+
+    def lost_neighbour(self) -> str:
+        """Return the name of a neighbour that can't be reached for long, or sends what is refused, as `Link` does."""
+        refused = (name for name, end in self.ends.items() if end.refusals >= MOST_REFUSALS)
+        return super().lost_neighbour() or next(refused, "")
 
 
 class Neighbour(SimulatedWorker):

@@ -40,6 +40,7 @@ class Role(str, Enum):
     WORKER = "worker"
     NEIGHBOUR = "neighbour"
     STANDBY = "standby"
+    PERSON = "person"
 
 
 class Refused(Exception):

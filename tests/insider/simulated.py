@@ -1,4 +1,4 @@
-"""A simulated cluster with an insider: a worker, a neighbour in a row, or a standby that lies.
+"""A simulated cluster with an insider: a worker, a neighbour in a row, a standby or a person that lies.
 
 The insider is the simulated worker that others are, and its messages are changed on their way. What arrives passes the
 same checks as at a real port. The honest workers must finish the job in the bits of an undisturbed run.
@@ -17,9 +17,10 @@ from services.timeouts import STANDARD_TIMEOUTS
 from tests.insider.held import count_held
 from tests.insider.lies import Liar, Trick
 from tests.insider.neighbours import LyingWorker, Neighbour
+from tests.insider.person import LyingPerson
 from tests.insider.ports import InsiderAggregator, InsiderOptimizer, Role
 from tests.insider.standby import LyingStandby
-from tests.simulation.job_model import require
+from tests.simulation.job_model import SimulatedJob, require
 from tests.simulation.links import Link
 from tests.simulation.scenario import LIAR, Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
@@ -86,16 +87,24 @@ class InsiderCluster(SimulatedCluster):
     def _possible_roles(self) -> list[Role]:
         roles = [Role.WORKER] * 3
         roles += [Role.NEIGHBOUR] * 2 * self._has_rows
-        return roles + [Role.STANDBY] * (self.scenario.tiers == 3)
+        return [*roles, Role.PERSON] + [Role.STANDBY] * (self.scenario.tiers == 3)
 
     def run(self) -> None:
         """Run until every job has ended, and check that the insider changed nothing of the result."""
         if self.role is Role.STANDBY:
             LyingStandby(self)
+        elif self.role is Role.PERSON:
+            LyingPerson(self)
         else:
             self.loop.at(self._start_seconds, self._start_worker, LIAR)
             self.loop.at(10.0, self._decide)
         super().run()
+
+    def add_job(self, job: SimulatedJob) -> None:
+        """Take a job of the insider into the checks."""
+        self.jobs[job.id], self.disk.plans[job.id] = job, job.plan
+        self.liar.files[job.layout_ref.sha256] = job.layout.dumps().encode()
+        self.checks.planned(job)
 
     def worker_type(self, name: str) -> type[SimulatedWorker]:
         """Return the type of a worker of this name."""

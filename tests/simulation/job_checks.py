@@ -34,7 +34,11 @@ class JobChecks:
         self._crashes: dict[str, list[int]] = {}  # by job: the cluster's number of commits at each crash
         self._failures: Counter[str] = Counter()  # by worker: number of failed leases
         for job in jobs.values():
-            events.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
+            self.planned(job)
+
+    def planned(self, job: SimulatedJob) -> None:
+        """Note a job that a user may submit."""
+        self._history.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
 
     def cancelled(self, job: str) -> None:
         """Note that a user cancels a job."""

@@ -79,7 +79,10 @@ class Stalls:
                 evaluation.release(lease)
 
     def find_late(self, step_sum: StepSum | None, evaluation: Evaluation | None, now: float) -> set[int]:
-        """Return the sessions of all that have the weights and take too long over gradients or losses."""
+        """Return the sessions of all that have the weights and take too long over gradients or losses.
+
+        One that has computed gradients is late once it has not sent those that are due for too long.
+        """
         late: set[int] = set()
         if step_sum is not None:
             work = _count_work(step_sum)
@@ -89,6 +92,12 @@ class Stalls:
                 if each.session is not None and not each.computed
                 if self._members[each.session].loaded_version == step_sum.version
                 if self.is_late(each.session, each.since_seconds, work[each.session], now)
+            )
+            late.update(
+                each.session
+                for each in step_sum.assignments
+                if each.session is not None and each.computed and step_sum.note_owed(each, now)
+                if self.is_late(each.session, each.owed_since_seconds, 0, now)
             )
         if evaluation is not None:
             late.update(

@@ -20,6 +20,7 @@ from services.names import natural_order
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.printable import printable
+from services.protocol.versions import Version
 from services.timeouts import Timeouts
 
 REASONS_CHARACTERS = 200
@@ -68,9 +69,10 @@ class RowFormer:
         self._gathering = Gathering(pipelines * stages, timeouts.retry)
         self._was_complete = False
         self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
-        # By session: broken links that others name it for, and trials of spares in its place.
+        # By session: broken links that others name it for, and trials of rows without it.
         self._blames: dict[int, int] = {}
-        self._late_rows: dict[int, int] = {}  # by session: rows that took too long while it was silent
+        # By session: rows that took too long while it was silent, since the last one that worked.
+        self._late_rows: dict[int, int] = {}
         self._broken_links = BrokenLinks(timeouts)
         self._avoided: frozenset[Link] = frozenset()  # when rows were formed last
         self._mismatch: Refusal | None = None
@@ -262,33 +264,46 @@ class RowFormer:
         return True
 
     def note_links_work(self, row: Row) -> None:
-        """Forget failures of a row's links, since a whole lease has passed them."""
+        """Forget failures of a row's links, and that its workers were in late rows: a whole lease has passed them."""
         self._broken_links.note_works(row.seats)
+        for seat in row.seats:
+            self._late_rows.pop(seat.worker, None)
 
-    def replace_late(self, now: float) -> None:
-        """Replace a worker whose device hangs, or of a row that takes too long, if there is a spare."""
-        for row in self._table:
+    def replace_late(self, version: Version | None, now: float) -> None:
+        """Replace a worker whose device hangs, or of a row that takes too long, by a spare.
+
+        Without a spare, a row that is alone is formed without one of its workers, if the others can share its stages.
+        Else other rows take over the work of a late one. `version` is that of the newest weights.
+        """
+        rows, has_spare = list(self._table), self._has_spare()
+        for row in rows:
             row.member.hangs = any(self._workers[seat.worker].hangs for seat in row.seats)
-        if not self._has_spare():
+        if not has_spare and len(rows) != 1:
             return
         late = self._lease_book.find_late(now)
-        for row in self._table:
-            hanging = self._find_hanging(row)
-            if hanging is not None:
+        for row in rows:
+            hanging = next((seat for seat in row.seats if self._workers[seat.worker].hangs), None)
+            if hanging is not None and has_spare:
                 self._replace(row, hanging, "has a worker whose device hangs", now)
                 return
-            if row.member.session in late or row.member.stalled:
+            suspects = self._find_lagging(row, version, now)
+            if not suspects and (row.member.session in late or row.member.stalled):
                 suspects = self._find_suspects(row)
-                for seat in suspects:
-                    self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
-                if suspects:
-                    blamed = min(suspects, key=self._trial_order)
-                    self._replace(row, blamed, "takes too long over a lease", now)
-                    return
+            for seat in suspects:
+                self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
+            if suspects:
+                blamed = min(suspects, key=self._trial_order)
+                self._replace(row, blamed, "takes too long over a lease", now)
+                return
 
-    def _find_hanging(self, row: Row) -> Seat | None:
-        """Return a worker of a row whose device hangs, by its own account; None if there is none."""
-        return next((seat for seat in row.seats if self._workers[seat.worker].hangs), None)
+    def _find_lagging(self, row: Row, version: Version | None, now: float) -> list[Seat]:
+        """Return the workers of a row that do not load weights which others of it have had for long."""
+        lagging = [seat for seat in row.seats if self._workers[seat.worker].loaded_version != version]
+        if version is None or not row.member.ready or len(lagging) == len(row.seats):
+            lagging = []
+        if lagging != row.lagging:
+            row.lagging, row.lagging_since_seconds = lagging, now
+        return lagging if now - row.lagging_since_seconds > self._timeouts.stall else []
 
     def _find_suspects(self, row: Row) -> list[Seat]:
         """Return the workers that may be why a row is late.
@@ -307,11 +322,20 @@ class RowFormer:
 
     def _replace(self, row: Row, blamed: Seat, why: str, now: float) -> None:
         name = self._workers[blamed.worker].name
-        self._report.note("member", f"{row.member.title} {why}; a spare replaces worker {name}")
+        text = f"{row.member.title} {why}"
+        if self._has_spare():
+            self._report.note("member", f"{text}; a spare replaces worker {name}")
+        else:
+            reason = f"{text}, perhaps because of worker {name}"
+            self._report.note(
+                "member", f"{reason}; it is left out for now, if the others can share its stages"
+            )
+            for seat in (each for each in row.seats if each != blamed):
+                self._broken_links.note(Link(seat.worker, blamed.worker), reason, now, both_ways=True)
         self._form_without(row, blamed, now)
 
     def _trial_order(self, seat: Seat) -> tuple[int, int]:
-        return self._blames.get(seat.worker, 0), -self._late_rows.get(seat.worker, 0)
+        return -self._late_rows.get(seat.worker, 0), self._blames.get(seat.worker, 0)
 
     def _has_spare(self) -> bool:
         return any(each.spare and not each.spare_reason for each in self._workers.values())
