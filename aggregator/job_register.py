@@ -17,7 +17,7 @@ from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobPage, JobQueue
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job, Start
-from services.caps import Caps
+from services.caps import Cap, Caps, OverCap
 from services.config.job import JobConfig
 from services.config.job_inputs import input_hashes
 from services.errors import Refused
@@ -66,8 +66,8 @@ class JobRegister:
             owner: the person who submits it; empty without security.
 
         Raises:
-            Refused: the name or the request id is malformed, the request id belongs to another job, or the model is too
-                large.
+            Refused: the name or the request id is malformed, or the request id belongs to another job.
+            OverCap: the model is too large.
             CapReached: the queue or the owner has too many jobs.
             DiskFull: there is no space for the job.
             Failed: the job can't be written.
@@ -84,7 +84,7 @@ class JobRegister:
         plan = config.plan()
         refusal = plan.parameters.check_most(self._caps.parameters)
         if refusal is not None:
-            raise Refused(str(refusal))
+            raise OverCap(Cap.PARAMETERS, str(refusal))
         spec_json = config.to_json()
         wanted = Job(
             name=name,

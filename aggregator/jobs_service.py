@@ -24,8 +24,8 @@ from aggregator.storage.queue_file import DiskFull
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import CheckpointFiles, CheckpointRequest
-from services.caps import Cap, CapReached
-from services.config.job import JobConfig, SpecTooLarge
+from services.caps import Cap, CapReached, OverCap
+from services.config.job import JobConfig
 from services.errors import Failed, NotYet, Refused
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.checksums import ChecksumMismatch, verify_checksum
@@ -132,8 +132,8 @@ class JobsServicer:
                 complete, name=name, request_id=request_id, owner=current_caller().person
             )
         except Refused as refused:
-            if isinstance(refused, SpecTooLarge):
-                self._count_cap_reached(Cap.SPEC_BYTES)
+            if isinstance(refused, OverCap):
+                self._count_cap_reached(refused.cap)
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         except Failed as failed:
             if isinstance(failed, CapReached):

@@ -197,3 +197,4 @@ def test_a_model_beyond_the_cap_is_refused_with_both_numbers(tmp_path: Path) -> 
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "2080 parameters, expected at most 2079" in caught.value.details()
         assert "--max-parameters" in caught.value.details()
+        assert reached(cluster) == {"parameters": 1}

@@ -10,6 +10,7 @@ from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member, total_peak_flops
 from aggregator.core.rows.broken_links import BrokenLinks, Link, links_of
 from aggregator.core.rows.built_stages import BuiltStages
+from aggregator.core.rows.departures import DepartedWorkers
 from aggregator.core.rows.detours import count_avoided, form_linked_rows
 from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps
 from aggregator.core.rows.gathering import Gathering
@@ -74,6 +75,8 @@ class RowFormer:
         # By session: rows that took too long while it was silent, since the last one that worked.
         self._late_rows: dict[int, int] = {}
         self._broken_links = BrokenLinks(timeouts)
+        self._departed = DepartedWorkers(timeouts)
+        self._seated: dict[int, str] = {}  # by session: names of the workers that had stages last
         self._avoided: frozenset[Link] = frozenset()  # when rows were formed last
         self._mismatch: Refusal | None = None
         self._present: list[int] = []
@@ -93,10 +96,13 @@ class RowFormer:
             now: the time, on the monotonic clock.
             replaced: worker that should not get its stages again, if there is a spare.
         """
-        self._forget_lost()
+        self._forget_lost(now)
         expected = [each for each in self._workers.values() if self._fits(each)]
         able = [each for each in expected if each.has_data_stream]
         reachable = [each for each in able if each.pipeline_address]
+        steady = [each for each in reachable if not self._departed.why_left_out(each.name, now)]
+        if self._can_take_all(steady):
+            reachable = steady
         present = sorted(each.session for each in reachable)
         if present != self._present:
             # When a job begins, the workers that run have come after `retry`. One that has died may be started again.
@@ -119,11 +125,13 @@ class RowFormer:
             if seats not in known:
                 self._table.add(seats, now)
         seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
+        self._seated = {session: self._workers[session].name for session in seated}
         leaves_out = any(each.count > 1 for each in seated.values())  # spares would have them otherwise
         for member in self._workers.values():
             stages = seated.get(member.session)
             member.spare = stages is None and self._may_take(member)
-            member.spare_reason = self._why_alone(member) if member.spare else ""
+            left_out = self._departed.why_left_out(member.name, now)
+            member.spare_reason = (self._why_alone(member) or left_out) if member.spare else ""
             if member.spare and leaves_out and not member.spare_reason:
                 member.spare_reason = self._broken_links.why_avoided(member.session, now)
             build = None if stages is None else self._built.order(member.session, stages)
@@ -145,7 +153,14 @@ class RowFormer:
         """Return whether a worker may be given stages."""
         return self._fits(member) and member.has_data_stream
 
-    def _forget_lost(self) -> None:
+    def _can_take_all(self, members: list[Member]) -> bool:
+        """Return whether workers suffice for the job, if they share its stages."""
+        most = sum(self._most_stages.get(each.session, self._count) for each in members)
+        return most >= self._count and len(members) >= self._min_workers
+
+    def _forget_lost(self, now: float) -> None:
+        for session in self._seated.keys() - self._workers.keys():
+            self._departed.note(self._seated.pop(session), now)
         self._built.keep_only(self._workers.keys())
         self._broken_links.keep_only(self._workers.keys())
         for known in (self._most_stages, self._blames, self._late_rows):
@@ -264,7 +279,8 @@ class RowFormer:
         return True
 
     def note_links_work(self, row: Row) -> None:
-        """Forget failures of a row's links, and that its workers were in late rows: a whole lease has passed them."""
+        """Forget failures of a row's links and workers, and that it was late: a whole lease has passed them."""
+        self._departed.forget(self._workers[seat.worker].name for seat in row.seats)
         self._broken_links.note_works(row.seats)
         for seat in row.seats:
             self._late_rows.pop(seat.worker, None)
