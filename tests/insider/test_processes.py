@@ -24,6 +24,7 @@ from protos.files_pb2 import FileRef
 from protos.jobs_pb2_grpc import JobsStub
 from services.protocol.file_refs import make_ref
 from services.transport.access.permissions import CallerKind
+from tests.insider import unfixed
 from tests.insider.lying_person import NESTED, TRICKLES, LyingPerson
 from tests.support.certificates import make_certificate, make_certificates
 from tests.support.cluster.bits import (
@@ -144,6 +145,7 @@ def honest_cluster(
         "heartbeat_seconds": 2.0,
         "options": ("--no-shared-memory",),
         "aggregator_options": ("--max-upload-gb-per-person", CAP_GB),
+        "modules": unfixed.modules(),
     }
     with Cluster(folder, **settings) as cluster:
         cluster.call_over(channel_of(cluster, certificates, "bob"))
