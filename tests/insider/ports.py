@@ -14,14 +14,13 @@ from google.protobuf.message import Message
 from optimizer.core import events as optimizer_events
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.checkpoints.format import check_file_names
+from services.checkpoints.format import check_description
 from services.errors import TiermeshError
 from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.envelope import unwrap
-from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref
 from services.protocol.plain_text import make_printable
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk, bytes_per_element, check_chunk
-from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from services.tensors.layout import CHUNK_ELEMENTS, Layout, read_job_layout
 from tests.insider.lies import Afterwards, Trick
 from tests.simulation.job_model import require
 from tests.simulation.links import Link, is_end
@@ -145,7 +144,7 @@ class InsiderAggregator(SimulatedAggregator):
             elif isinstance(body, pb.Hello):
                 return  # the core takes no notice of it
             elif isinstance(body, pb.Description):
-                body = self._check_description(body)
+                body = self._check_description(link, body)
         except Refused as refused:
             link.close(str(refused))
             self.worker_lost(link, str(refused))
@@ -153,17 +152,20 @@ class InsiderAggregator(SimulatedAggregator):
         if body is not None:
             super().worker_message(link, received.epoch, body)
 
-    def _check_description(self, body: pb.Description) -> pb.Description | pb.Failure:
+    def _check_description(self, link: Link, body: pb.Description) -> pb.Description | pb.Failure | None:
         """Do as `WorkerControl` does."""
-        refs = (body.layout, *body.files.values())
+        parameters = self.core.awaits_description(link.session, body)
+        if parameters is None:
+            return None
         try:
-            check_file_names(body.files)
-            if not any(check_ref(ref, MAX_TEXT_BYTES) for ref in refs) and self.cluster.has_files(refs):
-                return body
-            reason = "files are missing or too large"
+            check_description(body.layout, body.files)
+            if not self.cluster.has_files((body.layout, *body.files.values())):
+                reason = "files of its Description are missing"
+                return pb.Failure(job=body.job, lease=body.lease, reason=reason)
+            read_job_layout(self.cluster.liar.files[body.layout.sha256], parameters)
         except TiermeshError as error:
-            reason = str(error)
-        return pb.Failure(job=body.job, lease=body.lease, reason=reason)
+            return pb.Failure(job=body.job, reason=str(error))
+        return body
 
     def worker_sent(self, link: Link, header: ChunkHeader | None, payload: Any) -> None:
         """Handle a worker's chunk; of the insider, what it sends in its place."""

@@ -19,6 +19,7 @@ import grpc
 
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
+from tests.insider import unfixed
 from tests.insider.lives import Log
 from tests.support.cluster.bits import Bits, bits
 from tests.support.cluster.daemon import Daemon, eventually
@@ -161,6 +162,7 @@ def honest_cluster(
         heartbeat_seconds=HEARTBEAT_SECONDS,
         options=() if shared_memory else ("--no-shared-memory",),
         aggregator_options=("--max-upload-gb-per-person", CAP_GB, *aggregator_options),
+        modules=unfixed.modules(),
         **settings,
     ) as cluster:
         cluster.call_over(channel_of(cluster, certificates, "bob"))

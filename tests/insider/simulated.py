@@ -116,7 +116,8 @@ class InsiderCluster(SimulatedCluster):
 
     def has_files(self, refs: Any) -> bool:
         """Return whether workers have uploaded these files."""
-        return all(ref.sha256 in self.liar.files for ref in refs)
+        files = self.liar.files
+        return all(ref.sha256 in files and len(files[ref.sha256]) == ref.size for ref in refs)
 
     def leave(self) -> None:
         """Let the insider leave for good."""
