@@ -88,7 +88,7 @@ def test_a_job_over_generated_stubs(
     follow = stub.Logs(jobs.LogsRequest(job=job.id, follow=True), timeout=LIMIT_SECONDS)
     watch = stub.Watch(jobs.JobRequest(job=job.id), timeout=LIMIT_SECONDS)
     events = [next(watch)]  # from here on none is missed
-    stub.Cancel(jobs.JobRequest(job=before), timeout=LIMIT_SECONDS)
+    stub.Cancel(jobs.CancelRequest(job=before), timeout=LIMIT_SECONDS)
     events += watch
     assert [event.job.step for event in events if event.kind == "step"] == list(range(1, STEPS + 1))
     assert all(event.grad_norm > 0 for event in events if event.kind == "step")
@@ -165,7 +165,7 @@ def test_a_job_whose_corpus_is_nowhere_names_it(cluster: Cluster, corpus: Path, 
     job = cluster.submit(spec)
     eventually(lambda: "lost.txt" in run_json(cluster, "status")["waiting"], "the wait for the file")
     assert cluster.stub.Get(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS).state == jobs.RUNNING
-    cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+    cluster.stub.Cancel(jobs.CancelRequest(job=job), timeout=LIMIT_SECONDS)
     cluster.wait(job, lambda each: each.state == jobs.CANCELLED, "its end")
 
 
@@ -197,7 +197,7 @@ def test_metrics_of_each_role_know_the_job(cluster: Cluster, long_spec: str, sho
         return [each.metric("tiermesh_weights_step", job=endless, role="worker") for each in cluster.workers]
 
     eventually(lambda: all(steps()), "the weights of each worker")
-    cluster.stub.Cancel(jobs.JobRequest(job=endless), timeout=LIMIT_SECONDS)
+    cluster.stub.Cancel(jobs.CancelRequest(job=endless), timeout=LIMIT_SECONDS)
     job = cluster.submit(short_spec)
     cluster.finish(job)
     assert cluster.optimizer is not None
