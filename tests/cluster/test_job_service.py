@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -144,6 +145,43 @@ def test_cancelling_frees_the_workers_for_the_next_job(
     assert f"job {running} is cancelled already" in again.stderr
     for worker in cluster.workers:
         worker.wait_log(f"job {running}: cancelled by request")
+
+
+def test_a_job_goes_on_after_the_command_that_follows_it_is_interrupted(
+    cluster: Cluster, corpus: Path, tmp_path: Path
+) -> None:
+    job_file = write_config(tmp_path, gpt_config(corpus, project_name="long", max_steps=100_000))
+    following = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "submit",
+            str(job_file),
+            "--follow",
+            "--aggregator",
+            cluster.aggregator.address,
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    for line in following.stdout:
+        if "step 1/" in line:
+            break
+    following.send_signal(signal.SIGINT)
+    _, errors = following.communicate(timeout=LIMIT_SECONDS)
+    assert following.returncode == 1
+    job = cluster.status().running_job
+    assert errors.splitlines()[-1] == (
+        f"tiermesh: interrupted; job {job} goes on: follow it with `tiermesh logs {job} --follow`, cancel it with "
+        f"`tiermesh cancel {job}`"
+    )
+    cluster.stub.Cancel(jobs.CancelRequest(job=job, now=True), timeout=LIMIT_SECONDS)
 
 
 def test_a_job_that_no_worker_can_build_fails(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
