@@ -109,8 +109,12 @@ class JobRegister:
             self._feed(Submitted(copy_job(job), spec_json, plan))
         return self.find(job.id) or job
 
-    def cancel(self, job: str) -> Job:
+    def cancel(self, job: str, *, now: bool = False) -> Job:
         """Cancel a queued or running job; its record says so on disk when this returns.
+
+        Args:
+            job: id of the job.
+            now: whether no checkpoint of its last COMMIT is wanted.
 
         Raises:
             Refused: there is no such job, or it has ended.
@@ -127,7 +131,7 @@ class JobRegister:
         cancel_job(cancelled)
         cancelled.ended_seconds = time.time()
         self._queue.save(cancelled)
-        self._feed(CancelRequested(job))
+        self._feed(CancelRequested(job, now))
         return cancelled
 
     def trust(self, job: str, worker: str) -> Job:

@@ -160,12 +160,12 @@ class JobsServicer:
         """Return one job's current state."""
         return await self._job(request.job, context)
 
-    async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
+    async def Cancel(self, request: jobs.CancelRequest, context: Context) -> jobs.Job:
         """Cancel a queued or running job; once this answers, it does not run again."""
         owner = (await self._job(request.job, context)).owner
         try:
             _check_owner(owner, CANCEL_OTHERS_JOB)
-            job = self._backend.register.cancel(request.job)
+            job = self._backend.register.cancel(request.job, now=request.now)
         except Denied as denied:
             await _abort(context, denied.code, str(denied))
         except Refused as refused:

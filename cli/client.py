@@ -275,9 +275,9 @@ class JobsClient:
         """Return one job."""
         return await self._ask("Get", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
 
-    async def cancel(self, job: str) -> jobs_pb2.Job:
+    async def cancel(self, job: str, *, now: bool = False) -> jobs_pb2.Job:
         """Cancel a job; return its new state."""
-        return await self._ask("Cancel", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
+        return await self._ask("Cancel", jobs_pb2.CancelRequest(job=job, now=now), jobs_pb2.Job)
 
     async def trust(self, job: str, worker: str) -> jobs_pb2.Job:
         """Pin a job to what a worker says of it; return its new state."""

@@ -337,14 +337,18 @@ def logs(*, job: str, follow: bool, target: AggregatorTarget, output: Output) ->
 
 @click.command()
 @click.argument("job")
+@option("--now", is_flag=True, help="Write no checkpoint of the newest weights.")
 @client_options
-def cancel(*, job: str, target: AggregatorTarget, output: Output) -> None:
-    """Cancel a queued or running job."""
+def cancel(*, job: str, now: bool, target: AggregatorTarget, output: Output) -> None:
+    """Cancel a queued or running job.
+
+    The newest weights of a running job become a checkpoint, from which `tiermesh continue` goes on.
+    """
     import asyncio
 
     from cli.jobs import cancel as run
 
-    asyncio.run(run(target, job, output))
+    asyncio.run(run(target, job, output, now=now))
 
 
 @click.command()

@@ -134,7 +134,13 @@ async def _show(
 
     with ProgressView(output) as view:
         view.say(f"job {job.id}")
-        job = await follow(client, job.id, view, record)
+        try:
+            job = await follow(client, job.id, view, record)
+        except asyncio.CancelledError:
+            raise Failed(
+                f"interrupted; job {job.id} goes on: follow it with `tiermesh logs {job.id} --follow`, cancel it with "
+                f"`tiermesh cancel {job.id}`"
+            ) from None
     output.say(job_line(job))
     if job.checkpoint:
         output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")
@@ -257,11 +263,14 @@ async def show_logs(target: AggregatorTarget, job: str, output: Output, *, follo
     output.result({"job": job, "lines": lines})
 
 
-async def cancel(target: AggregatorTarget, job: str, output: Output) -> None:
-    """Cancel a job and print its state."""
+async def cancel(target: AggregatorTarget, job: str, output: Output, *, now: bool) -> None:
+    """Cancel a job, print its state, and say how to go on."""
     async with JobsClient(target) as client:
-        cancelled = await client.cancel(job)
+        cancelled = await client.cancel(job, now=now)
     output.say(job_line(cancelled))
+    step = cancelled.checkpoint_step if now else cancelled.step
+    if step:
+        output.say(f"go on from step {step} with: tiermesh continue {cancelled.id} --steps {cancelled.steps}")
     output.result(job_fields(cancelled))
 
 

@@ -160,12 +160,12 @@ class RunningJob:
         self._leased = True
         return self._draw_lease()
 
-    def end(self, state: JobState, detail: str) -> None:
-        """End the job and have workers and optimizer drop it."""
+    def end(self, state: JobState, detail: str, *, checkpoint: bool = False) -> None:
+        """End the job and have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
         self.report.end(state, detail)
         for session in self.members:
             self._orders.leave(session, detail)
-        self._out.put(ToOptimizer(pb.Close(job=self.job.id)))
+        self._out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
         self.router.drop_all()
 
     # ---- the optimizer ----

@@ -101,7 +101,7 @@ class LyingPerson:
 
     def cancel(self, job: str) -> None:
         """Cancel a job."""
-        self._send(SERVICES[0].methods_by_name["Cancel"], jobs.JobRequest(job=job))
+        self._send(SERVICES[0].methods_by_name["Cancel"], jobs.CancelRequest(job=job))
 
     def ask(self, ref: files.FileRef) -> None:
         """Ask whether a file is missing."""

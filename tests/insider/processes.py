@@ -125,7 +125,7 @@ class Probe(threading.Thread):
         job = self._stub.Submit(
             jobs.SubmitRequest(spec_json=self._spec, name="probe"), timeout=ANSWER_SECONDS
         )
-        self._stub.Cancel(jobs.JobRequest(job=job.id), timeout=ANSWER_SECONDS)
+        self._stub.Cancel(jobs.CancelRequest(job=job.id), timeout=ANSWER_SECONDS)
 
     def stop(self) -> None:
         self._over.set()

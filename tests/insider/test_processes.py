@@ -283,7 +283,7 @@ def test_what_a_person_could_do_to_others(
         alice.close()
         for each in (*alice.submitted, *([job] if "job" in locals() else [])):
             with suppress(grpc.RpcError):
-                cluster.stub.Cancel(jobs.JobRequest(job=each), timeout=ANSWER_SECONDS)
+                cluster.stub.Cancel(jobs.CancelRequest(job=each), timeout=ANSWER_SECONDS)
     for daemon, peak in zip(roles, before, strict=True):
         assert peak_bytes(daemon) - peak <= MORE_BYTES + len(NESTED), f"{daemon.name} has taken more"
 
