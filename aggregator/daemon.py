@@ -16,7 +16,6 @@ from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import AggregatorMetrics
 from services.runtime.process import make_state_dir
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, TIMEOUTS_IN_HEARTBEATS, Timeouts
-from services.transport.security import split_address
 
 if TYPE_CHECKING:
     from aggregator.storage.job_queue import JobQueue
@@ -62,7 +61,6 @@ def run(options: AggregatorOptions) -> int:
     """Run an aggregator until a signal stops it; return the exit code."""
 
     def build() -> tuple[Service, CollectorRegistry]:
-        _check_roles(options)
         if options.shard:
             return _build_shard(options)
         from aggregator.data_folder import check_data_dir
@@ -70,8 +68,6 @@ def run(options: AggregatorOptions) -> int:
         from aggregator.service import AggregatorService
         from aggregator.standby import StandbyService
 
-        if not 0.1 <= options.heartbeat_seconds <= 600:
-            raise Refused(f"--heartbeat-seconds {options.heartbeat_seconds}: expected 0.1 to 600; 5 is usual")
         timeouts = _timeouts(options)
         if options.data_dir is not None:
             check_data_dir(options.data_dir)
@@ -109,42 +105,6 @@ def run(options: AggregatorOptions) -> int:
         return service, metrics.registry
 
     return run_role("aggregator", options, build)
-
-
-def _check_roles(options: AggregatorOptions) -> None:
-    """Reject role options that contradict each other (Refused)."""
-    if options.shard and (options.shards or options.optimizer):
-        other = "--shards" if options.shards else "--optimizer"
-        raise Refused(
-            f"--shard and {other}: given together, but a shard has neither shards nor an optimizer; give {other} to "
-            "the aggregator"
-        )
-    if options.shard and options.standby:
-        raise Refused(
-            "--shard and --standby: given together, but only an aggregator can be a standby; remove one of the two"
-        )
-    if options.shard and options.data_dir is not None:
-        raise Refused(
-            "--shard and --data-dir: given together, but workers read files from the aggregator; give --data-dir to it"
-        )
-    if options.shard and options.retention:
-        raise Refused(
-            "--shard and --retain: given together, but a shard has no jobs; give --retain to the aggregator"
-        )
-    if options.optimizer is not None:
-        if options.shards:
-            raise Refused(
-                "--shards and --optimizer: given together, but with shards the optimizer runs in the aggregator; "
-                "remove one of the two"
-            )
-        split_address("--optimizer", options.optimizer)
-    for address in options.shards:
-        split_address("--shards", address)
-    twice = {address for address in options.shards if options.shards.count(address) > 1}
-    if twice:
-        raise Refused(
-            f"--shards: {', '.join(sorted(twice))} given twice; each shard needs an address of its own"
-        )
 
 
 def _timeouts(options: AggregatorOptions) -> Timeouts:

@@ -17,7 +17,7 @@ from aggregator.storage.job_queue import ALL_JOBS, LARGEST_PAGE_JOBS, JobFilter,
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job, Start
-from services.caps import Caps
+from services.caps import Cap, Caps, OverCap
 from services.config.job import JobConfig
 from services.config.job_inputs import input_hashes
 from services.errors import Refused
@@ -68,8 +68,8 @@ class JobRegister:
             owner: the person who submits it; empty without security.
 
         Raises:
-            Refused: the name or the request id is malformed, the request id belongs to another job, or the model is too
-                large.
+            Refused: the name or the request id is malformed, or the request id belongs to another job.
+            OverCap: the model is too large.
             CapReached: the queue or the owner has too many jobs.
             DiskFull: there is no space for the job.
             Failed: the job can't be written.
@@ -86,7 +86,7 @@ class JobRegister:
         plan = config.plan()
         refusal = plan.parameters.check_most(self._caps.parameters)
         if refusal is not None:
-            raise Refused(str(refusal))
+            raise OverCap(Cap.PARAMETERS, str(refusal))
         spec_json = config.to_json()
         wanted = Job(
             name=name,
@@ -111,8 +111,12 @@ class JobRegister:
             self._feed(Submitted(copy_job(job), spec_json, plan))
         return self.find(job.id) or job
 
-    def cancel(self, job: str) -> Job:
+    def cancel(self, job: str, *, now: bool = False) -> Job:
         """Cancel a queued or running job; its record says so on disk when this returns.
+
+        Args:
+            job: id of the job.
+            now: whether no checkpoint of its last COMMIT is wanted.
 
         Raises:
             Refused: there is no such job, or it has ended.
@@ -129,7 +133,7 @@ class JobRegister:
         cancel_job(cancelled)
         cancelled.ended_seconds = time.time()
         self._queue.save(cancelled)
-        self._feed(CancelRequested(job))
+        self._feed(CancelRequested(job, now))
         return cancelled
 
     def trust(self, job: str, worker: str) -> Job:

@@ -26,8 +26,8 @@ from aggregator.storage.queue_file import DiskFull
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import CheckpointFiles, CheckpointRequest
-from services.caps import Cap, CapReached
-from services.config.job import JobConfig, SpecTooLarge
+from services.caps import Cap, CapReached, OverCap
+from services.config.job import JobConfig
 from services.errors import Failed, NotYet, Refused
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.checksums import ChecksumMismatch, verify_checksum
@@ -134,8 +134,8 @@ class JobsServicer:
                 complete, name=name, request_id=request_id, owner=current_caller().person
             )
         except Refused as refused:
-            if isinstance(refused, SpecTooLarge):
-                self._count_cap_reached(Cap.SPEC_BYTES)
+            if isinstance(refused, OverCap):
+                self._count_cap_reached(refused.cap)
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         except Failed as failed:
             if isinstance(failed, CapReached):
@@ -172,12 +172,12 @@ class JobsServicer:
             job.advice = advice
         return job
 
-    async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
+    async def Cancel(self, request: jobs.CancelRequest, context: Context) -> jobs.Job:
         """Cancel a queued or running job; once this answers, it does not run again."""
         found = await self._job(request.job, context)
         try:
             _check_owner(found.owner, CANCEL_OTHERS_JOB)
-            job = self._backend.register.cancel(found.id)
+            job = self._backend.register.cancel(found.id, now=request.now)
         except Denied as denied:
             await _abort(context, denied.code, str(denied))
         except Refused as refused:

@@ -59,6 +59,7 @@ from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
 from services.runtime.metrics import AggregatorMetrics
 from services.runtime.recording import make_core
+from services.tasks import start_awaited
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.access.enforcement import current_caller
@@ -257,15 +258,7 @@ class AggregatorService:
             JobCrashed: an unexpected error happened while a job ran; nothing in memory can be trusted.
         """
         try:
-            await run_until_first_ends(
-                self._link.run(),
-                self._tick(),
-                self._beat(),
-                self._keep_leading(),
-                self.pruner.run(),
-                self._keep_indexing(),
-                self._until_failed(),
-            )
+            await self._serve()
         except (TiermeshError, OSError):
             raise
         except Exception as error:
@@ -277,6 +270,29 @@ class AggregatorService:
         else:
             return
         raise crash  # outside of the handler, so that no traceback keeps this service in memory
+
+    async def _serve(self) -> None:
+        """Serve until cancelled; then save the weights, while the links to shards are up."""
+        serving = start_awaited(
+            run_until_first_ends(
+                self._link.run(),
+                self._tick(),
+                self._beat(),
+                self._keep_leading(),
+                self.pruner.run(),
+                self._keep_indexing(),
+                self._until_failed(),
+            )
+        )
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            if self._wiring.engine is not None and not self._failed.done():
+                await self._wiring.engine.save_weights()
+            raise
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
     def note_crash(self, crash: JobCrashed) -> None:
         """Put a crash into its job's record, so that a job that causes it again and again is set aside.
@@ -386,21 +402,25 @@ class AggregatorService:
             self._plane.wake_senders()
 
     def _optimizer_message(self, body: OptimizerBody) -> None:
-        if isinstance(body, pb.CheckpointWritten) and body.job not in self.core.jobs.records:
+        if (
+            isinstance(body, pb.CheckpointWritten | pb.CheckpointMissed)
+            and body.job not in self.core.jobs.records
+        ):
             self._late_checkpoint(body)
             return
         self.feed(ev.FromOptimizer(body))
         if isinstance(body, pb.Commit) and not self._failed.done():
             self._metrics.count_commit(body.job, applied=body.applied)
 
-    def _late_checkpoint(self, written: pb.CheckpointWritten) -> None:
+    def _late_checkpoint(self, outcome: pb.CheckpointWritten | pb.CheckpointMissed) -> None:
+        """Take the outcome of a checkpoint of a job that has ended."""
         try:
-            job = self._queue.find(written.job)
+            job = self._queue.find(outcome.job)
         except TiermeshError as error:
             self._fail(error)
             return
         if job is not None:
-            self.feed(ev.LateCheckpoint(job, written))
+            self.feed(ev.LateCheckpoint(job, outcome))
 
     def _weights_arrived(
         self, header: ChunkHeader, chunk: TensorChunk | None, message: Message | None

@@ -24,10 +24,10 @@ from services.protocol.plan import ParameterCount
 from services.tasks import describe_error, start_task
 from services.tensors.layout import read_job_layout
 from services.transport.access.enforcement import caller_address, current_caller
+from services.transport.addresses import is_loopback, join_address, split_address
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
 from services.transport.links import LinkClosed
-from services.transport.security import is_loopback, join_address, split_address
 
 
 def find_pipeline_address(hello: pb.Hello, caller: str) -> str | Refusal:

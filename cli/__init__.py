@@ -2,7 +2,8 @@
 
 Reading order:
 
-1. main.py: the list of commands, and how errors become one line and an exit code.
+1. commands.py, command_group.py, main.py: the list of commands, their help, and how errors become one line and an exit
+   code.
 2. options.py, output.py: options and output that all commands share.
 3. daemon_commands.py, job_commands.py, model_commands.py: flags and help of each command. They import the work late, so
    that `--help` is fast.

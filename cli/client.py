@@ -26,8 +26,8 @@ from services.protocol.checksums import set_checksum
 from services.protocol.plain_text import make_printable
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.access.enforcement import AUTHORIZATION_KEY, authorization
-from services.transport.addresses import AddressRotation, split_addresses
-from services.transport.security import is_loopback, split_address
+from services.transport.addresses import AddressRotation, is_loopback, split_address, split_addresses
+from services.transport.obstacles import AGGREGATOR, NEVER_CONNECTED, Obstacle, find_obstacle
 from services.transport.server import open_channel
 
 _BAD_INPUT = frozenset(
@@ -41,9 +41,6 @@ _BAD_INPUT = frozenset(
         grpc.StatusCode.PERMISSION_DENIED,
     }
 )
-
-_NEVER_SENT = ("failed to connect", "resolution failed", "Misformatted domain name")
-"""Parts of gRPC's texts about calls for which there was no connection."""
 
 _MOST_PAGES = 10_000
 """Pages of a list that are asked for; with more, the oldest jobs are left out."""
@@ -79,9 +76,9 @@ class JobsClient:
         addresses = split_addresses("--aggregator", target.address)
         self._addresses = AddressRotation(addresses)
         self._timeout_seconds = target.timeout_seconds
-        self._with_tls = target.security.tls
+        self._security = target.security
         self._metadata = ((AUTHORIZATION_KEY, authorization(target.token)),) if target.token else ()
-        if target.token and not self._with_tls:
+        if target.token and not target.security.tls:
             self._check_token_stays_here(addresses)
         channels = [open_channel(each, target.security) for each in addresses]
         self._channels = dict(zip(addresses, channels, strict=True))
@@ -133,17 +130,26 @@ class JobsClient:
                 self._addresses.answered()
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                    reason = f"no answer within {limit_seconds:g} s"
+                details = " ".join((error.details() or error.code().name.lower()).split())
+                obstacle = await self._find_obstacle(details)
+                if obstacle is not None:
+                    reason = obstacle.cause
+                elif error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                    reason = f"{self.address}: no answer within {limit_seconds:g} s"
                 else:
-                    reason = " ".join((error.details() or error.code().name.lower()).split())
-                reason = printable(reason.rpartition("last error: ")[2], max(20, 150 // count))
-                tried.append(f"{self.address} ({reason})")
+                    reason = f"{self.address}: {details}"
+                tried.append(printable(reason, max(50, 250 // count)))
             if self._addresses.failed():
                 raise Unreachable(
-                    f"no aggregator answers for the cluster, tried {', '.join(tried)}; start one, or give other "
-                    "addresses with --aggregator"
+                    f"no aggregator answers for the cluster ({'; '.join(tried)}): start `tiermesh aggregator`, or name "
+                    "others with --aggregator"
                 )
+
+    async def _find_obstacle(self, details: str) -> Obstacle | None:
+        """Return why there was no connection for a call that ended with gRPC's `details`; None if there was one."""
+        if not any(each in details for each in NEVER_CONNECTED):
+            return None
+        return await find_obstacle(self.address, self._security, AGGREGATOR)
 
     async def submit(self, name: str, spec_json: str, request_id: str = "") -> jobs_pb2.Job:
         """Queue a job; return it with its id. A call with the same request id returns the same job."""
@@ -232,7 +238,7 @@ class JobsClient:
             except Unreachable as error:
                 lost = error
             except grpc.aio.AioRpcError as error:
-                lost = self._explain(method, error)
+                lost = await self._explain(method, error)
                 if error.code() == grpc.StatusCode.NOT_FOUND:
                     lost = FileMissing(str(lost))
                 if error.code() == grpc.StatusCode.DATA_LOSS:
@@ -278,9 +284,9 @@ class JobsClient:
         """Return one job."""
         return await self._ask("Get", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
 
-    async def cancel(self, job: str) -> jobs_pb2.Job:
+    async def cancel(self, job: str, *, now: bool = False) -> jobs_pb2.Job:
         """Cancel a job; return its new state."""
-        return await self._ask("Cancel", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
+        return await self._ask("Cancel", jobs_pb2.CancelRequest(job=job, now=now), jobs_pb2.Job)
 
     async def trust(self, job: str, worker: str) -> jobs_pb2.Job:
         """Pin a job to what a worker says of it; return its new state."""
@@ -334,7 +340,7 @@ class JobsClient:
                 request, timeout=self._timeout_seconds, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
-            raise self._explain(method, error) from None
+            raise await self._explain(method, error) from None
         if not isinstance(answer, reply):
             raise self._no_reply(method, reply)
         make_printable(answer)
@@ -364,7 +370,7 @@ class JobsClient:
                 yield message
                 limit = None if first_only else limit_seconds
         except grpc.aio.AioRpcError as error:
-            raise self._explain(method, error) from None
+            raise await self._explain(method, error) from None
         except asyncio.TimeoutError:
             raise self._no_answer(method) from None
         finally:
@@ -383,7 +389,7 @@ class JobsClient:
             "raise --timeout-seconds"
         )
 
-    def _explain(self, method: str, error: grpc.aio.AioRpcError) -> TiermeshError:
+    async def _explain(self, method: str, error: grpc.aio.AioRpcError) -> TiermeshError:
         code, details = error.code(), " ".join((error.details() or "").split())
         if code in _BAD_INPUT:
             return Refused(details)
@@ -392,16 +398,14 @@ class JobsClient:
                 self._channel.get_state() == grpc.ChannelConnectivity.READY
             ):  # the aggregator's answer, not a connection error
                 return Unanswered(f"aggregator {self.address}: {method}: {details}")
-            how, hint = (
-                ("over TLS", "")
-                if self._with_tls
-                else ("without TLS", "if it uses TLS, give --tls-ca; else ")
-            )
+            obstacle = await self._find_obstacle(details)
+            if obstacle is not None:
+                return Unreachable(str(obstacle))
+            kind = Unreachable if any(each in details for each in NEVER_CONNECTED) else Unanswered
             reason = details.rpartition("last error: ")[2]
-            kind = Unreachable if any(text in details for text in _NEVER_SENT) else Unanswered
             return kind(
-                f"aggregator {self.address}: can't be reached {how} ({reason}); {hint}start "
-                "it with `tiermesh aggregator`, or give another address with --aggregator HOST:PORT"
+                f"aggregator {self.address}: no connection ({reason}): try again, look at its log, or name another "
+                "with --aggregator"
             )
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._no_answer(method)
@@ -409,8 +413,7 @@ class JobsClient:
             return NotYet(f"aggregator {self.address}: {details}")
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(
-                f"aggregator {self.address}: does not know the call {method}; check that the address is an "
-                "aggregator's, and "
-                "that it has the version of this command"
+                f"the process at {self.address} is not an aggregator, or has another version: it does not know the "
+                f"call {method}; correct --aggregator, or install the same version"
             )
         return Failed(f"aggregator {self.address}: {method}: {code.name.lower()}: {details}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.command_group import WholeLineGroup
 from cli.options import output_options, path_option
 from cli.output import Output
 from services.errors import Failed, Refused
@@ -21,7 +22,7 @@ _state_dir_option = path_option(
 )
 
 
-@click.group()
+@click.group(cls=WholeLineGroup)
 def cluster() -> None:
     """Show or change the cluster that a stopped role belongs to."""
 

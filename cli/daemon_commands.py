@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,9 @@ from cli.options import (
     ANY_PORT,
     OPTIMIZER_ADDRESS,
     Command,
+    FiniteRange,
+    address_option,
+    aggregator_option,
     allow_models_option,
     daemon_options,
     option,
@@ -33,7 +36,7 @@ from services.caps import (
     Caps,
 )
 from services.errors import Refused
-from services.timeouts import STANDARD_HEARTBEAT_SECONDS
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 
 if TYPE_CHECKING:
     from aggregator.core.retention import Limits, Part
@@ -72,12 +75,7 @@ def make_worker_command(
     """
 
     @click.command("worker")
-    @option(
-        "--aggregator",
-        default=AGGREGATOR_ADDRESS,
-        metavar="HOST:PORT,...",
-        help="Address of the aggregator, and of its standbys if there are any.",
-    )
+    @aggregator_option
     @path_option(
         "--data", "data_dir", help="Folder to search for data files that are not at the path a job names."
     )
@@ -225,16 +223,15 @@ def _caps_options(command: Command) -> Command:
 
 
 @click.command()
-@option(
+@address_option(
     "--optimizer",
-    metavar="HOST:PORT",
     help="Address of the optimizer (3 tiers); without it, the optimizer runs in this process (2 tiers).",
 )
-@option(
+@address_option(
     "--shards",
+    several=True,
     default="",
     show_default=False,
-    metavar="HOST:PORT,...",
     help="Addresses of the shards that tensors are split over (2 tiers).  [default: none]",
 )
 @option(
@@ -254,7 +251,7 @@ def _caps_options(command: Command) -> Command:
 )
 @option(
     "--heartbeat-seconds",
-    type=float,
+    type=FiniteRange(min=0.1, max=600),
     default=STANDARD_HEARTBEAT_SECONDS,
     help="Time between heartbeats; a worker is lost after 2.5 of them without a message.",
 )
@@ -279,11 +276,10 @@ def _caps_options(command: Command) -> Command:
 )
 @path_option("--record", help="File to record the inputs and outputs of the core in, for replay.")
 @path_option("--tokens", help="File of people's tokens, as `tiermesh tokens issue` writes it.")
-@option(
+@address_option(
     "--people-listen",
     default="",
     show_default=False,
-    metavar="HOST:PORT",
     help="Further address with TLS, for people that show a token in place of a certificate.  [default: none]",
 )
 @_caps_options
@@ -305,6 +301,17 @@ def aggregator(
     daemon: dict[str, Any],
 ) -> int:
     """Run an aggregator, which queues jobs and leads the workers."""
+    _check_roles(
+        {
+            "--shards": shards,
+            "--optimizer": optimizer,
+            "--shard": shard,
+            "--standby": standby,
+            "--data-dir": data_dir,
+            "--retain": retain,
+        }
+    )
+    Timeouts.from_heartbeat(heartbeat_seconds, timeouts)
     from aggregator.daemon import AggregatorOptions, run
 
     return run(
@@ -324,6 +331,24 @@ def aggregator(
             **daemon,
         )
     )
+
+
+def _check_roles(flags: Mapping[str, object]) -> None:
+    """Reject role flags that contradict each other (Refused)."""
+    for first, second, why in (
+        ("--shard", "--shards", "a shard has no shards; give --shards to the aggregator"),
+        ("--shard", "--optimizer", "a shard has no optimizer; give --optimizer to the aggregator"),
+        ("--shard", "--standby", "only an aggregator can be a standby; remove one of the two"),
+        ("--shard", "--data-dir", "workers read files from the aggregator; give --data-dir to it"),
+        ("--shard", "--retain", "a shard has no jobs; give --retain to the aggregator"),
+        (
+            "--shards",
+            "--optimizer",
+            "with shards the optimizer runs in the aggregator; remove one of the two",
+        ),
+    ):
+        if flags[first] and flags[second]:
+            raise Refused(f"{first} and {second}: given together, but {why}")
 
 
 @click.command()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.options import (
+    LOG_LEVELS,
     AggregatorTarget,
     Command,
     FiniteRange,
@@ -21,6 +23,8 @@ from cli.options import (
     timeline_options,
 )
 from cli.output import Output
+from cli.retention_options import read_age_seconds, read_count, read_size_bytes
+from services.errors import Refused
 
 if TYPE_CHECKING:
     from services.instrumentation.timeline import TimelineOptions
@@ -51,8 +55,13 @@ _workers_option = option(
     "--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons."
 )
 _log_level_option = option(
-    "--log-level", default="info", help="Lowest level that the daemons log: debug, info, warning or error."
+    "--log-level", type=click.Choice(LOG_LEVELS), default="info", help="Lowest level that the daemons log."
 )
+
+
+def _read_by(read: Callable[[str, str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that reads the text of an option, if it is given."""
+    return lambda _, parameter, text: None if text is None else read(parameter.opts[0], text)
 
 
 @click.command()
@@ -104,6 +113,10 @@ def local(
     output: Output,
 ) -> None:
     """Start a cluster on this machine and run a job on it to its end."""
+    if shards and tiers == "3":
+        raise Refused(
+            f"--shards {shards} and --tiers 3: given together, but shards need 2 tiers; give --tiers 2"
+        )
     from cli.local import LocalOptions, run
 
     run(
@@ -387,14 +400,18 @@ def logs(
 
 @click.command()
 @click.argument("job")
+@option("--now", is_flag=True, help="Write no checkpoint of the newest weights.")
 @client_options
-def cancel(*, job: str, target: AggregatorTarget, output: Output) -> None:
-    """Cancel a queued or running job."""
+def cancel(*, job: str, now: bool, target: AggregatorTarget, output: Output) -> None:
+    """Cancel a queued or running job.
+
+    The newest weights of a running job become a checkpoint, from which `tiermesh continue` goes on.
+    """
     import asyncio
 
     from cli.jobs import cancel as run
 
-    asyncio.run(run(target, job, output))
+    asyncio.run(run(target, job, output, now=now))
 
 
 @click.command()
@@ -432,9 +449,19 @@ def download(*, job: str, folder: Path, step: int | None, target: AggregatorTarg
 
 @click.command()
 @click.argument("job_ids", metavar="[JOB...]", nargs=-1)
-@option("--older-than", metavar="AGE", help="Prune jobs that ended longer ago, for example 30d.")
-@option("--keep", metavar="N", help="Keep this number of newest jobs.")
-@option("--max-bytes", metavar="SIZE", help="Keep the newest jobs up to this size, for example 100GB.")
+@option(
+    "--older-than",
+    metavar="AGE",
+    callback=_read_by(read_age_seconds),
+    help="Prune jobs that ended longer ago, for example 30d.",
+)
+@option("--keep", metavar="N", callback=_read_by(read_count), help="Keep this number of newest jobs.")
+@option(
+    "--max-bytes",
+    metavar="SIZE",
+    callback=_read_by(read_size_bytes),
+    help="Keep the newest jobs up to this size, for example 100GB.",
+)
 @option(
     "--only",
     type=click.Choice(["checkpoints", "logs"]),
@@ -446,9 +473,9 @@ def download(*, job: str, folder: Path, step: int | None, target: AggregatorTarg
 def prune(
     *,
     job_ids: tuple[str, ...],
-    older_than: str | None,
-    keep: str | None,
-    max_bytes: str | None,
+    older_than: float | None,
+    keep: int | None,
+    max_bytes: int | None,
     only: str | None,
     dry_run: bool,
     yes: bool,
@@ -460,13 +487,12 @@ def prune(
 
     from cli.prune import PruneOptions
     from cli.prune import prune as run
-    from cli.retention_options import read_age_seconds, read_count, read_size_bytes
 
     options = PruneOptions(
         jobs=job_ids,
-        older_than_seconds=None if older_than is None else read_age_seconds("--older-than", older_than),
-        keep=None if keep is None else read_count("--keep", keep),
-        max_bytes=None if max_bytes is None else read_size_bytes("--max-bytes", max_bytes),
+        older_than_seconds=older_than,
+        keep=keep,
+        max_bytes=max_bytes,
         only=only or "",
         dry_run=dry_run,
         yes=yes,

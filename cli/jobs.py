@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 from cli.client import JobsClient, Unanswered, Unreachable
 from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line, state_name
-from cli.progress import ProgressView
-from cli.tracking import FollowedTracking, check_follower
 from protos import jobs_pb2
 from services.errors import Failed, TiermeshError
 from services.timeouts import STANDARD_TIMEOUTS
 
 if TYPE_CHECKING:
+    from cli.progress import ProgressView
     from services.config.job import JobConfig
 
 OUTAGE_SECONDS = STANDARD_TIMEOUTS.follow
@@ -69,6 +68,11 @@ async def submit(
         Refused: this command can't write the job's trackers.
         Failed: an upload failed; or `follow_it` is set, and the job failed or was cancelled.
     """
+    from cli.tracking import (  # with the trackers, which other commands need not
+        FollowedTracking,
+        check_follower,
+    )
+
     check_follower(config, follows=follow_it)
     async with JobsClient(target) as client:
         job = await queue_job(client, config, output, uploads=uploads)
@@ -130,9 +134,17 @@ async def _show(
         output.say(job.id)
         output.result(job_fields(job))
         return
+    from cli.progress import ProgressView  # with rich, which takes long to import
+
     with ProgressView(output) as view:
         view.say(f"job {job.id}")
-        job = await follow(client, job.id, view, record)
+        try:
+            job = await follow(client, job.id, view, record)
+        except asyncio.CancelledError:
+            raise Failed(
+                f"interrupted; job {job.id} goes on: follow it with `tiermesh logs {job.id} --follow`, cancel it with "
+                f"`tiermesh cancel {job.id}`"
+            ) from None
     output.say(job_line(job))
     if job.checkpoint:
         output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")
@@ -220,11 +232,14 @@ def raise_unless_succeeded(job: jobs_pb2.Job) -> None:
         raise Failed(f"job {job.id} {state_name(job)}: {job.detail or 'no reason given'}")
 
 
-async def cancel(target: AggregatorTarget, job: str, output: Output) -> None:
-    """Cancel a job and print its state."""
+async def cancel(target: AggregatorTarget, job: str, output: Output, *, now: bool) -> None:
+    """Cancel a job, print its state, and say how to go on."""
     async with JobsClient(target) as client:
-        cancelled = await client.cancel(job)
+        cancelled = await client.cancel(job, now=now)
     output.say(job_line(cancelled))
+    step = cancelled.checkpoint_step if now else cancelled.step
+    if step:
+        output.say(f"go on from step {step} with: tiermesh continue {cancelled.id} --steps {cancelled.steps}")
     output.result(job_fields(cancelled))
 
 

@@ -23,7 +23,7 @@ from services.errors import Failed, Refused
 from services.instrumentation.timeline import TimelineOptions
 from services.printable import counted
 from services.runtime.file_locks import try_lock
-from services.runtime.launcher import DaemonProcess, stop_all
+from services.runtime.launcher import DaemonProcess, kill_all, stop_all
 from services.tasks import start_awaited
 from services.transport.security import Security
 
@@ -68,14 +68,9 @@ def run(options: LocalOptions, output: Output) -> None:
     """Run the job to its end and print the outcome.
 
     Raises:
-        Refused: the config is wrong, the state dir is in use or has an unfinished job, or
-            shards are given with 3 tiers.
+        Refused: the config is wrong, or the state dir is in use or has an unfinished job.
         Failed: the job failed or was cancelled, a daemon that it needs ended, or the command was interrupted.
     """
-    if options.shards and options.tiers == 3:
-        raise Refused(
-            f"--shards {options.shards} and --tiers 3: given together, but shards need 2 tiers; give --tiers 2"
-        )
     config = None if options.resume else read_job(options.job, options.overrides, output)
     with lock_state_dir(options.state_dir):
         submission = (config.name, leave_trackers_to_aggregator(config).to_json()) if config else None
@@ -118,8 +113,12 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
             ) from None
         if job.state in ENDED:
             raise Failed(f"interrupted after the end of job {job.id}: {state_name(job)}") from None
+        from services.checkpoints.read import checkpoints_by_step
+
+        steps = checkpoints_by_step(options.state_dir / "checkpoints" / job.id)
+        saved = f"step {max(steps)}" if steps else "its start"
         raise Failed(
-            f"interrupted; job {job.id} is unfinished, continue it with: {_resume_command(options)}"
+            f"interrupted; job {job.id} is unfinished; continue it from {saved} with: {_resume_command(options)}"
         ) from None
 
 
@@ -167,8 +166,15 @@ async def _cluster(
             + ", ".join(f"{daemon.name} on port {daemon.port}" for daemon in daemons)
         )
         yield AggregatorTarget(aggregator.address, Security(), ANSWER_SECONDS), daemons
+    except asyncio.CancelledError:
+        output.say("stopping: the weights of the last step are saved; Ctrl-C again stops at once")
+        raise
     finally:
-        await asyncio.shield(stop_all(daemons))
+        try:
+            await asyncio.shield(stop_all(daemons))
+        except asyncio.CancelledError:
+            kill_all(daemons)
+            raise
 
 
 async def _submit_or_resume(

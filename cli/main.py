@@ -2,63 +2,63 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 
-# Ctrl-C ends the process at once while the modules below are imported, without a traceback.
+
+def _end_at_once(*_: object) -> None:
+    """End the process on Ctrl-C with one line, while modules are imported: an exception there could be swallowed."""
+    if "--json" in sys.argv:
+        os.write(1, b'{"error": "interrupted", "exit_code": 1}\n')
+    os.write(2, b"\n" * os.isatty(2) + b"tiermesh: interrupted\n")
+    os._exit(1)
+
+
 _on_interrupt = signal.getsignal(signal.SIGINT)
 with suppress(ValueError):  # not in the main thread, so this is no command
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, _end_at_once)
 
 # gRPC reads this when it is imported; without it, its own log lines would mix with ours on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+import copy
+from collections.abc import Sequence
+
 import click
 
-from cli.certs.commands import certs
-from cli.certs.token_commands import tokens
-from cli.cluster_commands import cluster
-from cli.daemon_commands import aggregator, optimizer, worker
-from cli.job_commands import (
-    cancel,
-    chaos,
-    continue_,
-    download,
-    jobs,
-    local,
-    logs,
-    prune,
-    status,
-    submit,
-    trust,
-)
-from cli.launch.agent.command import launch_agent
-from cli.launch.command import launch
-from cli.model_commands import check, generate, measure, timeline, validate
+from cli.command_group import CommandGroup
+from cli.commands import SECTIONS
 from cli.output import Output
-from cli.queue_commands import queue
-from cli.tokenize.command import tokenize
 from services.errors import ExitCode, Refused, TiermeshError, exit_code_of
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
-from services.version import tiermesh_version
 
 with suppress(ValueError):
     signal.signal(signal.SIGINT, _on_interrupt)
 
 
-class _InOrder(click.Group):
-    """Group that lists its commands in the order in which they were added."""
+def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from services.version import tiermesh_version
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(self.commands)
+        click.echo(f"tiermesh, version {tiermesh_version()}")
+        context.exit()
 
 
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(tiermesh_version(), prog_name="tiermesh")
+@click.group(
+    cls=CommandGroup,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def tiermesh() -> None:
     """Train models on a cluster of Tenstorrent LoudBoxes.
 
@@ -67,43 +67,12 @@ def tiermesh() -> None:
     """
 
 
-for command in (
-    local,
-    launch,
-    worker,
-    aggregator,
-    optimizer,
-    submit,
-    continue_,
-    jobs,
-    status,
-    logs,
-    cancel,
-    trust,
-    download,
-    prune,
-    tokenize,
-    generate,
-    validate,
-    measure,
-    check,
-    chaos,
-    timeline,
-    certs,
-    tokens,
-    cluster,
-    queue,
-    launch_agent,
-):
-    tiermesh.add_command(command)
-
-
-def main(arguments: Sequence[str] | None = None, worker_command: click.Command = worker) -> int:
+def main(arguments: Sequence[str] | None = None, worker_command: click.Command | None = None) -> int:
     """Run the command. Errors are one line on standard error, and JSON with `--json`.
 
     Args:
         arguments: command line without the program's name; None for that of this process.
-        worker_command: the sub-command `worker`, see `make_worker_command`.
+        worker_command: takes the place of the sub-command `worker`, see `make_worker_command`.
 
     Returns:
         The exit code of the process.
@@ -114,7 +83,8 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
     try:
         _check_text(sys.argv[1:] if arguments is None else arguments)
         group = copy.copy(tiermesh)
-        group.commands = {**tiermesh.commands, "worker": worker_command}
+        if worker_command is not None:
+            group.commands = {"worker": worker_command}
         code = group.main(
             args=None if arguments is None else list(arguments),
             prog_name="tiermesh",
@@ -122,6 +92,9 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
             obj=output,
         )
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return ExitCode.REFUSED
     except click.ClickException as error:
         hint = (
             f"; see {error.ctx.command_path} --help"
@@ -132,6 +105,8 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
             f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}", ExitCode.REFUSED, output
         )
     except (click.Abort, KeyboardInterrupt):
+        if sys.stderr.isatty():  # which shows ^C
+            print(file=sys.stderr)
         return _report("interrupted", ExitCode.FAILED, output)
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import click
@@ -201,6 +200,8 @@ def check(
             f"check: {chosen}; give --mesh to check the mesh of this host, or --cluster for all meshes and links"
         )
     if of_cluster:
+        import asyncio
+
         from cli.cluster_check import run as run_cluster
 
         asyncio.run(run_cluster(target, mesh_shape, backend, output))

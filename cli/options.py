@@ -17,6 +17,7 @@ import click
 
 from cli.output import Output
 from services.errors import Refused
+from services.transport.addresses import split_address, split_addresses
 
 if TYPE_CHECKING:
     from services.instrumentation.timeline import TimelineOptions
@@ -27,6 +28,7 @@ Command = Callable[..., Any]
 AGGREGATOR_ADDRESS = "127.0.0.1:7070"
 OPTIMIZER_ADDRESS = "127.0.0.1:7071"
 ANY_PORT = "127.0.0.1:0"
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class FiniteRange(click.FloatRange):
@@ -92,15 +94,30 @@ def json_option(command: Command) -> Command:
     return with_output
 
 
+def address_option(name: str, *, several: bool = False, **settings: Any) -> Callable[[Command], Command]:
+    """Return an option whose value is an address, or several with commas between; malformed ones are refused."""
+
+    def check(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+        if text:
+            (split_addresses if several else split_address)(name, text)
+        return text
+
+    metavar = "HOST:PORT,..." if several else "HOST:PORT"
+    return option(name, callback=check, metavar=metavar, **settings)
+
+
+aggregator_option = address_option(
+    "--aggregator",
+    several=True,
+    default=AGGREGATOR_ADDRESS,
+    help="Address of the aggregator, and of its standbys if there are any.",
+)
+
+
 def client_options(command: Command) -> Command:
     """Add the options that find the aggregator; the command gets `target` and `output`."""
 
-    @option(
-        "--aggregator",
-        default=AGGREGATOR_ADDRESS,
-        metavar="HOST:PORT,...",
-        help="Address of the aggregator, and of its standbys if there are any.",
-    )
+    @aggregator_option
     @option(
         "--timeout-seconds",
         type=FiniteRange(min=0.1),
@@ -145,23 +162,21 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             show_default="this host's name",
             help="Name of this daemon in logs and in `tiermesh status`.",
         )
-        @option(
+        @address_option(
             "--listen",
             default=listen,
-            metavar="HOST:PORT",
             help="Address to serve gRPC on; port 0 takes any free one.",
         )
-        @option(
-            "--metrics-listen", default=ANY_PORT, metavar="HOST:PORT", help="Address to serve /metrics on."
-        )
+        @address_option("--metrics-listen", default=ANY_PORT, help="Address to serve /metrics on.")
         @_tls_options
         @path_option("--revoked", help="List of revoked certificates, as `tiermesh certs revoke` writes it.")
         @option("--insecure", is_flag=True, help="Allow connections from other hosts without TLS.")
-        @option("--log-level", default="info", help="Lowest level to log: debug, info, warning or error.")
+        @option("--log-level", type=click.Choice(LOG_LEVELS), default="info", help="Lowest level to log.")
         @option(
             "--log-format",
+            type=click.Choice(["text", "json"]),
             default="text",
-            help="Format of log lines: text, or json with one object per line.",
+            help="Format of log lines; json has one object per line.",
         )
         @path_option(
             "--ready-file", help="File to write ports and process id to, as JSON, once the daemon serves."

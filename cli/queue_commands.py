@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.command_group import WholeLineGroup
 from cli.options import output_options, path_option
 from cli.output import Output
 from services.printable import counted, printable_path
@@ -20,7 +21,7 @@ _state_dir_option = path_option("--state-dir", required=True, help="State dir of
 _file_argument = click.argument("file", type=click.Path(path_type=Path))
 
 
-@click.group()
+@click.group(cls=WholeLineGroup)
 def queue() -> None:
     """Back up an aggregator's queue of jobs, and restore it."""
     from services.instrumentation import failpoints

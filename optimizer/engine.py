@@ -130,11 +130,20 @@ class OptimizerEngine:
             else LocalTensorStore(callbacks, self.newest, incarnation=incarnation, metrics=metrics)
         )
         self._closed = False
+        self._idle: asyncio.Event | None = None  # set once the core is idle, after `save_weights` was called
         self._open_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _make_core(self, epoch: int) -> OptimizerCore:
         return make_core(OptimizerCore, self._record, name=self.name, epoch=epoch)
+
+    async def save_weights(self) -> None:
+        """Close the open job, and wait until the weights of its last COMMIT are on disk, or until that has failed."""
+        self._idle = asyncio.Event()
+        if job := self.core.open_job:
+            log.info("job %s: its weights of step %d are saved before the stop", job.job, job.step)
+        self.feed(ev.Stopping())
+        await self._idle.wait()
 
     def close(self) -> None:
         """Stop the threads, after the checkpoint that is being written."""
@@ -211,6 +220,8 @@ class OptimizerEngine:
                 job = self.core.open_job.job if self.core.open_job else ""
                 self.feed(to_operation_failed(job, error))
                 return
+        if self._idle is not None and self.core.is_idle:
+            self._idle.set()
 
     def _replace_core(self, event: ev.Input, error: Exception) -> None:
         """Begin with a new core after an unexpected error of the old one, whose memory can't be trusted.

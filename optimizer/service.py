@@ -169,7 +169,8 @@ class OptimizerService:
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        """End the session, and finish the checkpoint that is being written."""
+        """Save the open job's weights, and end the session."""
+        await self.engine.save_weights()
         if self._session is not None:
             self._session.mailbox.close("the optimizer stops")
         await asyncio.to_thread(self.engine.close)

@@ -647,10 +647,12 @@ class SendWeights(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ("job",)
+    __slots__ = ("job", "checkpoint")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     job: str
-    def __init__(self, job: _Optional[str] = ...) -> None: ...
+    checkpoint: bool
+    def __init__(self, job: _Optional[str] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
 
 class StartOver(_message.Message):
     __slots__ = ("job", "generation")

@@ -93,6 +93,14 @@ class JobRequest(_message.Message):
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
+class CancelRequest(_message.Message):
+    __slots__ = ("job", "now")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    now: bool
+    def __init__(self, job: _Optional[str] = ..., now: _Optional[bool] = ...) -> None: ...
+
 class Job(_message.Message):
     __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu", "samples_per_second", "claims", "void_generation", "workers", "waiting", "worker_seconds", "evaluated_batches", "evaluation_batches", "advice")
     class TrustedStepsEntry(_message.Message):

@@ -58,7 +58,7 @@ class JobsStub:
                 _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tiermesh.Jobs/Cancel',
-                request_serializer=protos_dot_jobs__pb2.JobRequest.SerializeToString,
+                request_serializer=protos_dot_jobs__pb2.CancelRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
         self.Trust = channel.unary_unary(
@@ -211,7 +211,7 @@ def add_JobsServicer_to_server(servicer, server):
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
-                    request_deserializer=protos_dot_jobs__pb2.JobRequest.FromString,
+                    request_deserializer=protos_dot_jobs__pb2.CancelRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
             ),
             'Trust': grpc.unary_unary_rpc_method_handler(
@@ -384,7 +384,7 @@ class Jobs:
             request,
             target,
             '/tiermesh.Jobs/Cancel',
-            protos_dot_jobs__pb2.JobRequest.SerializeToString,
+            protos_dot_jobs__pb2.CancelRequest.SerializeToString,
             protos_dot_jobs__pb2.Job.FromString,
             options,
             channel_credentials,

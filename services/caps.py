@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from services.errors import NotYet
+from services.errors import NotYet, Refused
 from services.printable import LINE_CHARACTERS
 
 MB = 1_000_000
@@ -34,6 +34,7 @@ class Cap(Enum):
     QUEUED_JOBS = "queued_jobs"
     JOBS_PER_PERSON = "jobs_per_person"
     SPEC_BYTES = "spec_bytes"
+    PARAMETERS = "parameters"
     LOG_BYTES = "log_bytes"
     DOWNLOADS = "downloads"
     DOWNLOADS_PER_PERSON = "downloads_per_person"
@@ -55,6 +56,19 @@ class CapReached(NotYet):
     """
 
     limit = LINE_CHARACTERS
+
+    def __init__(self, cap: Cap, text: str) -> None:
+        super().__init__(text)
+        self.cap = cap
+
+
+class OverCap(Refused):
+    """Request that is over a cap by itself, so it is refused for good.
+
+    Args:
+        cap: the cap.
+        text: one line with the amount, the bound, and what to do.
+    """
 
     def __init__(self, cap: Cap, text: str) -> None:
         super().__init__(text)

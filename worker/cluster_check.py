@@ -14,11 +14,12 @@ from protos.checks_pb2 import LinkReport, MeshReport
 from services.errors import Refused
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.tasks import describe_error, start_task
+from services.transport.addresses import split_address
 from services.transport.data.data_streams import DataStreamConnector
 from services.transport.link_check.measure import LinkPeer, check_link
 from services.transport.link_check.serve import serve_link_check
 from services.transport.links import LinkClosed
-from services.transport.security import Security, split_address
+from services.transport.security import Security
 from worker.device_thread import DeviceThread
 from worker.pipeline.remedies import add_remedy
 

@@ -20,8 +20,7 @@ from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import WorkerMetrics
 from services.runtime.process import end_with_parent
-from services.transport.addresses import split_addresses
-from services.transport.security import split_address
+from services.transport.addresses import split_address, split_addresses
 
 if TYPE_CHECKING:
     from worker.step_interface import StepFactory

@@ -39,6 +39,7 @@ from services.transport.http2.server import Handler
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
+from services.transport.obstacles import AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import open_channel
 from training.pipeline.build import build_step
@@ -66,7 +67,7 @@ _ATTEND = AttendMethod(
     pb.WorkerCommand,
     unwrap,
     pb.Welcome,
-    "an aggregator; check --aggregator",
+    AGGREGATOR,
 )
 
 

@@ -276,7 +276,7 @@ class AggregatorCore:
             case FromOptimizer():
                 self._from_optimizer(event, now)
             case LateCheckpoint():
-                self.jobs.record_late_checkpoint(event.job, event.written)
+                self.jobs.record_late_checkpoint(event.job, event.outcome)
             case WorkerConnected():
                 self._worker_connected(event, now)
             case DataStreamOpened():
@@ -299,7 +299,7 @@ class AggregatorCore:
             case Submitted():
                 self.jobs.add(event)
             case CancelRequested():
-                self._cancel(event.job)
+                self._cancel(event)
             case TrustRequested():
                 self._trust(event, now)
             case MessageRefused():
@@ -437,11 +437,11 @@ class AggregatorCore:
 
     # ---- jobs ----
 
-    def _cancel(self, job: str) -> None:
-        if self.run is not None and self.run.job.id == job:
-            self.run.end(CANCELLED, "cancelled by request")
+    def _cancel(self, event: CancelRequested) -> None:
+        if self.run is not None and self.run.job.id == event.job:
+            self.run.end(CANCELLED, "cancelled by request", checkpoint=not event.now)
         else:
-            self.jobs.cancel(job)
+            self.jobs.cancel(event.job)
 
     def _trust(self, event: TrustRequested, now: float) -> None:
         if self.run is not None and self.run.job.id == event.job:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from aggregator.core.verification.opinions import CheckOutcome
-from protos.cluster_pb2 import CheckpointWritten, Hello
+from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Hello
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol import outbox
@@ -32,9 +32,15 @@ class Submitted:
 
 @dataclass(frozen=True)
 class CancelRequested:
-    """A user cancelled a job; its record on disk says so."""
+    """A user cancelled a job; its record on disk says so.
+
+    Attributes:
+        job: id of the job.
+        now: whether no checkpoint of its last COMMIT is wanted.
+    """
 
     job: str
+    now: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,15 +89,15 @@ class FromOptimizer:
 
 @dataclass(frozen=True)
 class LateCheckpoint:
-    """The optimizer named a checkpoint of a job that has ended.
+    """The optimizer named a checkpoint of a job that has ended, or said why there is none.
 
     Attributes:
         job: the job's record on disk.
-        written: the checkpoint.
+        outcome: what it said.
     """
 
     job: Job
-    written: CheckpointWritten
+    outcome: CheckpointWritten | CheckpointMissed
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,7 @@ class JobReport:
 
     def record_missed_checkpoint(self, missed: CheckpointMissed) -> None:
         """Record that a due checkpoint could not be written, or that the optimizer can't begin yet."""
-        what = f"no checkpoint of step {missed.step}" if missed.generation else "optimizer"
-        self.job.detail = printable(f"{what}: {missed.reason}", FAILURE_CHARACTERS)
+        self.job.detail = describe_missed_checkpoint(missed)
         self.save()
         self.note("checkpoint", self.job.detail)
 
@@ -264,6 +263,12 @@ def set_checkpoint(job: Job, written: CheckpointWritten) -> None:
     """Put a checkpoint into a job's record as its newest one."""
     job.checkpoint, job.checkpoint_step = written.path, written.step
     job.model_sha256 = written.model_sha256
+
+
+def describe_missed_checkpoint(missed: CheckpointMissed) -> str:
+    """Return the line that is published about a checkpoint that was not written."""
+    what = f"no checkpoint of step {missed.step}" if missed.generation else "optimizer"
+    return printable(f"{what}: {missed.reason}", FAILURE_CHARACTERS)
 
 
 def describe_checkpoint(written: CheckpointWritten) -> str:

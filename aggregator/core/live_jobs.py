@@ -10,6 +10,7 @@ from aggregator.core.job_report import (
     cancel_job,
     copy_job,
     describe_checkpoint,
+    describe_missed_checkpoint,
     end_job,
     set_checkpoint,
 )
@@ -95,11 +96,19 @@ class LiveJobs:
             f"{counted(record.job.starts, 'time')} soon after it started this job"
         )
 
-    def record_late_checkpoint(self, record: Job, written: pb.CheckpointWritten) -> None:
-        """Record a checkpoint of a job that has ended, since an older one in its record may be deleted by now."""
-        if record.id in self.records or (record.checkpoint and written.step <= record.checkpoint_step):
+    def record_late_checkpoint(
+        self, record: Job, outcome: pb.CheckpointWritten | pb.CheckpointMissed
+    ) -> None:
+        """Record a checkpoint of a job that has ended, since an older one in its record may be deleted by now.
+
+        If it could not be written, say so in the job's log.
+        """
+        if record.id in self.records or (record.checkpoint and outcome.step <= record.checkpoint_step):
             return
         job = copy_job(record)
-        set_checkpoint(job, written)
+        if isinstance(outcome, pb.CheckpointMissed):
+            self._out.put(Note("checkpoint", describe_missed_checkpoint(outcome), job))
+            return
+        set_checkpoint(job, outcome)
         self._out.put(SaveJob(job))
-        self._out.put(Note("checkpoint", describe_checkpoint(written), copy_job(job)))
+        self._out.put(Note("checkpoint", describe_checkpoint(outcome), copy_job(job)))

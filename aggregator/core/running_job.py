@@ -160,12 +160,12 @@ class RunningJob:
         self._leased = True
         return self._draw_lease()
 
-    def end(self, state: JobState, detail: str) -> None:
-        """End the job and have workers and optimizer drop it."""
+    def end(self, state: JobState, detail: str, *, checkpoint: bool = False) -> None:
+        """End the job and have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
         self.report.end(state, detail)
         for session in self.members:
             self._orders.leave(session, detail)
-        self._out.put(ToOptimizer(pb.Close(job=self.job.id)))
+        self._out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
         self.router.drop_all()
 
     # ---- the optimizer ----
@@ -357,7 +357,7 @@ class RunningJob:
         if refusal is None:
             refusal = self.job_members.admit(member, ready, leased=self._has_leased)
         else:
-            member.dissents = not self.plan.parameters.maximum_of
+            member.claim, member.dissents = None, not self.plan.parameters.maximum_of
         if refusal is not None:
             self.refuse(member, refusal, now)
             return
@@ -371,6 +371,7 @@ class RunningJob:
         self.job_members.note_admission(member, ready)
         refusal = self.holders.note_built(member, ready, now)
         if refusal is not None:
+            member.claim, member.dissents = None, True
             self.refuse(member, refusal, now)
         if not self.ended:
             self.dispatch(now)
@@ -408,7 +409,7 @@ class RunningJob:
         if at_work or member.building_since_seconds is not None:
             self._deaths.note_lost_at_work(member.name, member.incarnation)
         self.holders.release(member, now)
-        self.report.note("member", f"worker {member.name} is gone: {reason}")
+        self.job_members.note_lost(member, reason)
         self._settle_claims(now)
         self.dispatch(now)
 
@@ -444,7 +445,8 @@ class RunningJob:
         taking_part = [
             each
             for each in self.members.values()
-            if each.refusal is None or (each.dissents and self._exclusions.find(each.name) is None)
+            if each.refusal is None
+            or (each.dissents and each.claim is not None and self._exclusions.find(each.name) is None)
         ]
         self.claims.settle({each.name for each in taking_part}, now)
         if self.job.void_generation > self._opened_void_generation:

@@ -60,9 +60,9 @@ def describe_lack(run: RunningJob, now: float) -> str | None:
     contention = run.claims.describe_contention()
     if contention is not None:
         return contention
-    shortage = run.quorum.describe_shortage(now)
-    if shortage is not None:
-        return shortage
+    for shortage in (run.job_members.describe_hope(now), run.quorum.describe_shortage(now)):
+        if shortage is not None:
+            return shortage
     if not run.members:
         return "waits for a worker to connect"
     lacking = run.holders.describe_shortage(now)

@@ -49,6 +49,7 @@ from services.transport.links import (
     run_until_first_ends,
 )
 from services.transport.mailbox import Mailbox
+from services.transport.obstacles import OPTIMIZER
 from services.transport.security import Security
 from services.transport.server import open_channel
 
@@ -62,7 +63,7 @@ _ATTEND = AttendMethod(
     pb.OptimizerMessage,
     unwrap,
     pb.Hello,
-    "an optimizer; check --optimizer",
+    OPTIMIZER,
 )
 _SUM_BYTES = 4
 """Bytes per element of a sum, which is float32."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.command_group import WholeLineGroup
 from cli.options import Command, FiniteRange, output_options, path_option
 from cli.output import Output
 from services.errors import Refused
@@ -31,7 +32,7 @@ def _subject(command: Command) -> Command:
     return click.argument("kind", type=click.Choice(KINDS))(command)
 
 
-@click.group()
+@click.group(cls=WholeLineGroup)
 def certs() -> None:
     """Make certificates with roles for mutual TLS."""
 

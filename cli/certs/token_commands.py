@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.certs.commands import PERSON_DAYS, VALID_DAYS
+from cli.command_group import WholeLineGroup
 from cli.options import Command, output_options, path_option
 from cli.output import Output
 from services.errors import Refused
@@ -23,7 +24,7 @@ def _file_option(command: Command) -> Command:
     )(command)
 
 
-@click.group()
+@click.group(cls=WholeLineGroup)
 def tokens() -> None:
     """Issue tokens to people, who then need no certificate."""
 

@@ -88,6 +88,7 @@ def launch(
     output: Output,
 ) -> None:
     """Start a cluster from a configuration folder of tt-train, and run a job on it."""
+    _check_alternatives({"--attach": attach_to, "--stop": stop_run, "--config": config})
     from cli.launch.command_line import Ports
     from cli.launch.configuration import LaunchFiles
     from cli.launch.dry_run import dry_run as print_commands
@@ -96,7 +97,6 @@ def launch(
     from cli.launch.run import attach, stop
     from cli.launch.run import launch as run
 
-    _check_alternatives({"--attach": attach_to, "--stop": stop_run, "--config": config})
     if attach_to is not None:
         attach(state_dir, attach_to, output)
         return

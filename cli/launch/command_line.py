@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cli.launch.environment import CACHE_VARIABLE, RANK_VARIABLES
 from cli.launch.plan import LaunchPlan, Rank
 from mesh.descriptors.choose import PATH_VARIABLE
-from services.transport.security import join_address
+from services.transport.addresses import join_address
 
 AGGREGATOR_PORT = 7070
 OPTIMIZER_PORT = 7071

@@ -24,7 +24,9 @@ _UINT16_IDS = 1 << 16
 @click.command()
 @click.argument("texts", metavar="TEXT...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @path_option("--tokenizer", required=True, help="A tokenizer.json of Hugging Face, or its folder.")
-@path_option("--output", "-o", "path", required=True, help="File to write, such as ids.bin.")
+@path_option(
+    "--output", "-o", "path", required=True, help="File to write: ids.bin, or ids.yaml as tt-train reads it."
+)
 @option(
     "--document-separator",
     "separator",
@@ -52,50 +54,52 @@ def tokenize(
     from cli.tokenize.documents import Documents
     from cli.tokenize.encoding import Encoder, read_tokenizer_file
     from cli.tokenize.progress import TokenizeProgress
-    from services.corpora.writer import new_token_file
+    from services.corpora.writer import TokenFileWriter, new_token_file, new_token_yaml
 
     if separator == "":
         raise Refused("--document-separator: '' given, expected a text such as <|endoftext|>; correct it")
     _check_output(path, force)
     content, name = read_tokenizer_file(tokenizer)
     encoder = Encoder(content, name, end_of_text)
-    dtype = _dtype(path, encoder.size)
-    documents = Documents(texts, separator)
-    started = time.monotonic()
-    number = 0
-    with (
-        TokenizeProgress(output, documents.total_bytes) as progress,
-        new_token_file(
+    dtype = None if _is_yaml(path) else _dtype(path, encoder.size)
+    new_output = (
+        new_token_yaml(path, tokenizer_vocab_size=encoder.size)
+        if dtype is None
+        else new_token_file(
             path,
             dtype,
             tokenizer_vocab_size=encoder.size,
             tokenizer_sha256=hashlib.sha256(content).hexdigest(),
-        ) as writer,
-    ):
+        )
+    )
+    documents = Documents(texts, separator)
+    started = time.monotonic()
+    number = 0
+    with TokenizeProgress(output, documents.total_bytes) as progress, new_output as writer:
         for ids, encoded in encoder.encode(documents):
             writer.write(ids)
             number += encoded
             progress.update(documents.read_bytes, writer.count)
         if not writer.count:
             raise Refused(f"{printable_path(texts[0])}: no documents with a text; give files that have some")
-    sidecar = writer.sidecar
     seconds = time.monotonic() - started
     noun = "document" if number == 1 else "documents"
     output.say(
-        f"{path}: {sidecar.count:,} ids of {number:,} {noun}, {dtype}, largest {sidecar.largest_id}; "
+        f"{path}: {writer.count:,} ids of {number:,} {noun}, {dtype or 'YAML'}, largest {writer.largest_id}; "
         f"{documents.total_bytes / 1e6:,.1f} MB of text in {seconds:.1f} s"
     )
+    sidecar = writer.sidecar if isinstance(writer, TokenFileWriter) else None
     output.result(
         {
             "path": str(path),
             "documents": number,
-            "ids": sidecar.count,
+            "ids": writer.count,
             "dtype": dtype,
-            "largest_id": sidecar.largest_id,
+            "largest_id": writer.largest_id,
             "tokenizer_vocab_size": encoder.size,
-            "bytes": sidecar.file_bytes,
-            "sha256": sidecar.sha256,
-            "identity": sidecar.identity,
+            "bytes": path.stat().st_size,
+            "sha256": sidecar and sidecar.sha256,
+            "identity": sidecar and sidecar.identity,
             "seconds": round(seconds, 3),
         }
     )
@@ -104,14 +108,18 @@ def tokenize(
 def _check_output(path: Path, force: bool) -> None:
     """Check before the work that the output can be written (Refused)."""
     place = f"--output: {printable_path(path)}"
-    if path.suffix != ".bin":
-        raise Refused(f"{place}: expected a name that ends in .bin; rename it")
+    if path.suffix != ".bin" and not _is_yaml(path):
+        raise Refused(f"{place}: expected a name that ends in .bin or .yaml; rename it")
     if path.exists() and not force:
         raise Refused(f"{place}: exists; give --force to replace it, or another name")
     if path.exists() and not path.is_file():
         raise Refused(f"{place}: is no regular file; give another name")
     if not os.access(path.parent, os.W_OK):
         raise Refused(f"{place}: its folder is missing or not writable; give a path in another one")
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
 
 
 def _dtype(path: Path, size: int) -> Dtype:

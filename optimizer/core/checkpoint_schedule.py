@@ -30,9 +30,18 @@ class CheckpointSchedule:
         self._writing_job_ended = False
         self._waits_for_space = False  # until RetryDue, no checkpoint is started
 
+    @property
+    def writes(self) -> bool:
+        """Whether a checkpoint is being written, of any job."""
+        return self._writing is not None
+
     def is_writing(self, job: OpenJob) -> bool:
         """Return whether a checkpoint of this job is being written."""
         return self._writing is not None and job.owns(self._writing.job, self._writing.generation)
+
+    def writes_newest(self, job: OpenJob) -> bool:
+        """Return whether the checkpoint that is being written is of the job's newest weights."""
+        return self._writing == Snapshot(job.job, job.generation, job.step)
 
     def job_ended(self, job: OpenJob) -> None:
         """Note that the job ended: a checkpoint of it that is being written is reported all the same."""

@@ -146,6 +146,11 @@ class OperationFailed:
 
 
 @dataclass(frozen=True)
+class Stopping:
+    """The process stops because it was asked to."""
+
+
+@dataclass(frozen=True)
 class TensorsLost:
     """Loss of the process that holds the tensors; the job must be loaded again from its newest checkpoint."""
 
@@ -163,6 +168,7 @@ Input = (
     | SaveFailed
     | RetryDue
     | OperationFailed
+    | Stopping
     | TensorsLost
 )
 

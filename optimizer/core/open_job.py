@@ -36,6 +36,7 @@ class OpenJob:
         checkpoint_due: whether a snapshot is to be taken as soon as the weights and the disk allow it.
         checkpoint_timer_seconds: start of the time to the next checkpoint, by a monotonic clock; None: not started.
         failed_checkpoint_step: step of the newest checkpoint if it could not be written.
+        closing: whether the job ends as soon as the checkpoint that is due has been begun.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class OpenJob:
         self.checkpoint_due = False
         self.checkpoint_timer_seconds: float | None = None
         self.failed_checkpoint_step: int | None = None
+        self.closing = False
 
     def set_layout(self, layout_hash: str, elements: int) -> None:
         """Set the layout's hash, its number of elements and of chunks."""
@@ -84,6 +86,14 @@ class OpenJob:
     def owns(self, job: str, generation: int) -> bool:
         """Return whether a checkpoint was taken since this job was opened, in this or an earlier generation."""
         return job == self.job and self.opened_generation <= generation <= self.generation
+
+    @property
+    def has_unsaved_step(self) -> bool:
+        """Whether a step was committed since the newest checkpoint."""
+        newest = self.newest_checkpoint
+        if self.state != pb.OptimizerStatus.TRAINING or self.failure_reason is not None:
+            return False
+        return newest is None or newest.step < self.step
 
     @property
     def is_consistent(self) -> bool:

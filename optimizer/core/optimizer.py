@@ -31,6 +31,7 @@ from optimizer.core.events import (
     SaveFailed,
     SaveGeneration,
     Stage,
+    Stopping,
     StoreInitial,
     TensorsLost,
     Unstage,
@@ -67,6 +68,7 @@ class OptimizerCore:
         self._spec_json = ""  # spec of that job
         self._least_generation = 0
         self._void: tuple[pb.Void, ...] = ()  # void checkpoints of the job that is loading or open
+        self._next_open: pb.Open | None = None  # carried out once the job before it is closed
         self._to_send: int | None = (
             None  # next chunk of weights to stream; None until the aggregator asks for weights
         )
@@ -104,6 +106,11 @@ class OptimizerCore:
         """The job that is open or loading; empty if there is none."""
         return self.open_job.job if self.open_job is not None else self._loading_job
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job is open and no checkpoint is being written."""
+        return not self.current_job and not self._checkpoints.writes
+
     def is_loading(self, job: str) -> bool:
         """Return whether the answer to this job's Load is awaited."""
         return bool(job) and self._loading_job == job
@@ -134,12 +141,16 @@ class OptimizerCore:
             case Connected():
                 self._connect(event.hello)
             case Disconnected():
-                self._out.connected, self._to_send = False, None
+                self._out.connected, self._to_send, self._next_open = False, None, None
             case OperationFailed():
                 self._operation_failed(event)
             case TensorsLost():
                 self._loading_job = ""
                 self._drop()
+            case Stopping():
+                self._next_open = None
+                self._close(pb.Close(job=self.current_job, checkpoint=True))
+        self._finish_closing()
         return self._out.take()
 
     # ---- the link ----
@@ -167,7 +178,7 @@ class OptimizerCore:
             case pb.SendWeights():
                 self._send_weights(body)
             case pb.Close():
-                self._close(body.job)
+                self._close(body)
             case pb.StartOver():
                 self._start_over(body)
 
@@ -180,12 +191,15 @@ class OptimizerCore:
     # ---- opening a job ----
 
     def _open(self, order: pb.Open) -> None:
-        job, self._void = self.open_job, tuple(order.void)
-        if job is not None and job.job == order.job and job.goes_on(order):
+        job = self.open_job
+        if job is not None and (job.closing or job.job != order.job):
+            self._next_open = order
+            self._leave(job, keep_weights=True)  # its Close got lost, or came already
+            return
+        self._void = tuple(order.void)
+        if job is not None and job.goes_on(order):
             self._send_status()
             return
-        if job is not None and job.job != order.job:
-            self._leave(job)
         self._drop()
         self._least_generation, self._spec_json = order.generation, order.spec_json
         if self._loading_job != order.job:
@@ -195,20 +209,37 @@ class OptimizerCore:
         self._loading_job = job
         self._out.put(Load(job, self._spec_json, self._void))
 
-    def _close(self, job: str) -> None:
-        if self._loading_job == job:
+    def _close(self, order: pb.Close) -> None:
+        if self._loading_job == order.job:
             self._loading_job = ""
-        if self.open_job is not None and self.open_job.job == job:
-            self._leave(self.open_job)
-            self._drop()
+        if self._next_open is not None and self._next_open.job == order.job:
+            self._next_open = None
+        if self.open_job is not None and self.open_job.job == order.job:
+            self._leave(self.open_job, keep_weights=order.checkpoint)
 
-    def _leave(self, job: OpenJob) -> None:
-        """Report the newest checkpoint of a job that ended: the aggregator's record of the job is to name it."""
-        if job.newest_checkpoint is not None:
-            self._out.send(
-                job.newest_checkpoint
-            )  # it may have been written while no aggregator was connected
-        self._checkpoints.job_ended(job)
+    def _leave(self, job: OpenJob, *, keep_weights: bool) -> None:
+        """Close the open job; if a checkpoint of its newest weights is wanted and missing, once that is begun."""
+        if job.closing:
+            return
+        job.closing = True
+        job.checkpoint_due = (
+            keep_weights and job.has_unsaved_step and not self._checkpoints.writes_newest(job)
+        )
+        self._checkpoints.start_if_possible(job)
+
+    def _finish_closing(self) -> None:
+        """Drop the job that closes, unless its last checkpoint waits for the one before it; open the next job."""
+        job = self.open_job
+        if job is not None and job.closing and not (job.checkpoint_due and job.has_unsaved_step):
+            if job.newest_checkpoint is not None:
+                self._out.send(
+                    job.newest_checkpoint
+                )  # it may have been written while no aggregator was connected
+            self._checkpoints.job_ended(job)
+            self._drop()
+        if self._next_open is not None and self.open_job is None:
+            order, self._next_open = self._next_open, None
+            self._open(order)
 
     def _drop(self) -> None:
         if self.open_job is not None:
@@ -300,7 +331,7 @@ class OptimizerCore:
         job = self.open_job
         if header.epoch != self.epoch:
             return Refusal(f"the chunk's epoch is {header.epoch}, this optimizer obeys epoch {self.epoch}")
-        if job is None or header.job != job.job:
+        if job is None or job.closing or header.job != job.job:
             return Refusal(f"the chunk's job is {header.job!r}, the open job is {job.job if job else 'none'}")
         if job.state == pb.OptimizerStatus.RECEIVING:
             initial = header.kind == INITIAL_WEIGHTS
@@ -336,6 +367,8 @@ class OptimizerCore:
         job = self.open_job
         if job is None or (event.job, event.step) != (job.job, job.step) or not job.deciding:
             return
+        if job.closing:
+            return  # its open step is dropped
         if job.state != pb.OptimizerStatus.TRAINING:
             return  # it is about weights that were dropped since, and the first checkpoint is awaited
         if job.starts_over:
@@ -377,8 +410,8 @@ class OptimizerCore:
     def _start_over(self, order: pb.StartOver) -> None:
         """Discard the staged sum; the same step is computed again under the next generation."""
         job = self.open_job
-        if job is None or job.job != order.job or job.state != pb.OptimizerStatus.TRAINING:
-            return  # the job gets a later generation when it is opened
+        if job is None or job.closing or job.job != order.job or job.state != pb.OptimizerStatus.TRAINING:
+            return  # the job ends, or gets a later generation when it is opened
         if order.generation < job.generation:
             self._out.send(job.optimizer_status())
         elif job.deciding:
@@ -415,11 +448,17 @@ class OptimizerCore:
         self._checkpoints.start_if_possible(job)
 
     def _save_failed(self, event: SaveFailed) -> None:
-        self._checkpoints.finish(event)
+        job_ended = self._checkpoints.finish(event)
         job = self.open_job
         if job is not None and job.owns(event.job, event.generation):
             if job.failure_reason is not None:
                 self._send_failure(job)
             elif refusal := self._checkpoints.handle_failure(job, event):
                 self._operation_failed(OperationFailed(job.job, refusal.reason))
+        elif job_ended:
+            self._out.send(
+                pb.CheckpointMissed(
+                    job=event.job, generation=event.generation, step=event.step, reason=event.reason
+                )
+            )
         self._checkpoints.start_if_possible(job)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32
+from services.caps import Cap, OverCap
 from services.config.bounds import check_batches, check_mesh_size, check_model_size, check_step_size
 from services.config.device import DeviceConfig
 from services.config.field_types import (
@@ -39,7 +40,6 @@ from services.config.models import CustomConfig, ModelConfig, RegressionConfig
 from services.config.parameters import model_parts
 from services.config.pipeline import PipelineConfig, check_pipeline
 from services.config.refusals import validation_refused
-from services.errors import Refused
 from services.printable import printable_path
 from services.protocol.plan import MOST_EVALUATION_BATCHES, JobPlan, ParameterCount, WireTypes
 from services.tensors.layout import MAX_ELEMENTS
@@ -261,19 +261,16 @@ class JobConfig(ConfigRecord):
             raise validation_refused(error, "", cls) from None
 
 
-class SpecTooLarge(Refused):
-    """A job that is too long as JSON."""
-
-
 def check_spec_size(text: str | bytes) -> None:
     """Check the length of a job as JSON.
 
     Raises:
-        SpecTooLarge: it is too long.
+        OverCap: it is too long.
     """
     length = len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
     if length > MOST_SPEC_BYTES:
-        raise SpecTooLarge(
+        raise OverCap(
+            Cap.SPEC_BYTES,
             f"job: {length} bytes as JSON, expected at most {MOST_SPEC_BYTES}; shorten the lists and texts in "
-            "transformer_config, or have the model read them from a file"
+            "transformer_config, or have the model read them from a file",
         )

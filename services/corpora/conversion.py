@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.corpora.cache import cache_folder, make_cache_folder
-from services.corpora.id_text import IdText
+from services.corpora.id_text import ID_TEXT_BYTES, IdText
 from services.corpora.reading_progress import report_reading
 from services.corpora.sidecar import SUFFIX, load_sidecar, sidecar_path
 from services.corpora.writer import new_token_file
@@ -21,8 +21,6 @@ from services.input_files import open_input_file
 from services.printable import printable_path
 
 TEXT_SUFFIXES = (".yaml", ".yml", ".csv")
-ID_TEXT_BYTES = 16 << 30
-"""Largest such file: it is hashed at each opening."""
 CACHED_BYTES = 64 << 30
 """Largest size of all conversions. Those unused for the longest time make room for a new one."""
 _BLOCK_BYTES = 1 << 20

@@ -28,6 +28,8 @@ from services.corpora.sidecar import LARGEST_ID
 from services.errors import Refused
 from services.printable import printable
 
+ID_TEXT_BYTES = 16 << 30
+"""Largest file of ids written as text: it is hashed at each opening."""
 PIECE_BYTES = 1 << 20
 """Size of a piece of text."""
 _LONGEST_GAP_BYTES = 4096

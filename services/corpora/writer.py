@@ -1,4 +1,4 @@
-"""Writing of a file of token ids in pieces, with its sidecar."""
+"""Writing of files of token ids in pieces: binary ones with their sidecars, and tt-train's YAML."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from services.corpora.block_digest import BlockDigest
+from services.corpora.id_text import ID_TEXT_BYTES
 from services.corpora.new_file import new_file
 from services.corpora.sidecar import Dtype, TokenSidecar, sidecar_path
+from services.errors import Refused
+from services.printable import printable_path
+
+_IDS_PER_LINE = 20
+_LENGTH_DIGITS = 20
 
 
 class TokenFileWriter:
@@ -21,6 +27,7 @@ class TokenFileWriter:
 
     Attributes:
         count: number of ids so far.
+        largest_id: largest of them; -1 without any.
         sidecar: description of the complete file, once it is complete.
     """
 
@@ -28,7 +35,7 @@ class TokenFileWriter:
         self._file = file
         self._dtype = dtype
         self._digest = digest
-        self._largest, self._largest_at = -1, 0
+        self.largest_id, self._largest_at = -1, 0
         self.count = 0
         self.sidecar: TokenSidecar
 
@@ -44,8 +51,8 @@ class TokenFileWriter:
         largest = int(ids.max())
         if largest > np.iinfo(self._dtype).max:
             raise ValueError(f"id {largest} at position {self.count + int(ids.argmax())} is no {self._dtype}")
-        if largest > self._largest:
-            self._largest, self._largest_at = largest, self.count + int(ids.argmax())
+        if largest > self.largest_id:
+            self.largest_id, self._largest_at = largest, self.count + int(ids.argmax())
         data = ids.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes()
         self._file.write(data)
         self._digest.update(data)
@@ -59,7 +66,7 @@ class TokenFileWriter:
             dtype=self._dtype,
             offset_bytes=0,
             count=self.count,
-            largest_id=self._largest,
+            largest_id=self.largest_id,
             largest_id_position=self._largest_at,
             file_bytes=self._digest.size_bytes,
             modified_ns=os.fstat(self._file.fileno()).st_mtime_ns,
@@ -101,3 +108,68 @@ def new_token_file(
         sidecar = writer.finish(tokenizer_vocab_size, tokenizer_sha256)
         beside.write(sidecar.model_dump_json(exclude_none=True).encode() + b"\n")
         beside.flush()  # a full disk shows here, before the file gets its name
+
+
+class TokenYamlWriter:
+    """A YAML file of ids that is being written; see `new_token_yaml`.
+
+    Attributes:
+        count: number of ids so far.
+        largest_id: largest of them; -1 without any.
+    """
+
+    def __init__(self, file: BinaryIO, place: str, tokenizer_vocab_size: int) -> None:
+        self._file = file
+        self._place = place
+        self.count = 0
+        self.largest_id = -1
+        file.write(b"tokenizer_vocab_size: %d\ndata_length: " % tokenizer_vocab_size)
+        # Readers in pieces need the length before the ids. It is known at the end, so it is written into these spaces.
+        self._length_at = file.tell()
+        file.write(b" " * _LENGTH_DIGITS + b"\ntokens: [")
+
+    def write(self, ids: npt.NDArray[np.uint32]) -> None:
+        """Append ids.
+
+        Raises:
+            OSError: the disk is full or failed.
+            Refused: the file gets larger than a job can read.
+        """
+        if not ids.size:
+            return
+        words = [str(each) for each in ids.tolist()]
+        lines = (
+            ", ".join(words[start : start + _IDS_PER_LINE]) for start in range(0, ids.size, _IDS_PER_LINE)
+        )
+        self._file.write((",\n  " if self.count else "").encode() + ",\n  ".join(lines).encode())
+        self.count += ids.size
+        self.largest_id = max(self.largest_id, int(ids.max()))
+        if self._file.tell() > ID_TEXT_BYTES:
+            raise Refused(
+                f"{self._place}: {self.count} ids take more than the {ID_TEXT_BYTES >> 30} GiB that a file of YAML may "
+                "have; give a name that ends in .bin, or fewer texts"
+            )
+
+    def finish(self) -> None:
+        """Close the list, and write how many ids it has."""
+        self._file.write(b"]\n")
+        self._file.seek(self._length_at)
+        self._file.write(f"{self.count:{_LENGTH_DIGITS}}".encode())
+
+
+@contextmanager
+def new_token_yaml(path: Path, *, tokenizer_vocab_size: int) -> Iterator[TokenYamlWriter]:
+    """Give a writer; the file appears when the block ends, and does not when it fails.
+
+    Args:
+        path: the file, which is replaced if it exists.
+        tokenizer_vocab_size: number of ids of the tokenizer that made them.
+
+    Raises:
+        Refused: the folder is missing or not writable.
+        NotYet: the disk is full or failed.
+    """
+    with new_file(path) as file:
+        writer = TokenYamlWriter(file, printable_path(path), tokenizer_vocab_size)
+        yield writer
+        writer.finish()

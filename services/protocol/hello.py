@@ -177,6 +177,13 @@ def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]
             "from a backup, since its epoch is damaged",
             HelloFault.EPOCH_AHEAD,
         )
+    if expected.sender is Role.AGGREGATOR and 0 < expected.epoch < hello.epoch_seen - MAX_EPOCH_LEAP:
+        # Once it was obeyed, no aggregator could exceed it: none skips more epochs at once.
+        yield HelloRefusal(
+            f"{peer} has epoch {hello.epoch_seen}, this {own} obeys epoch {expected.epoch}, expected at most "
+            f"{MAX_EPOCH_LEAP} more; stop that aggregator, since its epoch is wrong",
+            HelloFault.EPOCH_AHEAD,
+        )
     if expected.sender is Role.AGGREGATOR and hello.epoch_seen < expected.epoch:
         yield HelloRefusal(
             f"{peer} has epoch {hello.epoch_seen}, this {own} obeys epoch {expected.epoch}: a newer aggregator has "

@@ -22,8 +22,9 @@ from services.runtime.metrics import ConnectionMetrics
 from services.runtime.metrics_server import MetricsServer, start_metrics
 from services.tasks import start_task
 from services.timeouts import STANDARD_TIMEOUTS
+from services.transport.addresses import join_address, split_address
 from services.transport.http2.server import Handler, StreamServer
-from services.transport.security import Security, join_address, split_address
+from services.transport.security import Security
 from services.transport.server import start_server
 
 log = logging.getLogger("tiermesh")

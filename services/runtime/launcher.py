@@ -174,6 +174,11 @@ class DaemonProcess:
         ]  # fmt: skip
 
     @property
+    def is_shard(self) -> bool:
+        """Whether it is a shard of an aggregator."""
+        return "--shard" in self._arguments
+
+    @property
     def address(self) -> str:
         """`HOST:PORT` of the gRPC server; port 0 before the first start."""
         return f"{self._host}:{self.port}"
@@ -302,11 +307,14 @@ class DaemonProcess:
 
 
 async def stop_all(daemons: Iterable[DaemonProcess]) -> None:
-    """Stop daemons in the reverse order of their start, those of one role together."""
-    by_role: dict[str, list[DaemonProcess]] = {}
+    """Stop daemons in the reverse order of their start, those of one role together.
+
+    A shard outlives its aggregator, which saves the weights that its shards have.
+    """
+    groups: dict[tuple[str, bool], list[DaemonProcess]] = {}
     for daemon in daemons:
-        by_role.setdefault(daemon.role, []).append(daemon)
-    for group in reversed(list(by_role.values())):
+        groups.setdefault((daemon.role, daemon.is_shard), []).append(daemon)
+    for group in reversed(list(groups.values())):
         await asyncio.gather(*(daemon.stop() for daemon in group))
 
 

@@ -296,9 +296,7 @@ class AggregatorMetrics(_RoleMetrics):
         ).labels(self.role)
         caps_reached = Counter(
             "tiermesh_caps_reached",
-            "Times a cap was reached, by cap: queued_jobs, jobs_per_person, spec_bytes, log_bytes, downloads, "
-            "downloads_per_person, download_bandwidth, uploads, uploads_per_person, upload_bytes or "
-            "upload_bytes_per_person",
+            "Times a cap was reached, by cap: " + ", ".join(each.value for each in Cap),
             ("role", "cap"),
             registry=self.registry,
         )

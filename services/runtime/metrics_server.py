@@ -22,11 +22,12 @@ from uvicorn.server import ServerState
 from services.tasks import start_thread
 from services.transport.access.enforcement import AccessControl, Credentials, Denied
 from services.transport.access.permissions import READ_METRICS
+from services.transport.addresses import split_address
 from services.transport.limits import HELLO_SECONDS
 from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listener import Listener, open_listening_socket
 from services.transport.ports.listening import ANOTHER_ADDRESS
-from services.transport.security import Security, split_address
+from services.transport.security import Security
 
 METRICS_LIMITS = ConnectionLimits(
     connections=128,

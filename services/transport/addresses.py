@@ -1,11 +1,48 @@
-"""Lists of addresses of which one answers: an aggregator and its standbys."""
+"""Addresses `HOST:PORT`, and lists of them of which one answers: an aggregator and its standbys."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 
 from services.errors import Refused
-from services.transport.security import split_address
+
+
+def split_address(name: str, address: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`.
+
+    Args:
+        name: name of the address, for the error.
+        address: text of the address.
+
+    Raises:
+        Refused: the text is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
+        raise Refused(
+            f"{name} {address[:300]!r}: not HOST:PORT with a port from 0 to 65535; for example 127.0.0.1:7070"
+        )
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `HOST:PORT`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or IP address can only be reached from this host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def split_addresses(option: str, text: str) -> tuple[str, ...]:

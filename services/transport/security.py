@@ -6,14 +6,12 @@ after the handshake (`access/enforcement.py`).
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import ssl
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import grpc
+from typing import TYPE_CHECKING
 
 from services.errors import Refused
 from services.input_files import read_input_file
@@ -22,6 +20,10 @@ from services.transport.access.identity import CertificateIdentity, identify
 from services.transport.access.revocations import read_revoked
 from services.transport.access.tokens import read_tokens
 from services.transport.access.watched_files import WatchedFiles
+from services.transport.addresses import is_loopback, split_address
+
+if TYPE_CHECKING:
+    import grpc
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +158,8 @@ class Security:
         """
         if not self.tls:
             return None
+        import grpc  # late: wrong files are refused sooner
+
         files = WatchedFiles(self._server_files(), self._server_configuration)
         in_use = files.content()
 
@@ -187,6 +191,8 @@ class Security:
     def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
         assert self.cert is not None
         assert self.key is not None
+        import grpc
+
         self._check_pair()
         return grpc.ssl_server_certificate_configuration(
             [(_read("--tls-key", self.key), _read("--tls-cert", self.cert))],
@@ -197,6 +203,8 @@ class Security:
         """Return the credentials of a gRPC client; None means plain text."""
         if not self.tls:
             return None
+        import grpc
+
         return grpc.ssl_channel_credentials(
             root_certificates=_read("--tls-ca", self.ca) if self.ca else None,
             private_key=_read("--tls-key", self.key) if self.key else None,
@@ -282,43 +290,6 @@ class Security:
         if self.tokens is None or self.cert is None:
             missing = "--tokens" if self.tokens is None else "--tls-cert and --tls-key"
             raise Refused(f"--people-listen {address}: given without {missing}; give them too, or remove it")
-
-
-def split_address(name: str, address: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`.
-
-    Args:
-        name: name of the address, for the error.
-        address: text of the address.
-
-    Raises:
-        Refused: the text is neither.
-    """
-    host, colon, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
-        raise Refused(
-            f"{name} {address[:300]!r}: not HOST:PORT with a port from 0 to 65535; for example 127.0.0.1:7070"
-        )
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return `HOST:PORT`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or IP address can only be reached from this host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read(option: str, path: Path) -> bytes:

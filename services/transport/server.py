@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 from services.errors import TiermeshError
 from services.tasks import start_task
 from services.transport.access.enforcement import AccessControl, AccessInterceptor
+from services.transport.addresses import join_address, split_address
 from services.transport.limits import (
     HEADER_LIST_BYTES,
     IDLE_SECONDS,
@@ -22,7 +23,7 @@ from services.transport.limits import (
 from services.transport.ports.admission import ConnectionLimits, Refusal
 from services.transport.ports.forwarded_port import CallerConnections, ForwardedPort
 from services.transport.request_handlers import RequestParsingHandler
-from services.transport.security import Security, join_address, split_address
+from services.transport.security import Security
 
 # All other options keep gRPC's defaults; none of the alternatives measured faster.
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (

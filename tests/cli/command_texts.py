@@ -156,7 +156,7 @@ def render() -> str:
     os.environ["COLUMNS"] = WIDTH  # of the help
     os.environ["TZ"] = "UTC"
     os.environ["TIERMESH_KERNELS"] = "numpy"  # compiled ones take seconds to start
-    blocks = [_block("--help"), *(_block(f"{name} --help") for name in tiermesh.commands)]
+    blocks = [_block("--help"), *(_block(f"{name} --help") for name in tiermesh.load_all())]
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(_filled()) as filled,

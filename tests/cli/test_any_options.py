@@ -12,6 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cli.command_group import CommandGroup
 from cli.daemon_commands import aggregator
 from cli.main import tiermesh
 from cli.options import _read_config
@@ -49,6 +50,9 @@ def check_read_or_refused(content: bytes, folder: Path) -> None:
 
 def ranges(command: click.Command) -> Iterator[click.FloatRange]:
     """Yield the type of each option with a number, of a command and its subcommands."""
+    if isinstance(command, CommandGroup):
+        for each in command.load_all().values():
+            yield from ranges(each)
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         yield from ranges(each)
     for option in command.params:

@@ -255,8 +255,9 @@ def test_a_refusal_of_the_aggregator_is_exit_code_2(
 def test_an_unreachable_aggregator_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "--aggregator", "127.0.0.1:1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tiermesh: aggregator 127.0.0.1:1: can't be reached without TLS (")
-    assert "--aggregator HOST:PORT" in line
+    assert line == (
+        "tiermesh: nothing listens at 127.0.0.1:1: start `tiermesh aggregator`, or name another with --aggregator"
+    )
 
 
 @pytest.mark.long
@@ -275,8 +276,10 @@ def test_the_address_that_answers_is_called(
         assert f"aggregator agg at {aggregator.address}: 3-tier" in capsys.readouterr().out
         assert main(["jobs", "--aggregator", ",".join(others), "--timeout-seconds", "6"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tiermesh: no aggregator answers for the cluster, tried 127.0.0.1:1 (")
-    assert f"{others[1]} (no answer within 2 s), {standby.address} (this aggregator is a stan" in line
+    assert line.startswith(
+        "tiermesh: no aggregator answers for the cluster (nothing listens at 127.0.0.1:1; "
+    )
+    assert f"{others[1]}: no answer within 2 s; {standby.address}: this aggregator is a stan" in line
 
 
 def test_following_continues_with_the_standby_that_takes_over(
@@ -327,7 +330,7 @@ def test_commands_speak_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         )
         capsys.readouterr()
         assert main(["jobs", *where]) == 1
-        assert "can't be reached without TLS" in capsys.readouterr().err
+        assert f"{fake.address} speaks TLS: give --tls-ca" in capsys.readouterr().err
 
 
 def test_every_flag_can_be_set_by_variable_and_config_file(
@@ -341,7 +344,7 @@ def test_every_flag_can_be_set_by_variable_and_config_file(
         ("launch", "--attach"),
         ("launch", "--stop"),
     }  # arguments in all but name
-    for name, command in tiermesh.commands.items():
+    for name, command in tiermesh.load_all().items():
         for parameter in command.params:
             flag = parameter.opts[0]
             if (
@@ -414,20 +417,6 @@ def test_every_command_with_a_job_takes_settings(
 ) -> None:
     assert main([command, str(job_file), "max_steps=zero"]) == 2
     assert 'training_config.max_steps: "zero" given' in capsys.readouterr().err
-
-
-def test_help_imports_no_heavy_module() -> None:
-    script = (
-        "import sys; from cli.main import main; main(['--help'])\n"
-        "heavy = {'numpy', 'grpc', 'ttnn', 'pydantic', 'rich', 'google.protobuf'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    for name in ("local", "worker", "submit", "download", "generate", "validate"):
-        assert f"\n  {name}" in done.stdout
 
 
 def test_a_closed_output_is_no_error() -> None:

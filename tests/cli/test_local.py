@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -165,7 +166,8 @@ def test_an_interrupted_job_is_refused_then_continued(gate: Gate, tmp_path: Path
         gate.let(50)  # so that no pass waits while its worker stops
         code, lines = rest_of(process)
     assert code == 1
-    assert "is unfinished, continue it with: tiermesh local" in lines[-1]
+    saved = re.search(r"is unfinished; continue it from step (\d+) with: tiermesh local", lines[-1])
+    assert saved and 0 < int(saved[1]) < 100, "the last step is saved, between two checkpoints of the job"
     assert not any(map(runs, daemons))
     gate.let(100)  # the job goes on while the command looks, but not to its end
     code, result, line = run(gate.job_file, state, "--tiers", "2", *ALLOWED)

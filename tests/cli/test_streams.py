@@ -1,9 +1,8 @@
-"""Standard streams that are closed, full or not read, and Ctrl-C while the command is imported."""
+"""Standard streams that are closed, full or not read."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -12,17 +11,6 @@ import pytest
 from services.config.paths import REPOSITORY_ROOT
 
 JOB = "configs/training_configs/linear_regression.yaml"
-INTERRUPTED_IMPORT = """
-import os, signal, sys
-
-class Interrupt:
-    def find_spec(self, name, *_):
-        if name == "cli.options":
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Interrupt())
-import cli.main
-"""
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -56,8 +44,3 @@ def test_a_file_that_is_opened_never_gets_the_number_of_a_closed_stream() -> Non
     opens = "import sys, cli.main; cli.main._open_closed_streams(); print(open('/dev/null').fileno(), file=sys.stderr)"
     done = run("bash", "-c", 'exec "$@" <&- >&-', "bash", sys.executable, "-c", opens)
     assert int(done.stderr) > 2
-
-
-def test_an_interrupted_import_costs_no_traceback() -> None:
-    done = run(sys.executable, "-c", INTERRUPTED_IMPORT)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

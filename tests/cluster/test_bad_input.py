@@ -357,7 +357,7 @@ def test_requests_of_people(cluster: Cluster, job: str) -> None:
     stub = cluster.stub
     cases: list[tuple[Callable[..., Any], Any, grpc.StatusCode, str]] = [
         (stub.Get, jobs.JobRequest(job="nobody"), grpc.StatusCode.NOT_FOUND, "no job 'nobody'"),
-        (stub.Cancel, jobs.JobRequest(job="nobody"), grpc.StatusCode.NOT_FOUND, "no job 'nobody'"),
+        (stub.Cancel, jobs.CancelRequest(job="nobody"), grpc.StatusCode.NOT_FOUND, "no job 'nobody'"),
         (stub.Submit, jobs.SubmitRequest(spec_json="{"), INVALID, ""),
         (stub.Submit, jobs.SubmitRequest(spec_json="[]"), INVALID, ""),
         (stub.Submit, jobs.SubmitRequest(spec_json="{}"), INVALID, "model"),

@@ -136,7 +136,7 @@ def test_a_log_keeps_its_first_and_last_lines_and_the_count_over_a_restart(
 
         follow = cluster.stub.Logs(jobs.LogsRequest(job=job, follow=True), timeout=LIMIT_SECONDS)
         eventually(lambda: reached(cluster) == {"log_bytes": 1}, "the log to reach its cap")
-        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+        cluster.stub.Cancel(jobs.CancelRequest(job=job), timeout=LIMIT_SECONDS)
         assert [each.text for each in follow][-1] == "cancelled: cancelled by request"
         assert first.stat().st_size + end.stat().st_size <= MB
         removed = cluster.aggregator.metric("tiermesh_log_lines_lost_total")
@@ -197,3 +197,4 @@ def test_a_model_beyond_the_cap_is_refused_with_both_numbers(tmp_path: Path) -> 
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "2080 parameters, expected at most 2079" in caught.value.details()
         assert "--max-parameters" in caught.value.details()
+        assert reached(cluster) == {"parameters": 1}

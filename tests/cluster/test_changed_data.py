@@ -100,7 +100,7 @@ def test_a_worker_with_changed_data_takes_no_part(
             log = cluster.stub.Logs(jobs.LogsRequest(job=job, follow=True), timeout=LIMIT_SECONDS)
             refusal = "worker changed takes no part in the job: training_config"
             assert any(refusal in line.text for line in log), "the log ended"
-        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+        cluster.stub.Cancel(jobs.CancelRequest(job=job), timeout=LIMIT_SECONDS)
 
 
 def test_a_changed_file_of_the_data_dir_is_not_served(tmp_path: Path) -> None:

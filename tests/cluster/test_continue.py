@@ -16,6 +16,7 @@ from protos import jobs_pb2 as jobs
 from services.checkpoints.read import read_checkpoint
 from services.protocol.checksums import set_checksum
 from tests.support.cluster.bits import (
+    CHECKPOINT_EVERY,
     STEPS,
     Bits,
     bits,
@@ -24,7 +25,7 @@ from tests.support.cluster.bits import (
     spec_of,
     write_config,
 )
-from tests.support.cluster.daemon import LIMIT_SECONDS, tiermesh
+from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
 from tests.support.cluster.harness import Cluster
 
 pytestmark = pytest.mark.long  # tests of the parts run in `make test`
@@ -66,6 +67,52 @@ def test_two_halves_give_the_bits_of_the_whole(
         steps = cluster.saved_steps(second["job"])
         assert (steps[0], steps[-1]) == (HALF, STEPS)
         assert read_checkpoint(cluster.checkpoint(second["job"], HALF)).job == second["job"]
+
+
+@pytest.mark.parametrize(("tiers", "shards"), [(3, 0), (2, 0), (2, 2)])
+def test_a_cancelled_job_goes_on_from_its_last_step(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int, shards: int
+) -> None:
+    last = CHECKPOINT_EVERY + 1
+    with Cluster(tmp_path, tiers=tiers, shards=shards, workers=2, steps=last) as cluster:
+        first = cluster.submit(gpt_spec)
+        cluster.wait_step(first, last)
+        code, cancelled, errors = run(cluster, "cancel", first)
+        assert code == 0 and cancelled["state"] == "cancelled", errors
+        eventually(lambda: cluster.saved_steps(first)[-1] == last, "its last checkpoint")
+        eventually(lambda: cluster.job(first).checkpoint_step == last, "the record of it")
+        cluster.allow_steps(None)
+        code, second, errors = run(cluster, "continue", first, "--steps", STEPS, "--follow")
+        assert code == 0 and second["started_from"] == f"{first}:{last}", errors
+        assert bits(cluster.job(second["job"])) == undisturbed
+
+
+@pytest.mark.parametrize(("tiers", "shards"), [(3, 0), (2, 2)])
+def test_a_daemon_that_is_stopped_saves_the_last_step(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int, shards: int
+) -> None:
+    last = CHECKPOINT_EVERY + 1
+    with Cluster(tmp_path, tiers=tiers, shards=shards, workers=2, steps=last) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, last)
+        stopped = cluster.optimizer if tiers == 3 else cluster.aggregator
+        assert stopped is not None and stopped.terminate() == 0
+        assert cluster.saved_steps(job)[-1] == last
+        stopped.start().ready()
+        cluster.allow_steps(None)
+        ended = cluster.finish(job)
+        assert bits(ended) == undisturbed
+
+
+def test_a_job_that_is_cancelled_now_saves_nothing_more(tmp_path: Path, gpt_spec: str) -> None:
+    last = CHECKPOINT_EVERY + 1
+    with Cluster(tmp_path, workers=1, steps=last) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, last)
+        assert run(cluster, "cancel", job, "--now")[0] == 0
+        cluster.allow_steps(None)
+        cluster.finish(cluster.submit(gpt_spec))
+        assert cluster.saved_steps(job)[-1] == CHECKPOINT_EVERY
 
 
 HARD = {

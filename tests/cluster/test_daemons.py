@@ -82,7 +82,7 @@ def test_a_worker_without_an_aggregator(tmp_path: Path) -> None:
     worker = Daemon("worker", "lonely", tmp_path, "--aggregator", NOBODY)
     try:
         worker.ready()
-        worker.wait_log(f"aggregator {NOBODY}: ")
+        worker.wait_log(f"nothing listens at {NOBODY}: start `tiermesh aggregator`")
         assert worker.metric("tiermesh_aggregator_connected") == 0
         assert worker.terminate() == 0
     finally:
@@ -112,7 +112,7 @@ def test_an_aggregator_without_its_optimizer(tmp_path: Path, short_spec: str) ->
 def test_commands_without_an_aggregator() -> None:
     done = tiermesh("jobs", "--aggregator", NOBODY, "--timeout-seconds", "5")
     assert done.returncode == 1
-    assert f"aggregator {NOBODY}: can't be reached" in last_line(done.stderr)
+    assert f"nothing listens at {NOBODY}: start `tiermesh aggregator`" in last_line(done.stderr)
 
 
 @pytest.mark.slow

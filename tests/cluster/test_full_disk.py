@@ -65,7 +65,8 @@ def test_a_job_goes_on_while_the_disk_is_full(
         late = [each.id for each in cluster.stub.List(jobs.ListRequest(), timeout=LIMIT_SECONDS).jobs[1:]]
         for each in late:  # their records had space in pages that were there already
             assert (
-                cluster.stub.Cancel(jobs.JobRequest(job=each), timeout=LIMIT_SECONDS).state == jobs.CANCELLED
+                cluster.stub.Cancel(jobs.CancelRequest(job=each), timeout=LIMIT_SECONDS).state
+                == jobs.CANCELLED
             )
         cluster.serving("optimizer" if tiers == 3 else "aggregator").kill()
         if tiers == 3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ def test_a_job_over_generated_stubs(
     follow = stub.Logs(jobs.LogsRequest(job=job.id, follow=True), timeout=LIMIT_SECONDS)
     watch = stub.Watch(jobs.JobRequest(job=job.id), timeout=LIMIT_SECONDS)
     events = [next(watch)]  # from here on none is missed
-    stub.Cancel(jobs.JobRequest(job=before), timeout=LIMIT_SECONDS)
+    stub.Cancel(jobs.CancelRequest(job=before), timeout=LIMIT_SECONDS)
     events += watch
     assert [event.job.step for event in events if event.kind == "step"] == list(range(1, STEPS + 1))
     assert all(event.grad_norm > 0 for event in events if event.kind == "step")
@@ -146,6 +147,43 @@ def test_cancelling_frees_the_workers_for_the_next_job(
         worker.wait_log(f"job {running}: cancelled by request")
 
 
+def test_a_job_goes_on_after_the_command_that_follows_it_is_interrupted(
+    cluster: Cluster, corpus: Path, tmp_path: Path
+) -> None:
+    job_file = write_config(tmp_path, gpt_config(corpus, project_name="long", max_steps=100_000))
+    following = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "submit",
+            str(job_file),
+            "--follow",
+            "--aggregator",
+            cluster.aggregator.address,
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    for line in following.stdout:
+        if "step 1/" in line:
+            break
+    following.send_signal(signal.SIGINT)
+    _, errors = following.communicate(timeout=LIMIT_SECONDS)
+    assert following.returncode == 1
+    job = cluster.status().running_job
+    assert errors.splitlines()[-1] == (
+        f"tiermesh: interrupted; job {job} goes on: follow it with `tiermesh logs {job} --follow`, cancel it with "
+        f"`tiermesh cancel {job}`"
+    )
+    cluster.stub.Cancel(jobs.CancelRequest(job=job, now=True), timeout=LIMIT_SECONDS)
+
+
 def test_a_job_that_no_worker_can_build_fails(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
     """Change the corpus between submission and the workers' build."""
     changed = tmp_path / "corpus.txt"
@@ -165,7 +203,7 @@ def test_a_job_whose_corpus_is_nowhere_names_it(cluster: Cluster, corpus: Path, 
     job = cluster.submit(spec)
     eventually(lambda: "lost.txt" in run_json(cluster, "status")["waiting"], "the wait for the file")
     assert cluster.stub.Get(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS).state == jobs.RUNNING
-    cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+    cluster.stub.Cancel(jobs.CancelRequest(job=job), timeout=LIMIT_SECONDS)
     cluster.wait(job, lambda each: each.state == jobs.CANCELLED, "its end")
 
 
@@ -197,7 +235,7 @@ def test_metrics_of_each_role_know_the_job(cluster: Cluster, long_spec: str, sho
         return [each.metric("tiermesh_weights_step", job=endless, role="worker") for each in cluster.workers]
 
     eventually(lambda: all(steps()), "the weights of each worker")
-    cluster.stub.Cancel(jobs.JobRequest(job=endless), timeout=LIMIT_SECONDS)
+    cluster.stub.Cancel(jobs.CancelRequest(job=endless), timeout=LIMIT_SECONDS)
     job = cluster.submit(short_spec)
     cluster.finish(job)
     assert cluster.optimizer is not None

@@ -48,23 +48,28 @@ def describe(liar: StockWorker, cluster: Cluster, spec: str, elements: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("tiers", "elements"),
+    ("tiers", "shards", "elements"),
     [
-        (2, 1 << 40),
-        pytest.param(2, 300_000_000, marks=pytest.mark.long),
-        pytest.param(3, 300_000_000, marks=pytest.mark.long),
+        (2, 0, 1 << 40),
+        pytest.param(2, 0, 300_000_000, marks=pytest.mark.long),
+        pytest.param(3, 0, 300_000_000, marks=pytest.mark.long),
+        pytest.param(2, 2, 1 << 40, marks=pytest.mark.long),
+        pytest.param(2, 2, 300_000_000, marks=pytest.mark.long),
     ],
 )
 def test_a_layout_of_another_size_is_refused_and_the_job_goes_on(
-    tmp_path: Path, spec: str, alone: Bits, tiers: int, elements: int
+    tmp_path: Path, spec: str, alone: Bits, tiers: int, shards: int, elements: int
 ) -> None:
     size = JobConfig.from_json(spec).parameters.number
     with (
-        Cluster(tmp_path, tiers=tiers) as cluster,
+        Cluster(tmp_path, tiers=tiers, shards=shards) as cluster,
         StockWorker(cluster.aggregator.address, "liar") as liar,
     ):
+        if shards:
+            cluster.aggregator.wait_log(f"all {shards} shards are connected")
         liar.join()
-        roles = [each for each in (cluster.aggregator, cluster.optimizer) if each is not None]
+        above = (cluster.aggregator, cluster.optimizer, *cluster.shards)
+        roles = [each for each in above if each is not None]
         before = {each.name: memory_bytes(each, "VmRSS") for each in roles}
         job = cluster.submit(spec)
         describe(liar, cluster, spec, elements)

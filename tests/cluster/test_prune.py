@@ -99,7 +99,7 @@ def test_what_is_needed_stays_and_the_rest_goes(tmp_path: Path, corpus: Path, ti
 
         cluster.wait_step(readers[0], 1)  # it has found its start
         for reader in readers:
-            cluster.stub.Cancel(jobs.JobRequest(job=reader), timeout=LIMIT_SECONDS)
+            cluster.stub.Cancel(jobs.CancelRequest(job=reader), timeout=LIMIT_SECONDS)
         assert prune(cluster, "--keep", "0", "--only", "logs", "--yes")[0] == 0
         assert not log_of(cluster, job).exists() and is_known(cluster, job)
 

@@ -203,7 +203,7 @@ def test_jobs_one_after_the_other_and_one_that_is_cancelled(
         cancelled = cluster.submit(long_spec)
         following = [cluster.submit(spec) for spec in (gpt_spec, short_spec, gpt_spec)]
         cluster.wait_step(cancelled, 3)
-        cluster.stub.Cancel(jobs.JobRequest(job=cancelled), timeout=LIMIT_SECONDS)
+        cluster.stub.Cancel(jobs.CancelRequest(job=cancelled), timeout=LIMIT_SECONDS)
         first, _, last = (cluster.finish(job) for job in following)
         assert (bits(first), bits(last)) == (undisturbed, undisturbed)
 

@@ -59,10 +59,13 @@ def test_a_job_end_to_end(tmp_path: Path, tiers: int, shards: int, corpus: Path,
         for others in ((), tls_flags(files, "foreign")):
             refused = tiermesh("jobs", "--timeout-seconds", "5", *address, *others)
             assert refused.returncode == 1
-            assert "can't be reached" in refused.stderr
+            expected = "refuses a connection with this certificate" if others else "speaks TLS: give --tls-ca"
+            assert f"{cluster.aggregator.address} {expected}" in refused.stderr
         intruder = Daemon("worker", "intruder", tmp_path, *address)
         try:
-            intruder.wait_log("; trying again")
+            intruder.wait_log(
+                "speaks TLS: give --tls-ca, and --tls-cert with --tls-key or a token; trying again"
+            )
             assert intruder.terminate() == 0
         finally:
             intruder.close()

@@ -38,7 +38,7 @@ def test_a_worker_without_chips_is_unfit(tmp_path: Path, short_spec: str) -> Non
         again = "unfit, trying again later"
         eventually(lambda: worker.log_text().count(again) >= 2, "a second try")
         assert cluster.job(job).state == jobs.RUNNING, "it waits for the worker"
-        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+        cluster.stub.Cancel(jobs.CancelRequest(job=job), timeout=LIMIT_SECONDS)
         cluster.finish(cluster.submit(short_spec))
         assert worker.metric("tiermesh_mesh_fit") == 1
         assert worker.terminate() == 0

@@ -110,7 +110,7 @@ def test_kill_9_never_counts(tmp_path: Path, corpus: Path) -> None:
             assert worker.ended() == -signal.SIGKILL
             assert cluster.job(job).state == jobs.RUNNING
             worker.start()
-        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+        cluster.stub.Cancel(jobs.CancelRequest(job=job), timeout=LIMIT_SECONDS)
 
 
 def test_a_process_that_a_model_forks_ends_with_its_worker(tmp_path: Path, corpus: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_process_that_a_model_forks_ends_with_its_worker(tmp_path: Path, corpu
         worker.kill()
         worker.start()
         worker.ready()
-        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+        cluster.stub.Cancel(jobs.CancelRequest(job=job), timeout=LIMIT_SECONDS)
 
 
 def test_a_build_that_hangs_is_named_and_sigterm_ends_its_worker_at_once(

@@ -38,7 +38,7 @@ def test_a_unit_starts_its_role_and_respects_exit_code_2(role: str) -> None:
 
 @pytest.mark.parametrize("role", COMMANDS)
 def test_every_setting_of_an_example_is_a_flag_of_its_role(role: str) -> None:
-    known = {parameter.envvar for parameter in tiermesh.commands[COMMANDS[role][0]].params}
+    known = {parameter.envvar for parameter in tiermesh.load_all()[COMMANDS[role][0]].params}
     assert set(settings(role)) <= known
     assert all(settings(role).values())
 

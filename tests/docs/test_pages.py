@@ -81,7 +81,7 @@ def test_named_files_exist(page: str) -> None:
 def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands(page):
-        command = tiermesh.commands[name]
+        command = tiermesh.load_all()[name]
         if isinstance(command, click.Group):
             command = command.commands[arguments.pop(0)]
         with click.Context(tiermesh) as context:
@@ -96,7 +96,7 @@ def flags_of(command: click.Command) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_have_the_flags_named_in_their_sentence(page: str) -> None:
-    flags = {name: flags_of(command) for name, command in tiermesh.commands.items()}
+    flags = {name: flags_of(command) for name, command in tiermesh.load_all().items()}
     for text in quoted(page):
         first, *words = text.split()
         if first == "tiermesh" and words:
@@ -122,7 +122,7 @@ def test_metrics_are_served(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_variables_are_read(page: str) -> None:
-    options = {each.envvar for command in tiermesh.commands.values() for each in command.params}
+    options = {each.envvar for command in tiermesh.load_all().values() for each in command.params}
     sources = [path for name in FOLDERS.split("|") for path in (ROOT / name).rglob("*.py")]
     read = {name for path in sources for name in re.findall(r"\"(TIERMESH_[A-Z_]+)\"", path.read_text())}
     assert {*re.findall(r"\bTIERMESH_[A-Z_]*[A-Z]\b", text_of(page))} <= options | read

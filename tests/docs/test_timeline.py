@@ -61,4 +61,4 @@ def test_documented_commands_and_options_exist() -> None:
         assert "--timeline PATH" in shown and "--timeline-steps FIRST-LAST" in shown, command
     assert "--timeline build/timeline --timeline-steps 10-12" in PAGE
     assert "tiermesh timeline build/timeline" in PAGE
-    assert "timeline" in tiermesh.commands
+    assert "timeline" in tiermesh.load_all()

@@ -235,7 +235,8 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Jobs/Checkpoint": [[cluster.CheckpointRequest(job=job, newest=True)]],
         "/tiermesh.Jobs/Trust": [[jobs.TrustRequest(job=job, worker="w1")]],
         "/tiermesh.Jobs/Check": [[jobs.CheckRequest(rows=1, columns=2, backend="emulator")]],
-        **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Cancel", "Watch")},
+        "/tiermesh.Jobs/Cancel": [[jobs.CancelRequest(job=job, now=True)]],
+        **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Watch")},
     }
 
 

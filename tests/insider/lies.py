@@ -116,6 +116,7 @@ class Liar:
         told: the lies that it has told, for people; at most `MOST_TOLD`.
         files: texts that its messages refer to, by SHA-256. Those that it makes up are added.
         afterwards: what it does after its first lie.
+        hurries: whether it lies about the next message, whatever it is, if it has not lied yet.
     """
 
     MOST_TOLD = 20
@@ -133,6 +134,7 @@ class Liar:
         self.told: list[str] = []
         self.files: dict[str, bytes] = {}
         self.afterwards = self.draw.choice(tuple(Afterwards))
+        self.hurries = False
         self._trick = (
             Trick.FIELD if Trick.FIELD in tricks and self.draw.random() < 0.4 else self.draw.choice(tricks)
         )
@@ -191,6 +193,8 @@ class Liar:
         wanted = self._kind or self._kinds[envelope]
         if self.told:
             return kind == wanted or self.draw.random() < 0.1
+        if self.hurries:
+            return True
         if kind == wanted:
             return self._first or self.draw.random() < 0.3
         return not self._kind and self.draw.random() < 0.01

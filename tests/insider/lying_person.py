@@ -12,17 +12,14 @@ from typing import Any
 import google_crc32c
 import grpc
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
 from services.protocol.bounds import MESSAGE_LIMIT_BYTES
-from services.protocol.checksums import set_checksum
 from services.protocol.file_refs import make_ref
+from tests.insider.calls import CALL_SECONDS, call
 from tests.insider.lies import JSON_VALUES, TEXTS, Liar, Trick, shown
 
-CALL_SECONDS = 3.0
-"""Time after which the person ends a call."""
 UPLOAD_SECONDS = 5.0
 """Longest time of a small upload of somebody else."""
 TRICKLES = 20
@@ -99,28 +96,26 @@ class LyingPerson:
     def submit(self, spec: str) -> str:
         """Submit a job; return its id, or nothing if it is refused."""
         before = len(self.submitted)
-        self._send(
-            SERVICES[0].full_name, SERVICES[0].methods_by_name["Submit"], jobs.SubmitRequest(spec_json=spec)
-        )
+        self._send(SERVICES[0].methods_by_name["Submit"], jobs.SubmitRequest(spec_json=spec))
         return "".join(self.submitted[before:])
 
     def cancel(self, job: str) -> None:
         """Cancel a job."""
-        self._send(SERVICES[0].full_name, SERVICES[0].methods_by_name["Cancel"], jobs.JobRequest(job=job))
+        self._send(SERVICES[0].methods_by_name["Cancel"], jobs.CancelRequest(job=job))
 
     def ask(self, ref: files.FileRef) -> None:
         """Ask whether a file is missing."""
         request = files.MissingRequest(files=[ref])
-        self._send(SERVICES[1].full_name, SERVICES[1].methods_by_name["Missing"], request)
+        self._send(SERVICES[1].methods_by_name["Missing"], request)
 
     def trickle(self, *contents: bytes) -> None:
         """Begin to upload files with a byte a second, and wait until the first bytes have left, if they are let."""
         begun = threading.Semaphore(0)
         for content in contents:
             arguments = (self._bytes_of(content, begun), 60.0)
-            call = threading.Thread(target=self._stream, args=arguments, daemon=True)
-            call.start()
-            self._threads.append(call)
+            thread = threading.Thread(target=self._stream, args=arguments, daemon=True)
+            thread.start()
+            self._threads.append(thread)
         deadline = time.monotonic() + CALL_SECONDS
         for _ in contents:
             begun.acquire(timeout=max(0.0, deadline - time.monotonic()))
@@ -130,25 +125,13 @@ class LyingPerson:
         service = liar.draw.choice(SERVICES)
         method = liar.draw.choice(service.methods)
         request = liar.make_up(method.input_type)
-        self._send(service.full_name, method, request)
+        self._send(method, request)
         return f"{method.name} {shown(request)}"
 
-    def _send(self, service: str, method: Any, request: Any) -> None:
-        if "own_crc32c" in method.input_type.fields_by_name:
-            set_checksum(request, b"")
-        path, answer = f"/{service}/{method.name}", GetMessageClass(method.output_type)
-        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
-        call = getattr(self._channel, kind)(
-            path, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
-        )
-        with suppress(grpc.RpcError):
-            result = call(iter([request]) if method.client_streaming else request, timeout=CALL_SECONDS)
-            if method.server_streaming:
-                for _ in itertools.islice(result, 100):
-                    pass
-                result.cancel()
-            elif isinstance(result, jobs.Job) and method.name == "Submit":
-                self.submitted.append(result.id)
+    def _send(self, method: Any, request: Message) -> None:
+        for answer in call(self._channel, method, [request]):
+            if isinstance(answer, jobs.Job) and method.name == "Submit":
+                self.submitted.append(answer.id)
 
     def _submit(self, liar: Liar) -> str:
         """Submit a job with one odd value."""
@@ -158,7 +141,7 @@ class LyingPerson:
         request = jobs.SubmitRequest(name=liar.draw.choice(("x", *TEXTS)), spec_json=changed)
         if request.ByteSize() < MESSAGE_LIMIT_BYTES:
             method = SERVICES[0].methods_by_name["Submit"]
-            self._send(SERVICES[0].full_name, method, request)
+            self._send(method, request)
         return f"Submit with {_difference(spec, changed)}"
 
     def _ask(self, liar: Liar) -> str:
@@ -166,7 +149,7 @@ class LyingPerson:
         request = files.MissingRequest(files=[make_ref(liar.draw.choice(self._wanted))])
         lie = Liar(f"{self._seed}.{liar.draw.random()}", tricks=[Trick.FIELD]).tell_now(request)
         told: Any = lie.messages[0]
-        self._send(SERVICES[1].full_name, SERVICES[1].methods_by_name["Missing"], told)
+        self._send(SERVICES[1].methods_by_name["Missing"], told)
         return f"Missing with {lie.detail}"
 
     def _write(self, liar: Liar) -> str:

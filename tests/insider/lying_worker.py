@@ -1,110 +1,47 @@
 """The worker's daemon as an insider: its messages are changed where they leave the process.
 
-It has many lives. In each it is honest until it lies, as `lies.py` says; soon after that its next life begins, with a
-new connection and another lie. The lies are logged, so that a test can count them. The name of the daemon ends in the
-seed: `insider-worker-7`.
+It has many lives. In each it is honest until it lies, as `lies.py` says; soon after that its next life begins, with
+another lie and, unless it was one to a neighbour, with a new connection. The lies are logged, so that a test can count
+them. The name of the daemon says whom it lies to, and ends in the seed: `insider-worker-7` lies to the aggregator and
+its shards, `insider-neighbour-7` to its neighbours in a row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from google.protobuf.message import Message
-
 from cli.main import main
 from protos import cluster_pb2 as pb
+from protos.pipeline_pb2 import ArrayHeader, PassMessage
 from services.files import transfer
-from services.protocol.checksums import encode_with_checksum
+from services.protocol.checksums import encode_with_checksum, set_checksum
 from services.runtime import process
 from services.tensors import chunk_messages
 from services.transport.control import attend_client
+from services.transport.data.data_streams import write_message
 from services.transport.links import LinkClosed, write_to_call
-from tests.insider.lies import Afterwards, Liar, Lie, Trick
+from tests.insider.lies import Liar
+from tests.insider.lives import Lives
 from worker.file_exchange import ModelFiles
+from worker.pipeline import streams
+from worker.pipeline.link import Link
 
-LIFE_SECONDS = 0.5
-"""Time from a lie to the next life."""
 MOST_DELAY_SECONDS = 2.0
+NEIGHBOUR_KINDS = ("LinkState", "ArrayHeader")
+"""What an insider lies about to its neighbours: credits and arrays."""
+SHARING_KINDS = (*NEIGHBOUR_KINDS, "SharedPlaces")
+"""The same, and where arrays are in memory that it shares with them."""
+CHANGED_ARRAYS = 0.02
+"""How many arrays it halves."""
 
 
-class Lives:
-    """The lives of the insider, one after the other.
-
-    Args:
-        seed: what all of them follow from.
-        log: file of the lies.
-    """
-
-    def __init__(self, seed: str, log: Path) -> None:
-        self._seed, self._log = seed, log
-        self._lock = threading.Lock()  # headers are encoded on several threads
-        self._number = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._number += 1
-        self._liar = Liar(f"{self._seed}.{self._number}")
-        self._over_at = float("inf")
-
-    @property
-    def over(self) -> bool:
-        """Whether the next life is due."""
-        return time.monotonic() > self._over_at
-
-    def begin_if_over(self) -> None:
-        """Begin the next life if it is due."""
-        with self._lock:
-            if self.over:
-                self._begin()
-
-    @property
-    def leaves(self) -> bool:
-        """Whether this life is to end now."""
-        return self._liar.lies and self._liar.afterwards is Afterwards.LEAVES
-
-    def tell(self, message: Message) -> Lie | None:
-        """Return what is told in place of a message; None if that is the truth."""
-        with self._lock:
-            before = len(self._liar.told)
-            lie = self._liar.tell(message)
-            self._note(before)
-            return lie
-
-    def change(self, message: Any) -> None:
-        """Change a field of a message, if that is the lie; no other lie is possible where it is encoded."""
-        lie = self.tell(message)
-        if lie is not None and lie.trick is Trick.FIELD:
-            message.CopyFrom(lie.messages[0])
-
-    def change_layout(self, text: str) -> str:
-        """Return a layout, or a lie about it."""
-        with self._lock:
-            if self._liar.draw.random() < 0.5:
-                return text
-            before, changed = len(self._liar.told), self._liar.change_json(text)
-            self._liar.told.append(f"layout ends in {changed[-160:]}")
-            self._note(before)
-            return changed
-
-    def _note(self, before: int) -> None:
-        new = self._liar.told[before:]
-        if new:
-            self._over_at = min(self._over_at, time.monotonic() + LIFE_SECONDS)
-            with self._log.open("a") as file:
-                file.writelines(
-                    f"{self._seed}.{self._number}: {each.encode('unicode_escape').decode()}\n" for each in new
-                )
-
-
-def lie_from_now_on(lives: Lives) -> None:
-    """Patch the places where messages leave this process."""
+def lie_to_the_aggregator(lives: Lives) -> None:
+    """Patch the places where messages to the aggregator, or its shards, leave this process."""
 
     async def write(call: Any, message: Any) -> None:
         if isinstance(message, pb.WorkerMessage) and lives.over:
@@ -129,7 +66,15 @@ def lie_from_now_on(lives: Lives) -> None:
     make = ModelFiles.make
 
     def make_files(lease: int, layout_json: str, files: Mapping[str, bytes]) -> ModelFiles:
-        return make(lease, lives.change_layout(layout_json), files)
+        layout = layout_json
+
+        def change(liar: Liar) -> str:
+            nonlocal layout
+            layout = liar.change_json(layout_json)
+            return f"layout ends in {layout[-160:]}"
+
+        lives.perhaps(0.5, change)
+        return make(lease, layout, files)
 
     mock.patch.object(attend_client, "write_to_call", write).start()
     mock.patch.object(transfer, "write_to_call", write).start()
@@ -138,9 +83,70 @@ def lie_from_now_on(lives: Lives) -> None:
     mock.patch.object(ModelFiles, "make", staticmethod(make_files)).start()
 
 
+def lie_to_neighbours(lives: Lives) -> None:
+    """Patch the places where messages to the neighbours in a row leave this process."""
+
+    async def write_control(call: Any, message: Any) -> None:
+        if lives.over and lives.leaves:
+            lives.begin_if_over()
+            raise LinkClosed("the insider has left")
+        await write_to_call(call, message)
+
+    async def write(stream: Any, *parts: Any) -> None:
+        if not lives.leaves:
+            lives.begin_if_over()
+        message = PassMessage.FromString(b"".join(parts))
+        bodies = [getattr(message, name) for name in ("state", "shared", "header") if message.HasField(name)]
+        body, lie = next(((each, told) for each in bodies if (told := lives.tell(each))), (None, None))
+        if body is None or lie is None:
+            await write_message(stream, *parts)
+            return
+        await asyncio.sleep(min(lie.delay_seconds, MOST_DELAY_SECONDS))
+        for told in lie.messages:
+            body.CopyFrom(told)
+            await write_message(stream, _encode(message))
+        if lie.resets or lives.leaves:
+            raise LinkClosed("the insider has ended the stream")
+
+    send = Link.send
+
+    def send_array(self: Link, header: ArrayHeader, content: memoryview) -> None:
+        def halve(_: Liar) -> str:
+            nonlocal content
+            header.shape[-1] //= 2
+            content = content[: content.nbytes // 2]
+            return f"half an array: {list(header.shape)}"
+
+        if content.nbytes % 8 == 0 and header.shape[-1] % 2 == 0:
+            lives.perhaps(CHANGED_ARRAYS, halve)
+        send(self, header, content)
+
+    mock.patch.object(attend_client, "write_to_call", write_control).start()
+    mock.patch.object(streams, "write_message", write).start()
+    mock.patch.object(Link, "send", send_array).start()
+
+
+def _encode(message: PassMessage) -> bytes:
+    """Return a message of a link, with the checksums of what it has become."""
+    before = b""
+    for name in ("state", "header", "shared"):
+        if message.HasField(name):
+            body = getattr(message, name)
+            body.ClearField("own_crc32c")
+            set_checksum(body, before)
+            before = body.SerializeToString()
+    return message.SerializeToString()
+
+
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
     name, state_dir = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--name", "--state-dir"))
-    lie_from_now_on(Lives(name.rpartition("-")[2], Path(state_dir).parent / f"{name}.lies"))
+    _, role, seed = name.split("-")
+    log = Path(state_dir).parent / f"{name}.lies"
+    if role == "neighbour":
+        kinds = NEIGHBOUR_KINDS if "--no-shared-memory" in sys.argv else SHARING_KINDS
+        lie_to_neighbours(Lives(seed, log, kinds))
+    else:
+        lie_to_the_aggregator(Lives(seed, log))
     sys.exit(main())

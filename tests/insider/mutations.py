@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
-from aggregator.core.leasing import results
+from aggregator.core import events as ev
+from aggregator.core.membership import members
+from aggregator.core.membership.claims import Answer, Claims
+from aggregator.core.rows.former import RowFormer
+from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.step_sum import StepSum
+from protos import cluster_pb2 as pb
+from services.errors import Refusal
+from services.protocol.plan import ParameterCount
+from services.protocol.versions import Version
 from tests.insider.lies import Trick
-from tests.insider.simulated import Role
+from tests.insider.ports import Role
+from tests.simulation import simulated_aggregator
 
 
 def waits_for_chunks_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -20,7 +29,42 @@ def waits_for_chunks_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def takes_loaded_weights_for_work(patch: pytest.MonkeyPatch) -> None:
     """Give a worker a lease in each step that was late with those of all steps before."""
-    patch.setattr(results, "MOST_STALLS", sys.maxsize)
+    patch.setattr(members, "MOST_STALLS", sys.maxsize)
+
+
+def tries_other_rows_only_with_a_spare(patch: pytest.MonkeyPatch) -> None:
+    """Have a row that takes too long wait for ever where no spare is there."""
+    replace_late = RowFormer.replace_late
+
+    def with_a_spare(self: RowFormer, version: Version | None, now: float) -> None:
+        if self._has_spare():
+            replace_late(self, version, now)
+
+    patch.setattr(RowFormer, "replace_late", with_a_spare)
+
+
+def takes_any_layout(patch: pytest.MonkeyPatch) -> None:
+    """Compare no layout with the job's number of parameters, nor with what its worker claims: finding 1 of issue 24."""
+
+    def initialise(run: RunningJob, member: Any, description: pb.Description, now: float) -> None:
+        order = pb.Initialise(job=run.job.id, layout=description.layout, files=description.files)
+        run._out.put(ev.ToOptimizer(order))
+
+    patch.setattr(ParameterCount, "check", lambda self, elements: None)
+    patch.setattr(RunningJob, "initialise", initialise)
+
+
+def binds_the_first_claim(patch: pytest.MonkeyPatch) -> None:
+    """Refuse for ever what differs from the first worker's claim, and take no person's word: finding 2 of issue 24."""
+    make = Claims._make
+
+    def bind(claims: Claims, *arguments: Any, **options: Any) -> Answer:
+        answer = make(claims, *arguments, **options)
+        claims._job.claims[0].bound = True
+        return answer
+
+    patch.setattr(Claims, "_make", bind)
+    patch.setattr(simulated_aggregator, "trust", lambda job, worker: Refusal("nobody decides"))
 
 
 ALLOCATES_WHAT_IS_DESCRIBED = {
@@ -32,11 +76,24 @@ PINS_WHAT_THE_FIRST_SAYS = {
 }  # fmt: skip
 """What an insider lies about that has the honest refused for ever: finding 2 of issue 24."""
 
-MUTATIONS: list[tuple[Any, dict[str, Any]]] = [
-    (
+MUTATIONS: list[Any] = [
+    pytest.param(takes_any_layout, ALLOCATES_WHAT_IS_DESCRIBED, "elements are allocated"),
+    pytest.param(binds_the_first_claim, PINS_WHAT_THE_FIRST_SAYS, "no progress"),
+    pytest.param(
         waits_for_chunks_for_ever,
         {"role": Role.WORKER, "tricks": [Trick.FIELD, Trick.WITHHELD], "kind": "ChunkHeader"},
+        "",
     ),
-    (takes_loaded_weights_for_work, {"role": Role.WORKER, "tricks": [Trick.WITHHELD], "kind": "computed"}),
+    pytest.param(
+        takes_loaded_weights_for_work,
+        {"role": Role.WORKER, "tricks": [Trick.WITHHELD], "kind": "computed"},
+        "",
+    ),
+    pytest.param(
+        tries_other_rows_only_with_a_spare,
+        {"rows": True, "role": Role.NEIGHBOUR, "tricks": [Trick.WITHHELD], "kind": "ArrayHeader"},
+        "",
+        marks=pytest.mark.long,
+    ),
 ]
-"""Mutations, and what the insider lies about so that few seeds are needed."""
+"""Mutations, what the insider lies about so that few seeds are needed, and what a seed that fails says."""

@@ -1,17 +1,11 @@
-"""Clusters of real processes with an insider: TLS, certificates bound to names, and one peer that lies again and again.
-
-Each lie is logged with its seed: `SEED.NUMBER`, the seed of the test and the number of the life, or of the call.
-"""
+"""Clusters of real processes with an insider: TLS, certificates bound to names, and one peer that lies repeatedly."""
 
 from __future__ import annotations
 
 import json
-import resource
-import threading
-import time
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +15,56 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from protos.files_pb2 import FileRef
-from protos.jobs_pb2_grpc import JobsStub
 from services.protocol.file_refs import make_ref
 from services.transport.access.permissions import CallerKind
 from tests.insider.lying_person import NESTED, TRICKLES, LyingPerson
-from tests.support.certificates import make_certificate, make_certificates
-from tests.support.cluster.bits import (
-    Bits,
-    bits,
-    gpt_config,
-    spec_of,
+from tests.insider.lying_standby import PEERS, TOOK_OVER
+from tests.insider.processes import (
+    ALL_LIES,
+    ANSWER_SECONDS,
+    CAP_GB,
+    HONEST_SECONDS,
+    MORE_BYTES,
+    Slowness,
+    channel_of,
+    honest_cluster,
+    peak_bytes,
+    run_jobs,
+    wait_end,
 )
-from tests.support.cluster.daemon import Daemon, eventually
-from tests.support.cluster.harness import ENDED, Cluster
+from tests.support.certificates import make_certificate, make_certificates
+from tests.support.cluster.bits import Bits, bits, deep_config, gpt_config, spec_of, split_config
+from tests.support.cluster.harness import Cluster
 from tests.support.small_disk import small_disk
 
-pytestmark = pytest.mark.long
-
-LIES = 28
+STEPS = 6
+"""Steps of each job. Short ones: most of what an insider may lie about comes at a job's start and end."""
+CLUSTERS: dict[str, list[dict[str, Any]]] = {
+    "worker": [{}, {"shards": 2}, {"slow": True}],
+    "neighbour": [{"honest": 1}, {"honest": 3, "shared_memory": True}],
+    "standby": [{"tiers": 3}],
+    "person": [{}],
+}
+"""Clusters of `make test-all`, by the insider's role. The seed is the number in the list, from 1 on."""
+SLOW_CLUSTERS: dict[str, list[dict[str, Any]]] = {
+    "worker": [{}, {"tiers": 3}, {"shards": 3}, {"slow": True, "shards": 2}, {"shared_memory": True}],
+    "neighbour": [{"honest": 1, "shared_memory": True}, {"honest": 3}, {"honest": 2, "tiers": 3}],
+    "standby": [{"tiers": 3}, {"shards": 2}, {"shards": 2, "shared_memory": True}],
+    "person": [{}, {"tiers": 3}],
+}
+"""Clusters of `make test-slow`. Their seeds go on after those of `CLUSTERS`."""
+LIES = math.ceil(ALL_LIES / sum(map(len, CLUSTERS.values())))
 """Number of lies in each cluster."""
-MOST_SECONDS = 180.0
-"""Longest time until so many lies were told; on an idle machine half a minute."""
-ANSWER_SECONDS = 5.0
-"""Longest time until another person's call is answered."""
-UNEXPLAINED_SECONDS = 10.0
-HONEST_SECONDS = 30.0
-"""Longest time until a job ends that is behind a job of the insider."""
-CAP_GB = 1
-"""Bytes that a person may upload."""
-MORE_BYTES = 64 << 20
-"""Memory that a role may take beyond what it takes undisturbed."""
-MOST_MORE_BYTES = 3 << 30
-"""Address space that a daemon may take beyond what it has, so that a lie does not take this machine's memory."""
 
 
-def peak_bytes(daemon: Daemon, field: str = "VmHWM") -> int:
-    """Return a field of the memory of a process."""
-    lines = Path(f"/proc/{daemon.pid}/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+def clusters_of(role: str) -> Any:
+    """Return the mark that runs a test in each cluster of a role, with its seed."""
+    cases = [(each, pytest.mark.long) for each in CLUSTERS[role]]
+    cases += [(each, pytest.mark.slow) for each in SLOW_CLUSTERS[role]]
+    return pytest.mark.parametrize(
+        ("seed", "settings"),
+        [pytest.param(seed, each, marks=mark) for seed, (each, mark) in enumerate(cases, 1)],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,139 +78,86 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def channel_of(cluster: Cluster, certificates: Path, person: str) -> grpc.Channel:
-    """Return a connection of a person of its own."""
-    read = [
-        (certificates / name).read_bytes() for name in ("authority.pem", f"{person}.key", f"{person}.pem")
-    ]
-    options = (("grpc.use_local_subchannel_pool", 1),)
-    return grpc.secure_channel(cluster.aggregator.address, grpc.ssl_channel_credentials(*read), options)
+@pytest.fixture(scope="module")
+def spec(corpus: Path) -> str:
+    return spec_of(corpus.parent, gpt_config(corpus, project_name="insider", max_steps=STEPS))
 
 
-class Probe(threading.Thread):
-    """Another person's calls during the lies.
-
-    Attributes:
-        problems: calls that were not answered in time, and waits that no status explained.
-    """
-
-    def __init__(self, channel: grpc.Channel, spec: str) -> None:
-        super().__init__(daemon=True)
-        self.problems: list[str] = []
-        stub: Any = JobsStub
-        self._stub = stub(channel)
-        self._spec = spec
-        self._over = threading.Event()
-        self._seen = ("", 0)
-        self._since = time.monotonic()
-
-    def run(self) -> None:
-        while not self._over.wait(0.5):
-            for name, call in (("jobs", self._list), ("status", self._status), ("submit", self._submit)):
-                began = time.monotonic()
-                try:
-                    call()
-                except grpc.RpcError as error:
-                    seconds = time.monotonic() - began
-                    self.problems.append(f"{name}: {error.code()} after {seconds:.1f} s: {error.details()}")
-
-    def _list(self) -> None:
-        self._stub.List(jobs.ListRequest(limit=5, newest_first=True), timeout=ANSWER_SECONDS)
-
-    def _status(self) -> None:
-        status = self._stub.Status(jobs.StatusRequest(), timeout=ANSWER_SECONDS)
-        if not status.running_job:
-            return
-        job = self._stub.Get(jobs.JobRequest(job=status.running_job), timeout=ANSWER_SECONDS)
-        if (job.id, job.step) != self._seen:
-            self._seen, self._since = (job.id, job.step), time.monotonic()
-        idle = time.monotonic() - self._since
-        told = status.waiting or status.waits or job.detail or any(each.detail for each in status.workers)
-        if idle > UNEXPLAINED_SECONDS and not told:
-            self.problems.append(f"job {job.id} has waited for {idle:.0f} s, and status does not say why")
-
-    def _submit(self) -> None:
-        job = self._stub.Submit(
-            jobs.SubmitRequest(spec_json=self._spec, name="probe"), timeout=ANSWER_SECONDS
-        )
-        self._stub.Cancel(jobs.JobRequest(job=job.id), timeout=ANSWER_SECONDS)
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
+@pytest.fixture(scope="module")
+def staged_spec(corpus: Path) -> str:
+    """Return a job of two stages."""
+    config = deep_config(corpus, 2, tied=True, project_name="staged", max_steps=STEPS)
+    return spec_of(corpus.parent, split_config(config, (1, 1)))
 
 
-@contextmanager
-def honest_cluster(
-    folder: Path, certificates: Path, spec: str, expected: Bits, *, probed: bool = True
-) -> Iterator[Cluster]:
-    """Run a cluster with two honest workers and one undisturbed job; check memory and answers at the end."""
-    settings: dict[str, Any] = {
-        "certificates": certificates,
-        "heartbeat_seconds": 2.0,
-        "options": ("--no-shared-memory",),
-        "aggregator_options": ("--max-upload-gb-per-person", CAP_GB),
-    }
-    with Cluster(folder, **settings) as cluster:
-        cluster.call_over(channel_of(cluster, certificates, "bob"))
-        for number in range(2):
-            name = f"worker-{number + 1}"
-            cluster.start_worker(name=name, certificate=name)
-        assert bits(cluster.finish(cluster.submit(spec))) == expected
-        roles = [cluster.aggregator, *cluster.workers]
-        before = {daemon.name: peak_bytes(daemon) for daemon in roles}
-        for daemon in roles:
-            most = peak_bytes(daemon, "VmSize") + MOST_MORE_BYTES
-            resource.prlimit(daemon.pid, resource.RLIMIT_AS, (most, most))
-        probe = Probe(channel_of(cluster, certificates, "bob"), spec)
-        if not probed:
-            yield cluster
-            return
-        probe.start()
-        yield cluster
-        probe.stop()
-        assert not probe.problems, probe.problems[:5]
-        for daemon in roles:
-            assert daemon.process.poll() is None, f"{daemon.name} has ended"
-            more = peak_bytes(daemon) - before[daemon.name]
-            assert more <= MORE_BYTES, f"{daemon.name} has taken {more >> 20} MB more"
+def start_insider(cluster: Cluster, certificates: Path, name: str, aggregator: str = "") -> Path:
+    """Start a lying worker; return the file of its lies."""
+    cluster.modules["worker"] = "tests.insider.lying_worker"
+    authority = certificates / "authority.pem"
+    make_certificate(certificates, name, authority, CallerKind.WORKER, bound_names=[name])
+    cluster.start_worker(name=name, certificate=name, aggregator=aggregator, wait=False)
+    return cluster.folder / f"{name}.lies"
 
 
-def run_jobs(cluster: Cluster, spec: str, expected: Bits, told: Path) -> int:
-    """Run jobs until there were enough lies; check the bits of each, and return the number of lies."""
-    deadline = time.monotonic() + MOST_SECONDS
-    count = 0
-    while count < LIES and time.monotonic() < deadline:
-        job = cluster.submit(spec)
-        ended = eventually(partial(_ended, cluster, job), f"the end of {job}; lies: {_last(told)}")
-        assert ended.state == jobs.SUCCEEDED, f"{ended.detail}; lies: {_last(told)}"
-        assert bits(ended) == expected, f"lies: {_last(told)}"
-        count = len(told.read_text().splitlines()) if told.exists() else 0
-    return count
-
-
-def _ended(cluster: Cluster, job: str) -> jobs.Job | None:
-    found = cluster.job(job)
-    return found if found.state in ENDED else None
-
-
-def _last(told: Path) -> str:
-    return "; ".join(told.read_text().splitlines()[-5:])[:1500] if told.exists() else "none"
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+@clusters_of("worker")
 def test_a_lying_worker(
-    tmp_path: Path, certificates: Path, gpt_spec: str, undisturbed: Bits, seed: int
+    tmp_path: Path, certificates: Path, spec: str, seed: int, settings: dict[str, Any]
 ) -> None:
-    with honest_cluster(tmp_path, certificates, gpt_spec, undisturbed) as cluster:
-        cluster.modules["worker"] = "tests.insider.lying_worker"
-        name = f"insider-worker-{seed}"
-        make_certificate(
-            certificates, name, certificates / "authority.pem", CallerKind.WORKER, bound_names=[name]
-        )
-        cluster.start_worker(name=name, certificate=name, wait=False)
-        count = run_jobs(cluster, gpt_spec, undisturbed, tmp_path / f"{name}.lies")
-        assert count >= LIES, f"only {count} lies"
+    settings = dict(settings)
+    slow = settings.pop("slow", False)
+    with honest_cluster(tmp_path, certificates, spec, **settings) as (cluster, expected):
+        relay = cluster.relay(cluster.aggregator)
+        told = start_insider(cluster, certificates, f"insider-worker-{seed}", relay.address)
+        slowness = Slowness(relay, seed, told)
+        if slow:
+            slowness.start()
+        run_jobs(cluster, spec, expected, told, LIES)
+        if slow:
+            slowness.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("there", "back"), [(True, False), (False, True)])
+def test_a_worker_slowed_for_good(
+    tmp_path: Path, certificates: Path, spec: str, there: bool, back: bool
+) -> None:
+    """Slow an honest worker to a byte a second amid a job, and for good; its work goes to others."""
+    with honest_cluster(tmp_path, certificates, spec) as (cluster, expected):
+        relay = cluster.relay(cluster.aggregator)
+        cluster.start_worker(name="worker-3", certificate="worker-3", aggregator=relay.address)
+        job = cluster.submit(spec)
+        cluster.wait_step(job, 1)
+        relay.trickle(there=there, back=back)
+        ended = wait_end(cluster, job, "with a slow worker")
+        assert ended.state == jobs.SUCCEEDED and bits(ended) == expected
+
+
+@clusters_of("neighbour")
+def test_a_lying_neighbour(
+    tmp_path: Path, certificates: Path, staged_spec: str, seed: int, settings: dict[str, Any]
+) -> None:
+    """With one honest worker, the job goes on in that one; with more, in rows of the honest."""
+    with honest_cluster(tmp_path, certificates, staged_spec, **settings) as (cluster, expected):
+        told = start_insider(cluster, certificates, f"insider-neighbour-{seed}")
+        run_jobs(cluster, staged_spec, expected, told, LIES)
+
+
+@clusters_of("standby")
+def test_a_lying_standby(
+    tmp_path: Path, certificates: Path, spec: str, seed: int, settings: dict[str, Any]
+) -> None:
+    with honest_cluster(tmp_path, certificates, spec, aggregator_options=("--standby",), **settings) as (
+        cluster,
+        expected,
+    ):
+        peers = {each.name: each.address for each in cluster.daemons}
+        (tmp_path / PEERS).write_text(json.dumps(peers))
+        cluster.modules["aggregator"] = "tests.insider.lying_standby"
+        name = f"insider-standby-{seed}"
+        cluster.start_other_aggregator(name)
+        run_jobs(cluster, spec, expected, tmp_path / f"{name}.lies", LIES)
+        above = [cluster.optimizer, *cluster.shards]
+        assert any(each is not None and TOOK_OVER.format(name) in each.log_text() for each in above)
 
 
 @pytest.fixture(scope="module")
@@ -218,30 +171,28 @@ def tokens_spec(corpus: Path) -> str:
     return spec_of(corpus.parent, config)
 
 
-def test_what_a_worker_uploads_leaves_room_for_others(
-    tmp_path: Path, certificates: Path, gpt_spec: str, undisturbed: Bits
-) -> None:
+@pytest.mark.long
+def test_what_a_worker_uploads_leaves_room_for_others(tmp_path: Path, certificates: Path, spec: str) -> None:
     """Fill the disk with a part of a file, and abandon it: finding 7 of issue 24."""
     with (
         small_disk(tmp_path / "aggregator-state", "96m"),
-        honest_cluster(tmp_path, certificates, gpt_spec, undisturbed, probed=False) as cluster,
+        honest_cluster(tmp_path, certificates, spec, probed=False) as (cluster, expected),
     ):
         insider = LyingPerson(channel_of(cluster, certificates, "worker-3"), 0, [], [])
         with pytest.raises(grpc.RpcError):
             insider.upload(bytes(200_000_000))
-        job = cluster.submit(gpt_spec)
-        ended = eventually(lambda: _ended(cluster, job), "the honest job on a full disk", HONEST_SECONDS)
-        assert ended.state == jobs.SUCCEEDED and bits(ended) == undisturbed
+        ended = wait_end(cluster, cluster.submit(spec), "on a full disk", HONEST_SECONDS)
+        assert ended.state == jobs.SUCCEEDED and bits(ended) == expected
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@clusters_of("person")
 def test_a_lying_person(
-    tmp_path: Path, certificates: Path, gpt_spec: str, tokens_spec: str, undisturbed: Bits, seed: int
+    tmp_path: Path, certificates: Path, spec: str, tokens_spec: str, seed: int, settings: dict[str, Any]
 ) -> None:
     wanted = [b"what bob needs" * 10_000, NESTED, b"x" * 2_000_000]
-    with honest_cluster(tmp_path, certificates, gpt_spec, undisturbed) as cluster:
+    with honest_cluster(tmp_path, certificates, spec, **settings) as (cluster, expected):
         alice, bob = (
-            LyingPerson(channel_of(cluster, certificates, name), seed, [gpt_spec, tokens_spec], wanted)
+            LyingPerson(channel_of(cluster, certificates, name), seed, [spec, tokens_spec], wanted)
             for name in ("alice", "bob")
         )
         told = tmp_path / "person.lies"
@@ -250,7 +201,7 @@ def test_a_lying_person(
                 alice.lie()
                 told.write_text("\n".join(alice.told))
                 bob.upload(b"%d" % len(alice.told) * 100)
-            run_jobs(cluster, gpt_spec, undisturbed, told)
+            run_jobs(cluster, spec, expected, told, LIES)
         finally:
             alice.close()
 
@@ -299,6 +250,7 @@ def has_a_nul_byte_in_a_path(alice: LyingPerson, bob: LyingPerson, spec: str) ->
     alice.submit(json.dumps(job))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lie",
     [
@@ -311,37 +263,34 @@ def has_a_nul_byte_in_a_path(alice: LyingPerson, bob: LyingPerson, spec: str) ->
 )
 def test_what_a_person_could_do_to_others(
     certificates: Path,
-    shared_cluster: Cluster,
-    gpt_spec: str,
+    shared_cluster: tuple[Cluster, Bits],
+    spec: str,
     tokens_spec: str,
-    undisturbed: Bits,
     lie: Callable[[LyingPerson, LyingPerson, str], None],
 ) -> None:
-    cluster = shared_cluster
-    roles = [cluster.aggregator, *cluster.workers]
+    cluster, expected = shared_cluster
+    roles = list(cluster.daemons)
     before = [peak_bytes(daemon) for daemon in roles]
     alice, bob = (
         LyingPerson(channel_of(cluster, certificates, name), 0, [], []) for name in ("alice", "bob")
     )
     try:
         lie(alice, bob, tokens_spec)
-        job = cluster.submit(gpt_spec)
-        ended = eventually(lambda: _ended(cluster, job), "the honest job behind it", HONEST_SECONDS)
-        assert ended.state == jobs.SUCCEEDED and bits(ended) == undisturbed
+        job = cluster.submit(spec)
+        ended = wait_end(cluster, job, "behind it", HONEST_SECONDS)
+        assert ended.state == jobs.SUCCEEDED and bits(ended) == expected
     finally:
         alice.close()
         for each in (*alice.submitted, *([job] if "job" in locals() else [])):
             with suppress(grpc.RpcError):
-                cluster.stub.Cancel(jobs.JobRequest(job=each), timeout=ANSWER_SECONDS)
+                cluster.stub.Cancel(jobs.CancelRequest(job=each), timeout=ANSWER_SECONDS)
     for daemon, peak in zip(roles, before, strict=True):
         assert peak_bytes(daemon) - peak <= MORE_BYTES + len(NESTED), f"{daemon.name} has taken more"
 
 
 @pytest.fixture(scope="module")
 def shared_cluster(
-    tmp_path_factory: pytest.TempPathFactory, certificates: Path, gpt_spec: str, undisturbed: Bits
-) -> Iterator[Cluster]:
-    with honest_cluster(
-        tmp_path_factory.mktemp("shared"), certificates, gpt_spec, undisturbed, probed=False
-    ) as cluster:
-        yield cluster
+    tmp_path_factory: pytest.TempPathFactory, certificates: Path, spec: str
+) -> Iterator[tuple[Cluster, Bits]]:
+    with honest_cluster(tmp_path_factory.mktemp("shared"), certificates, spec, probed=False) as shared:
+        yield shared

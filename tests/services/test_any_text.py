@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from services.errors import Refused
 from services.instrumentation.timeline import TimelineOptions
-from services.transport.security import Security, split_address
+from services.transport.addresses import split_address
+from services.transport.security import Security
 from tests.support.anything import is_one_line
 
 TEXTS = st.text(max_size=12) | st.text(alphabet="0123456789-:[].١²", max_size=12)

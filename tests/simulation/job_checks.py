@@ -34,7 +34,11 @@ class JobChecks:
         self._crashes: dict[str, list[int]] = {}  # by job: the cluster's number of commits at each crash
         self._failures: Counter[str] = Counter()  # by worker: number of failed leases
         for job in jobs.values():
-            events.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
+            self.planned(job)
+
+    def planned(self, job: SimulatedJob) -> None:
+        """Note a job that a user may submit."""
+        self._history.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
 
     def cancelled(self, job: str) -> None:
         """Note that a user cancels a job."""
@@ -144,8 +148,17 @@ class JobChecks:
                 saved.job.model_sha256 == f"{hash(job.weights[-1]):x}",
                 f"{name}: reported SHA-256 of another model",
             )
-            if job.evaluation_batches:
+            if job.evaluation_batches and not _is_of_liar_alone(saved.job):
                 require(
                     saved.job.validation_step == job.plan.steps,
                     f"{name}: last evaluated at step {saved.job.validation_step}, expected its end",
                 )
+
+
+def _is_of_liar_alone(job: Job) -> bool:
+    """Return whether the insider alone has made a job, whose weights and losses it could have made up as well.
+
+    It says that there is nothing to evaluate. No honest worker has agreed, so none has taken part.
+    """
+    own = job.claims[0]
+    return not own.evaluation_batches and [each.worker for each in own.claimants] == [LIAR]

@@ -171,7 +171,6 @@ class LinkEnd:
             self._connection.cut()
         self._connection, self._heard = connection, False
         self.heard_seconds = self.worker.now
-        self.without_since = None
         self.say_state()
 
     def say_state(self) -> None:
@@ -190,7 +189,7 @@ class LinkEnd:
             if self._dials or not connection.up or not isinstance(message, LinkState):
                 return
             self._use(connection)
-        self.heard_seconds = self.worker.now
+        self.heard_seconds, self.without_since = self.worker.now, None
         if isinstance(message, SentPiece):
             self._take_piece(message)
         else:
@@ -242,7 +241,8 @@ class LinkEnd:
         if connection is not self._connection:
             return
         self._connection, self._heard = None, False
-        self.without_since = self.worker.cluster.loop.now
+        if self.without_since is None:
+            self.without_since = self.worker.cluster.loop.now
         self.open()
 
     def abandon(self) -> None:

@@ -118,9 +118,9 @@ class Scenario:
         wide = rng.random() < 0.06  # more chunks than a window holds
         chunks = rng.randint(17, 24) if wide else rng.choice((1, 1, 1, 2, 2, 3, 4, 5))
         workers = rng.randint(1, 2) if wide else rng.choice((1, 2, 2, 3, 3, 4, 5))
-        jobs = [_job(rng, 0, STEPS, chunks, 3 if wide else 9, workers)]
+        jobs = [make_job(rng, 0, STEPS, chunks, 3 if wide else 9, workers)]
         for number in range(1, rng.choice((1, 1, 2, 3))):
-            job = _job(rng, number, rng.randint(2, 20), rng.randint(1, 3), 4, workers, may_fail=True)
+            job = make_job(rng, number, rng.randint(2, 20), rng.randint(1, 3), 4, workers, may_fail=True)
             job.submitted_seconds = rng.random() * 60
             if rng.random() < 0.5:
                 job.cancelled_seconds = job.submitted_seconds + rng.random() * 60
@@ -167,10 +167,10 @@ class Scenario:
         rng = random.Random(seed)
         chunks = rng.choice((1, 2, 3, 5))
         workers = rng.choice((2, 3))
-        jobs = [_job(rng, 0, 60, chunks, 7, workers, evaluate_every=rng.choice((1, 3)))]
+        jobs = [make_job(rng, 0, 60, chunks, 7, workers, evaluate_every=rng.choice((1, 3)))]
         jobs[0].plan = replace(jobs[0].plan, verify_fraction=(0.0, 0.0, 0.5)[seed % 3])
         if rng.random() < 0.3:
-            jobs.append(_job(rng, 1, 10, chunks, 3, workers, may_fail=True))
+            jobs.append(make_job(rng, 1, 10, chunks, 3, workers, may_fail=True))
         return cls(
             tiers=3,
             jobs=jobs,
@@ -193,7 +193,7 @@ class Scenario:
         rng = random.Random(seed)
         tiers = rng.choice((2, 3))
         workers = rng.choice((1, 2, 3))
-        job = _job(rng, 0, 60, rng.choice((1, 2, 3)), 7, workers)
+        job = make_job(rng, 0, 60, rng.choice((1, 2, 3)), 7, workers)
         on_faulty = rng.choice(("go_back", "go_on"))
         job.plan = replace(job.plan, verify_fraction=1.0, on_faulty=on_faulty)
         return cls(
@@ -242,9 +242,9 @@ class Scenario:
         """Return a scenario whose first job kills its workers in one step; the second job is sound."""
         rng = random.Random(seed)
         usual = cls.hostile(seed)
-        first = _job(rng, 0, 20, 2, 5, usual.workers)
+        first = make_job(rng, 0, 20, 2, 5, usual.workers)
         first.deadly_at = rng.randrange(20)
-        second = _job(rng, 1, 5, 1, 3, usual.workers)
+        second = make_job(rng, 1, 5, 1, 3, usual.workers)
         return replace(usual, jobs=[first, second], faults=seed % 3 * 4)
 
     @classmethod
@@ -267,7 +267,7 @@ class Scenario:
         first = replace(usual.jobs[0], plan=replace(usual.jobs[0].plan, steps=rng.choice((1, 5, 20))))
         steps = first.plan.steps + rng.choice((1, 10, 30))
         second = replace(first, number=1, plan=replace(first.plan, steps=steps), earlier=first)
-        third = _job(rng, 2, 3, first.chunks, 3, usual.workers)
+        third = make_job(rng, 2, 3, first.chunks, 3, usual.workers)
         third.plan = replace(third.plan, verify_fraction=first.plan.verify_fraction)
         return replace(
             usual, jobs=[first, second, third], tiers=2 + seed // 3 % 2, faults=min(usual.faults, 12)
@@ -280,7 +280,7 @@ class Scenario:
         usual = cls.hostile(seed)
         jobs = []
         for number in range(4):
-            job = _job(rng, number, rng.randint(1, 12), rng.choice((1, 2, 3)), 5, usual.workers)
+            job = make_job(rng, number, rng.randint(1, 12), rng.choice((1, 2, 3)), 5, usual.workers)
             job.submitted_seconds = 60 * number * rng.random()
             job.cancelled_seconds = job.submitted_seconds + 20 * rng.random() if rng.random() < 0.2 else None
             jobs.append(job)
@@ -358,7 +358,7 @@ class Scenario:
         """
         draw = random.Random(f"insider of {seed}")
         workers = draw.choice((2, 2, 3))
-        job = _job(draw, 0, draw.randint(4, 12), draw.choice((1, 2, 3)), 5, workers)
+        job = make_job(draw, 0, draw.randint(4, 12), draw.choice((1, 2, 3)), 5, workers)
         job.plan = replace(job.plan, min_workers=1, verify_fraction=draw.choice((0.0, 0.0, 0.0, 1.0)))
         if draw.random() < 0.5 and rows:
             job.split(draw, workers)
@@ -376,7 +376,7 @@ class Scenario:
         usual = cls.hostile(seed)
         jobs = usual.jobs[:1]
         for number in (1, 2):
-            job = _job(rng, number, 10, rng.choice((1, 2)), 3, usual.workers)
+            job = make_job(rng, number, 10, rng.choice((1, 2)), 3, usual.workers)
             job.submitted_seconds = rng.random() * 60
             job.cancelled_seconds = job.submitted_seconds + 30 if rng.random() < 0.2 else None
             jobs.append(job)
@@ -398,7 +398,7 @@ def _fewest_workers(job: SimulatedJob) -> int:
     return max(rows, job.plan.min_workers)
 
 
-def _job(
+def make_job(
     rng: random.Random,
     number: int,
     steps: int,

@@ -414,7 +414,10 @@ class SimulatedAggregator(Process):
             self.feed(ev.OptimizerConnected(body.name))
         elif epoch != self.epoch:
             return
-        elif isinstance(body, pb.CheckpointWritten) and body.job not in self.core.jobs.records:
+        elif (
+            isinstance(body, pb.CheckpointWritten | pb.CheckpointMissed)
+            and body.job not in self.core.jobs.records
+        ):
             if body.job in self.cluster.disk.jobs:  # not if the queue was restored from before it
                 self.feed(ev.LateCheckpoint(copy_job(self.cluster.disk.jobs[body.job].job), body))
         else:

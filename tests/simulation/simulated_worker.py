@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.protocol.file_refs import make_ref
-from services.tensors.layout import CHUNK_ELEMENTS, MAX_ELEMENTS, Layout
+from services.tensors.layout import MAX_ELEMENTS, Layout
 from services.tensors.layout_parts import LayoutParts
 from services.tensors.reduction_tree import Node
 from services.tensors.stripes import Stripe
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.simulation.job_model import CRASH, PARAMETER, POISON, SICK, SimulatedJob, key_of, node_sum, require
+from tests.simulation.job_model import CRASH, SICK, SimulatedJob, node_sum, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.pipeline_model import join_weights
@@ -27,6 +27,7 @@ from tests.simulation.scenario import CHUNKS_IN_FLIGHT, IMPOSTOR, LIAR, OVERSTAT
 from tests.simulation.shard_streams import ShardStreams
 from tests.simulation.simulated_device import WAIT, DeviceQueue, LeaseState, Task
 from tests.simulation.simulated_mesh import SimulatedMesh
+from tests.simulation.simulated_passes import perform_whole
 from tests.simulation.simulated_stages import perform_in_row
 from worker.core import events as ev
 from worker.core.job import Duty
@@ -71,10 +72,10 @@ class SimulatedWorker(Process):
         self.lies = LIE * (name == LIAR)
         self.leaves = name == IMPOSTOR and cluster.scenario.impostor_leaves
         self.left = False
-        self._layout = OTHER_LAYOUT if name == IMPOSTOR and cluster.scenario.impostor == "layout" else None
+        self.layout = OTHER_LAYOUT if name == IMPOSTOR and cluster.scenario.impostor == "layout" else None
         self.overstates = cluster.scenario.overstates if name == OVERSTATER else ""
         if self.overstates == "Description":
-            self._layout = HUGE_LAYOUT_REF
+            self.layout = HUGE_LAYOUT_REF
         self.sick_leases = 0
         self.failed_in_a_row = 0
         self.clock_rate = cluster.rng.choice((1.0, 1.0, 0.9, 1.5))
@@ -324,7 +325,7 @@ class SimulatedWorker(Process):
             parts, shared = pipeline.gradients_of(effect.stages), pipeline.shared_of(effect.stages)
         built = ev.Built(
             job=job.id,
-            layout_hash=job.layout.hash if self._layout is None else self._layout.sha256,
+            layout_hash=job.layout.hash if self.layout is None else self.layout.sha256,
             elements=job.elements + 1000 * (self.overstates == "Ready"),
             evaluation_batches=job.evaluation_batches,
             tokens_per_micro_batch=100,
@@ -363,7 +364,7 @@ class SimulatedWorker(Process):
                 return
             yield self.seconds * self.cluster.rng.random() * 0.1
 
-    def _await_weights(self, state: LeaseState) -> Task:
+    def await_weights(self, state: LeaseState) -> Task:
         """Wait for all weights. Those that the lease has begun with must be there."""
         lease, job = state.lease, self.cluster.jobs[state.lease.job]
         version = (lease.generation, lease.step)
@@ -388,89 +389,24 @@ class SimulatedWorker(Process):
             weights = join_weights(weights, {piece.chunk: self._mesh.weights_of(piece)})
         return weights
 
-    def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
+    def whole_weights(self, lease: pb.Lease) -> tuple[int, ...]:
         """Return the weights of the whole layout."""
         weights = self.weights_of(lease, LayoutParts([(0, self.cluster.jobs[lease.job].elements)]))
         return tuple(weights.values())
 
     def _perform(self, state: LeaseState) -> Task:
         lease = state.lease
-        random = self.cluster.rng.random
         if state.dropped:
             return
         job = self.cluster.jobs[lease.job]
-        if random() < 0.5 and self._is_sick():
+        if self.cluster.rng.random() < 0.5 and self.falls_sick():
             yield self.seconds
             self.fail(lease, SICK)
             return
         if lease.row:
             yield from perform_in_row(self, job, state)
-            return
-        if lease.phase == pb.INITIALISE:
-            yield random()
-            self.report(
-                ev.InitialWeightsMade(
-                    lease.lease, self._layout or job.layout_ref, {"config.json": make_ref(b"{}")}
-                )
-            )
-            return
-        yield from self._await_weights(state)
-        if state.dropped:
-            return
-        weights = self._weights(lease)
-        indices = range(lease.first, lease.first + lease.count)
-        if lease.phase == pb.EVALUATE:
-            yield self.seconds * lease.count * (0.5 + random())
-            losses = tuple(job.batch_loss(weights, index) for index in indices)
-            self.failed_in_a_row = 0
-            self.report(ev.LeaseEvaluated(lease.lease, losses))
-            return
-        seconds = self.seconds * lease.count * (0.5 + random())
-        if job.deadly(lease.step, indices):
-            yield seconds * random()
-            self.cluster.crash(self)
-            return
-        if job.poisoned(lease.step, range(lease.first, lease.first + lease.count)):
-            yield seconds * random()
-            self.fail(lease, POISON)
-            return
-        yield seconds  # A lease that is dropped from here on is still computed and reported.
-        key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
-        state.keys[0, job.elements] = key
-        if lease.phase == pb.VERIFY:
-            self.report(ev.LeaseComputed(lease.lease, 0.0, 0, checksums))
-            return
-        losses = tuple(job.loss(lease.step, index) for index in indices)
-        cut = int(random() * 2 * job.chunks)
-        for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
-            require(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
-            state.ready_from = ready_from * CHUNK_ELEMENTS
-            if ready_from:
-                ready = ev.NodeReady(lease.lease, ready_from)
-            else:
-                ready = ev.NodeReady(lease.lease, 0, losses, self._non_finite(job, lease))
-            self.report(ready)
-            yield self.seconds * random() * 0.3
-            if ready_from and self._is_sick():
-                self.fail(lease, SICK)
-                return
-        self.report_trained(lease, seconds, checksums)
-
-    def _gradients(self, lease: pb.Lease, key: int) -> tuple[int, tuple[pb.Checksum, ...]]:
-        """Return the key of a node's sum, and the checksums that a lease asks for. Those of a lie are unique."""
-        draw = self.cluster.rng
-        spoilt = set()
-        if self.lies:
-            indices = range(lease.first, lease.first + lease.count)
-            spoilt = {index for index in indices if draw.random() < self.lies}
-        checksums = tuple(
-            pb.Checksum(
-                micro_batch=index,
-                crc32c=draw.getrandbits(32) if index in spoilt else hash((key, index)) & 0xFFFFFFFF,
-            )
-            for index in lease.checksums
-        )
-        return draw.getrandbits(60) if spoilt else key, checksums
+        else:
+            yield from perform_whole(self, job, state)
 
     @property
     def is_sound(self) -> bool:
@@ -485,14 +421,7 @@ class SimulatedWorker(Process):
         computed = ev.LeaseComputed(lease.lease, seconds * self.clock_rate, 100 * lease.count, checksums)
         self.report(computed)
 
-    @staticmethod
-    def _non_finite(job: SimulatedJob, lease: pb.Lease) -> tuple[NonFinite, ...]:
-        culprit = job.culprit(lease.step)
-        if culprit is None or not lease.first <= culprit < lease.first + lease.count:
-            return ()
-        return (NonFinite(micro_batch=culprit, parameter=PARAMETER),)
-
-    def _is_sick(self) -> bool:
+    def falls_sick(self) -> bool:
         """Return whether a lease fails on this worker now, which happens a few times."""
         sick = self.sick_leases > 0
         self.sick_leases -= sick

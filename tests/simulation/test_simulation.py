@@ -92,7 +92,7 @@ def test_leases_are_begun_and_dropped_before_all_weights_have_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited = []
-    await_weights = SimulatedWorker._await_weights
+    await_weights = SimulatedWorker.await_weights
 
     def watched(self: SimulatedWorker, state: LeaseState) -> Iterator[float]:
         waits = 0
@@ -101,7 +101,7 @@ def test_leases_are_begun_and_dropped_before_all_weights_have_arrived(
             yield seconds
         waited.append((waits > 0, state.dropped))
 
-    monkeypatch.setattr(SimulatedWorker, "_await_weights", watched)
+    monkeypatch.setattr(SimulatedWorker, "await_weights", watched)
     for seed in range(20):
         SimulatedCluster(seed, scenario=Scenario.hostile(seed)).run()
     assert {(False, False), (True, False), (True, True)} <= set(waited)

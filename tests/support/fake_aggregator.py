@@ -110,7 +110,7 @@ class FakeAggregator:
     async def Get(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
         return await self._job(request.job, context)
 
-    async def Cancel(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
+    async def Cancel(self, request: jobs_pb2.CancelRequest, context: Context) -> jobs_pb2.Job:
         job = await self._job(request.job, context)
         job.state = jobs_pb2.CANCELLED
         job.detail = "cancelled by request"

@@ -8,7 +8,7 @@ from protos import cluster_pb2 as pb
 from services.errors import Refused
 from services.pipeline.row_ids import describe_row
 from services.pipeline.split import StageRun
-from services.transport.security import split_address
+from services.transport.addresses import split_address
 
 
 @dataclass(frozen=True)

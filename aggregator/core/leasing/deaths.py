@@ -7,7 +7,6 @@ next start reports a fault of the process, such as SIGSEGV. Both sides must agre
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
 
 from aggregator.core.leasing.failures import Blame
 from protos.cluster_pb2 import Predecessor
@@ -69,17 +68,8 @@ class WorkerDeaths:
         """Return why a worker takes no further part, since it alone keeps dying; None if it may."""
         return self._refusals.get(worker)
 
-    def add(self, worker: str, predecessor: Predecessor, others: Collection[str]) -> Blame | None:
-        """Record how a worker's previous process ended; return who is at fault.
-
-        Args:
-            worker: the worker's name.
-            predecessor: what its new process reports.
-            others: the other workers that can do the job's work now.
-
-        Returns:
-            None if the end does not count as a death by this job.
-        """
+    def add(self, worker: str, predecessor: Predecessor) -> Blame | None:
+        """Record how a worker's previous process ended; return who is at fault, None if it did not die of this job."""
         at_work = self._lost.pop(predecessor.incarnation, None) == worker
         if not at_work or predecessor.job != self._job or predecessor.signal not in FAULTS:
             return None
@@ -89,12 +79,11 @@ class WorkerDeaths:
             return Blame()
         names = sorted(set(self._deaths))
         died = f"died {len(self._deaths)} times while computing job {self._job}, with no step between"
-        if names == [worker] and others:
+        if names == [worker]:  # the job may be at fault, but one worker can't say so
             self._deaths.clear()
             refusal = Refusal(
-                f"it {died}, while others live: {fault}; check its hardware, then start it with another --name"
+                f"it {died}: {fault}; check its hardware and the job's model, then start it with another --name"
             )
             self._refusals[worker] = refusal
             return Blame(worker=refusal)
-        who = f"worker{'s' if len(names) > 1 else ''} {printable(', '.join(names), NAMES_CHARACTERS)}"
-        return Blame(job=f"{who} {died}; the last: {fault}")
+        return Blame(job=f"workers {printable(', '.join(names), NAMES_CHARACTERS)} {died}; the last: {fault}")

@@ -13,10 +13,6 @@ from protos.jobs_pb2 import Job
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 
-MOST_STALLS = 2
-"""Number of leases in a row that a worker may be late with before weights that it loads count no longer as a sign that
-it goes on. Then it gets work only if no other worker can do it."""
-
 
 class LeaseResults:
     """Records what workers report of their leases in one job.
@@ -36,8 +32,7 @@ class LeaseResults:
     def record_weights_loaded(self, member: Member, version: Version, now: float) -> None:
         """Record the version whose complete weights are on a worker's mesh."""
         member.loaded_version = version
-        if member.stalls < MOST_STALLS:
-            member.stalled = False
+        member.stalled = member.stalled and member.keeps_stalling
         step_sum = self._lease_book.step_sum
         if step_sum is not None and member.loaded_version == step_sum.version:
             step_sum.restart_clock(member.session, now)
@@ -52,11 +47,13 @@ class LeaseResults:
         if assignment is None:
             if not checks.record_answer(step_sum, member, computed.lease, answers):
                 return False
-            member.failures = member.stalls = 0
+            member.note_work()
             return True
         assignment.computed, member.stalled, member.failures = True, False, 0
         self._failures.clear(self._work(step_sum.version, assignment.node.micro_batches))
-        member.record_lease(assignment.node.count, computed.seconds)
+        took_seconds = now - assignment.since_seconds  # by a clock that no worker can lie about
+        believed = 0.0 <= computed.seconds <= took_seconds
+        member.record_lease(assignment.node.count, computed.seconds if believed else took_seconds)
         checks.record_checksums(step_sum, assignment, answers, now)
         return True
 
@@ -71,7 +68,7 @@ class LeaseResults:
         if batches is None:
             return None
         self._failures.clear(self._work(version, batches))
-        member.stalled, member.stalls, member.failures = False, 0, 0
+        member.note_work()
         return evaluation
 
     def record_failure(

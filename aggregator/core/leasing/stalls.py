@@ -33,19 +33,23 @@ class Stalls:
         self._report = report
 
     def is_late(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
-        """Return whether a worker takes too long over a lease, or its device hangs."""
+        """Return whether a worker takes too long over a lease, or its device hangs.
+
+        A worker that is measured while it is alone may take as long as it likes. So no micro-batch is expected to take
+        longer than `stall`, else others that come later would wait for it as long.
+        """
         if self._members[session].hangs:
             return True
-        speed = self._members[session].speed
-        expected_seconds = micro_batches / speed if speed else 0.0
-        return now - since_seconds > max(self._timeouts.stall, STALLED_TIMES * expected_seconds)
+        speed, stall_seconds = self._members[session].speed, self._timeouts.stall
+        expected_seconds = micro_batches * min(1 / speed, stall_seconds) if speed else 0.0
+        return now - since_seconds > max(stall_seconds, STALLED_TIMES * expected_seconds)
 
     def mark_if_stalled(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
         """Return whether a worker takes too long over a lease; if so, mark the worker and publish that."""
         if not self.is_late(session, since_seconds, micro_batches, now):
             return False
         member = self._members[session]
-        member.stalled, member.stalls = True, member.stalls + 1
+        member.note_stall()
         text = f"{member.title} stalled on step {self._report.job.step}; its work goes to others"
         self._report.note("member", text)
         return True
@@ -75,7 +79,10 @@ class Stalls:
                 evaluation.release(lease)
 
     def find_late(self, step_sum: StepSum | None, evaluation: Evaluation | None, now: float) -> set[int]:
-        """Return the sessions of all that have the weights and take too long over gradients or losses."""
+        """Return the sessions of all that have the weights and take too long over gradients or losses.
+
+        One that has computed gradients is late once it has not sent those that are due for too long.
+        """
         late: set[int] = set()
         if step_sum is not None:
             work = _count_work(step_sum)
@@ -85,6 +92,12 @@ class Stalls:
                 if each.session is not None and not each.computed
                 if self._members[each.session].loaded_version == step_sum.version
                 if self.is_late(each.session, each.since_seconds, work[each.session], now)
+            )
+            late.update(
+                each.session
+                for each in step_sum.assignments
+                if each.session is not None and each.computed and step_sum.note_owed(each, now)
+                if self.is_late(each.session, each.owed_since_seconds, 0, now)
             )
         if evaluation is not None:
             late.update(

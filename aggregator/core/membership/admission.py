@@ -82,23 +82,25 @@ class Admission:
         """Count a worker as taking no part, since it is refused or unfit."""
         self._admitted.discard(name)
 
-    def is_hopeless(self, members: Collection[Member], now: float) -> bool:
-        """Return whether no worker can take part: all are refused or long unfit, and no other is expected.
+    def find_end(self, members: Collection[Member], now: float) -> float | None:
+        """Return when the job ends since no worker can take part: all are refused or unfit; None while there is hope.
 
-        A worker that is refused for what it says may lie. It alone can't end the job before others had time to come.
+        One voice may lie, so it can't end the job before others had time to come. A worker that dissents says nothing
+        of the job.
         """
         able = any(member.refusal is None and member.unfit is None for member in members)
         if able or not members or self._admitted:
             self._unable_since_seconds = None
-            return False
+            return None
         if self._unable_since_seconds is None:
             self._unable_since_seconds = now
+        voices = {member.voice for member in members if not member.dissents}
         wait_seconds = 0.0
         if any(member.unfit is not None for member in members):
             wait_seconds = self._unfit_seconds
-        elif all(member.dissents for member in members):
+        elif len(voices) < 2 and "" not in voices:
             wait_seconds = self._comeback_seconds
-        return now >= max(self._expected_until_seconds, self._unable_since_seconds + wait_seconds)
+        return max(self._expected_until_seconds, self._unable_since_seconds + wait_seconds)
 
 
 def check_identity(

@@ -20,6 +20,7 @@ from protos.jobs_pb2 import Wait
 from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.printable import group_by_reason
+from services.protocol.bounds import MAX_WORKERS
 from services.protocol.fingerprint import CODE
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.protocol.versions import Version
@@ -52,14 +53,28 @@ class JobMembers:
         self._deaths = deaths
         self._orders = orders
         self._report = report
+        self._ends_at_seconds: float | None = None  # as of the last `check_hope`
+        self._stalls: dict[str, int] = {}  # of processes whose connections are lost, by incarnation
+
+    def note_lost(self, member: Member, reason: str) -> None:
+        """Publish that a worker is gone; a process that comes back has the same stalls behind it as before."""
+        if member.stalls:
+            self._stalls[member.incarnation] = member.stalls
+            if len(self._stalls) > MAX_WORKERS:
+                del self._stalls[next(iter(self._stalls))]
+        self._report.note("member", f"worker {member.name} is gone: {reason}")
 
     def enter(self, member: Member) -> bool:
         """Prepare a worker for the job; return False if it is excluded, and so sent away."""
+        stalls = self._stalls.pop(member.incarnation, member.stalls)
         member.leave_job()
+        member.stalls = stalls
+        member.stalled = member.keeps_stalling
         self._admission.claims.enter(member.name)
         refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.name)
         if refusal is not None:
             member.refusal = refusal
+            self._admission.withdraw(member.name)
             self._orders.leave(member.session, str(refusal))
         return refusal is None
 
@@ -143,8 +158,7 @@ class JobMembers:
 
     def count_death(self, member: Member, predecessor: pb.Predecessor) -> Blame | None:
         """Record how a worker's previous process ended; return who is at fault, None if it did not die of the job."""
-        others = [each.name for each in self._members.values() if each.able and each is not member]
-        blame = self._deaths.add(member.name, predecessor, others)
+        blame = self._deaths.add(member.name, predecessor)
         if blame is not None:
             text = f"worker {member.name} died while computing the job: {describe_fault(predecessor)}"
             self._report.note(
@@ -233,9 +247,23 @@ class JobMembers:
 
     def check_hope(self, now: float) -> Refusal | None:
         """Return why no worker can run the job, with each worker's reason; None if there is hope."""
-        members = self._members.values()
-        if not self._admission.is_hopeless(members, now):
+        waited = self._ends_at_seconds
+        self._ends_at_seconds = self._admission.find_end(self._members.values(), now)
+        if self._ends_at_seconds is None:
             return None
-        grouped = group_by_reason({each.name: str(each.refusal or each.unfit) for each in members})
-        reasons = "; ".join(f"{names}: {reason}" for names, reason in grouped)
-        return Refusal(f"no worker can run the job: {reasons}")
+        if now >= self._ends_at_seconds:
+            return Refusal(f"no worker can run the job: {self._describe_reasons()}")
+        if waited is None:
+            self._report.note("member", f"the job {self.describe_hope(now)}")
+        return None
+
+    def describe_hope(self, now: float) -> str | None:
+        """Return that the job waits for a worker that can run it, and for how long; None while one may do so."""
+        if self._ends_at_seconds is None or not self._members:
+            return None
+        left = f"it ends in {max(0.0, self._ends_at_seconds - now):.0f} s without one that can run it"
+        return f"waits for another worker: {left}; {self._describe_reasons()}"
+
+    def _describe_reasons(self) -> str:
+        reasons = {each.name: str(each.refusal or each.unfit) for each in self._members.values()}
+        return "; ".join(f"{names}: {reason}" for names, reason in group_by_reason(reasons))

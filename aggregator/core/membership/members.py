@@ -17,6 +17,9 @@ SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
 IDLE_OPTIMISM = 1.05
 """Factor on a worker's assumed speed after each step without work, until it gets some and is measured again."""
+MOST_STALLS = 2
+"""Number of leases in a row that a worker may be late with before weights that it loads count no longer as a sign that
+it goes on. Then it gets work only if no other worker can do it."""
 LONGEST_LEASE_SECONDS = 1e6
 """Longest duration that a worker's report is believed to be: eleven days."""
 
@@ -216,13 +219,26 @@ class Member:
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.claim_wait = None, None, None
-        self.stalled, self.hangs, self.failures, self.peak_flops = False, False, 0, None
+        self.stalled, self.stalls, self.hangs, self.failures, self.peak_flops = False, 0, False, 0, None
         self.spare, self.spare_reason = False, ""
         self.claim, self.dissents = None, False
 
     def lose_build(self) -> None:
         """Note that the job is not on its mesh, and neither are the weights."""
         self.ready, self.loaded_version, self.sent_version, self.sent_chunks = False, None, None, 0
+
+    @property
+    def keeps_stalling(self) -> bool:
+        """Whether only work that it does counts as a sign that it goes on, since it was late too often."""
+        return self.stalls >= MOST_STALLS
+
+    def note_stall(self) -> None:
+        """Note that it took too long over a lease."""
+        self.stalled, self.stalls = True, self.stalls + 1
+
+    def note_work(self) -> None:
+        """Note that it has done a lease."""
+        self.stalled, self.stalls, self.failures = False, 0, 0
 
     def record_lease(self, micro_batches: int, seconds: float) -> None:
         """Include a finished lease in the measured speed, if its duration is plausible."""

@@ -74,11 +74,11 @@ class BrokenLinks:
         self._first_seconds, self._longest_seconds = 2 * timeouts.deaf, timeouts.unfit
         self._pairs: dict[frozenset[int], BrokenPair] = {}
 
-    def note(self, link: Link, reason: str, now: float) -> BrokenPair:
-        """Note that a link has failed; return what is known of its pair."""
+    def note(self, link: Link, reason: str, now: float, *, both_ways: bool = False) -> BrokenPair:
+        """Note that a link has failed, one way or both ways around; return what is known of its pair."""
         pair = self._pairs.setdefault(link.pair, BrokenPair())
         pause_seconds = min(self._first_seconds * 2.0 ** min(pair.failures, 16), self._longest_seconds)
-        pair.links.add(link)
+        pair.links.update((link, Link(link.opened, link.opener)) if both_ways else (link,))
         pair.failures += 1
         pair.reason, pair.until_seconds = reason, now + pause_seconds
         return pair

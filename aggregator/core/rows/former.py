@@ -10,6 +10,7 @@ from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member, total_peak_flops
 from aggregator.core.rows.broken_links import BrokenLinks, Link, links_of
 from aggregator.core.rows.built_stages import BuiltStages
+from aggregator.core.rows.departures import DepartedWorkers
 from aggregator.core.rows.detours import count_avoided, form_linked_rows
 from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps
 from aggregator.core.rows.gathering import Gathering
@@ -20,6 +21,7 @@ from services.names import natural_order
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.printable import printable
+from services.protocol.versions import Version
 from services.timeouts import Timeouts
 
 REASONS_CHARACTERS = 200
@@ -68,10 +70,13 @@ class RowFormer:
         self._gathering = Gathering(pipelines * stages, timeouts.retry)
         self._was_complete = False
         self._most_stages: dict[int, int] = {}  # by session: how many fit its mesh
-        # By session: broken links that others name it for, and trials of spares in its place.
+        # By session: broken links that others name it for, and trials of rows without it.
         self._blames: dict[int, int] = {}
-        self._late_rows: dict[int, int] = {}  # by session: rows that took too long while it was silent
+        # By session: rows that took too long while it was silent, since the last one that worked.
+        self._late_rows: dict[int, int] = {}
         self._broken_links = BrokenLinks(timeouts)
+        self._departed = DepartedWorkers(timeouts)
+        self._seated: dict[int, str] = {}  # by session: names of the workers that had stages last
         self._avoided: frozenset[Link] = frozenset()  # when rows were formed last
         self._mismatch: Refusal | None = None
         self._present: list[int] = []
@@ -91,10 +96,13 @@ class RowFormer:
             now: the time, on the monotonic clock.
             replaced: worker that should not get its stages again, if there is a spare.
         """
-        self._forget_lost()
+        self._forget_lost(now)
         expected = [each for each in self._workers.values() if self._fits(each)]
         able = [each for each in expected if each.has_data_stream]
         reachable = [each for each in able if each.pipeline_address]
+        steady = [each for each in reachable if not self._departed.why_left_out(each.name, now)]
+        if self._can_take_all(steady):
+            reachable = steady
         present = sorted(each.session for each in reachable)
         if present != self._present:
             # When a job begins, the workers that run have come after `retry`. One that has died may be started again.
@@ -117,11 +125,13 @@ class RowFormer:
             if seats not in known:
                 self._table.add(seats, now)
         seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
+        self._seated = {session: self._workers[session].name for session in seated}
         leaves_out = any(each.count > 1 for each in seated.values())  # spares would have them otherwise
         for member in self._workers.values():
             stages = seated.get(member.session)
             member.spare = stages is None and self._may_take(member)
-            member.spare_reason = self._why_alone(member) if member.spare else ""
+            left_out = self._departed.why_left_out(member.name, now)
+            member.spare_reason = (self._why_alone(member) or left_out) if member.spare else ""
             if member.spare and leaves_out and not member.spare_reason:
                 member.spare_reason = self._broken_links.why_avoided(member.session, now)
             build = None if stages is None else self._built.order(member.session, stages)
@@ -143,7 +153,14 @@ class RowFormer:
         """Return whether a worker may be given stages."""
         return self._fits(member) and member.has_data_stream
 
-    def _forget_lost(self) -> None:
+    def _can_take_all(self, members: list[Member]) -> bool:
+        """Return whether workers suffice for the job, if they share its stages."""
+        most = sum(self._most_stages.get(each.session, self._count) for each in members)
+        return most >= self._count and len(members) >= self._min_workers
+
+    def _forget_lost(self, now: float) -> None:
+        for session in self._seated.keys() - self._workers.keys():
+            self._departed.note(self._seated.pop(session), now)
         self._built.keep_only(self._workers.keys())
         self._broken_links.keep_only(self._workers.keys())
         for known in (self._most_stages, self._blames, self._late_rows):
@@ -262,33 +279,47 @@ class RowFormer:
         return True
 
     def note_links_work(self, row: Row) -> None:
-        """Forget failures of a row's links, since a whole lease has passed them."""
+        """Forget failures of a row's links and workers, and that it was late: a whole lease has passed them."""
+        self._departed.forget(self._workers[seat.worker].name for seat in row.seats)
         self._broken_links.note_works(row.seats)
+        for seat in row.seats:
+            self._late_rows.pop(seat.worker, None)
 
-    def replace_late(self, now: float) -> None:
-        """Replace a worker whose device hangs, or of a row that takes too long, if there is a spare."""
-        for row in self._table:
+    def replace_late(self, version: Version | None, now: float) -> None:
+        """Replace a worker whose device hangs, or of a row that takes too long, by a spare.
+
+        Without a spare, a row that is alone is formed without one of its workers, if the others can share its stages.
+        Else other rows take over the work of a late one. `version` is that of the newest weights.
+        """
+        rows, has_spare = list(self._table), self._has_spare()
+        for row in rows:
             row.member.hangs = any(self._workers[seat.worker].hangs for seat in row.seats)
-        if not self._has_spare():
+        if not has_spare and len(rows) != 1:
             return
         late = self._lease_book.find_late(now)
-        for row in self._table:
-            hanging = self._find_hanging(row)
-            if hanging is not None:
+        for row in rows:
+            hanging = next((seat for seat in row.seats if self._workers[seat.worker].hangs), None)
+            if hanging is not None and has_spare:
                 self._replace(row, hanging, "has a worker whose device hangs", now)
                 return
-            if row.member.session in late or row.member.stalled:
+            suspects = self._find_lagging(row, version, now)
+            if not suspects and (row.member.session in late or row.member.stalled):
                 suspects = self._find_suspects(row)
-                for seat in suspects:
-                    self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
-                if suspects:
-                    blamed = min(suspects, key=self._trial_order)
-                    self._replace(row, blamed, "takes too long over a lease", now)
-                    return
+            for seat in suspects:
+                self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
+            if suspects:
+                blamed = min(suspects, key=self._trial_order)
+                self._replace(row, blamed, "takes too long over a lease", now)
+                return
 
-    def _find_hanging(self, row: Row) -> Seat | None:
-        """Return a worker of a row whose device hangs, by its own account; None if there is none."""
-        return next((seat for seat in row.seats if self._workers[seat.worker].hangs), None)
+    def _find_lagging(self, row: Row, version: Version | None, now: float) -> list[Seat]:
+        """Return the workers of a row that do not load weights which others of it have had for long."""
+        lagging = [seat for seat in row.seats if self._workers[seat.worker].loaded_version != version]
+        if version is None or not row.member.ready or len(lagging) == len(row.seats):
+            lagging = []
+        if lagging != row.lagging:
+            row.lagging, row.lagging_since_seconds = lagging, now
+        return lagging if now - row.lagging_since_seconds > self._timeouts.stall else []
 
     def _find_suspects(self, row: Row) -> list[Seat]:
         """Return the workers that may be why a row is late.
@@ -307,11 +338,20 @@ class RowFormer:
 
     def _replace(self, row: Row, blamed: Seat, why: str, now: float) -> None:
         name = self._workers[blamed.worker].name
-        self._report.note("member", f"{row.member.title} {why}; a spare replaces worker {name}")
+        text = f"{row.member.title} {why}"
+        if self._has_spare():
+            self._report.note("member", f"{text}; a spare replaces worker {name}")
+        else:
+            reason = f"{text}, perhaps because of worker {name}"
+            self._report.note(
+                "member", f"{reason}; it is left out for now, if the others can share its stages"
+            )
+            for seat in (each for each in row.seats if each != blamed):
+                self._broken_links.note(Link(seat.worker, blamed.worker), reason, now, both_ways=True)
         self._form_without(row, blamed, now)
 
     def _trial_order(self, seat: Seat) -> tuple[int, int]:
-        return self._blames.get(seat.worker, 0), -self._late_rows.get(seat.worker, 0)
+        return -self._late_rows.get(seat.worker, 0), self._blames.get(seat.worker, 0)
 
     def _has_spare(self) -> bool:
         return any(each.spare and not each.spare_reason for each in self._workers.values())

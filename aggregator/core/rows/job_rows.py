@@ -81,7 +81,7 @@ class JobRows:
     def settle(self, now: float) -> None:
         """Form the rows that the workers allow, and try spares in rows that take too long."""
         self._former.settle(now)
-        self._former.replace_late(now)
+        self._former.replace_late(self._router.weights.version, now)
 
     def release(self, member: Member, now: float) -> None:
         """Form a row again without a worker, which voids the row's leases."""

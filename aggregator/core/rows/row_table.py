@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.membership.members import Member
-from aggregator.core.rows.forming import Seats
+from aggregator.core.rows.forming import Seat, Seats
 from protos import cluster_pb2 as pb
 from services.pipeline.row_ids import make_row_id
 from services.printable import printable
@@ -43,6 +43,8 @@ class Row:
         member: the row as a holder of leases.
         leases: the leases that its workers may still work on, by id.
         introduced: whether its workers have been told of each other.
+        lagging: its workers that do not have the newest weights, while others of it do.
+        lagging_since_seconds: since when it is these.
     """
 
     row: int
@@ -50,6 +52,8 @@ class Row:
     member: Member
     leases: dict[int, RowLease] = field(default_factory=dict)
     introduced: bool = False
+    lagging: Sequence[Seat] = ()
+    lagging_since_seconds: float = 0.0
 
 
 class RowTable:

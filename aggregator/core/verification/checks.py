@@ -147,6 +147,8 @@ class JobChecks:
                 continue
             self._orders.revoke(member.session, check.lease)
             self._decline(step_sum, check, member)
+            if seconds > self._timeouts.stall:
+                member.note_stall()
             text = f"{member.title} has not checked micro-batch {check.micro_batch} of step "
             self._report.note(
                 "member",

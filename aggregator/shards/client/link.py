@@ -36,6 +36,7 @@ from services.transport.control.attend_client import AttendMethod, LinkEnd, Open
 from services.transport.link_check.measure import LinkPeer
 from services.transport.links import INCARNATION_KEY, raise_call_status
 from services.transport.mailbox import Mailbox
+from services.transport.obstacles import SHARD
 from services.transport.security import Security
 from services.transport.server import open_channel
 
@@ -54,7 +55,7 @@ _ATTEND = AttendMethod(
     pb.ShardReports,
     _unwrap_first,
     cluster_pb2.Hello,
-    "a shard; start it with `tiermesh aggregator --shard`",
+    SHARD,
 )
 
 

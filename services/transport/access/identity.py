@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-from cryptography import x509
+from typing import TYPE_CHECKING
 
 from services.errors import Refused
 from services.names import check_name
 from services.transport.access.permissions import CallerKind
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 ROLE_PREFIX = "tiermesh:role/"
 BOUND_NAME_PREFIX = "tiermesh:name/"
@@ -22,7 +24,6 @@ MAX_BOUND_NAMES = 100
 """Number of names that a certificate is bound to at most."""
 
 _SHOWN_NAMES = 2
-_UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,15 @@ def identify(certificate: bytes) -> CertificateIdentity:
     Raises:
         Refused: it can't be read, has several roles or an unknown one, or is bound to wrong or too many names.
     """
+    from cryptography import x509  # late: commands without TLS start sooner
+
+    unreadable = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
     try:
         pem = certificate.startswith(b"-----")
         found = (x509.load_pem_x509_certificate if pem else x509.load_der_x509_certificate)(certificate)
         uris = _uris(found)
         serial, expires = found.serial_number, found.not_valid_after_utc.timestamp()
-    except _UNREADABLE as error:
+    except unreadable as error:
         raise Refused(f"certificate: can't be read ({error!s:.100}); issue another") from None
     roles = [uri for uri in uris if uri.startswith(ROLE_PREFIX)]
     if not roles:
@@ -110,6 +114,8 @@ def identify(certificate: bytes) -> CertificateIdentity:
 
 
 def _uris(certificate: x509.Certificate) -> list[str]:
+    from cryptography import x509
+
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from services.errors import Refusal
+from services.errors import Refusal, Refused
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import LAST_EPOCH
 from services.transport.backoff import Backoff
@@ -22,6 +22,7 @@ from services.transport.checked_channel import open_checked_channel
 from services.transport.control.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import EPOCH_KEY, LinkClosed, raise_call_status, write_to_call
+from services.transport.obstacles import NEVER_CONNECTED, Peer, find_obstacle
 from services.transport.security import Security
 
 log = logging.getLogger("tiermesh")
@@ -43,14 +44,14 @@ class AttendMethod(Generic[ReceivedT, AnswerT]):
         received: type of the server's messages.
         unwrap: returns a message's content; None if this version does not know it.
         answer: type of the content that answers Hello.
-        server: the process that serves it, for people, such as `an optimizer`.
+        peer: the role that serves it.
     """
 
     path: str
     received: type[ReceivedT]
     unwrap: Callable[[ReceivedT], Any]
     answer: type[AnswerT]
-    server: str
+    peer: Peer
 
 
 @dataclass(frozen=True)
@@ -124,17 +125,22 @@ async def keep_attending(
         hello_seconds: longest wait for the answer to Hello.
     """
     logged: dict[str, str] = {}  # last reason by address, so that each is logged once in a row
+    causes: dict[tuple[str, str], str] = {}  # by address and gRPC's text, so that each is looked for once
     while True:
         address, error = attendant.address, None
         try:
             await _attend(attendant, method, address, security, hello_seconds)
         except LINK_ERRORS as raised:
             error = raised
-        reason = _describe(error, method, hello_seconds)
+        reason = _describe(error, method, address, hello_seconds)
+        if any(each in reason for each in NEVER_CONNECTED):
+            if (address, reason) not in causes:
+                causes = {(address, reason): await _find_cause(address, security, method.peer, reason)}
+            reason = causes[address, reason]
         is_news, peer = reason != logged.get(address), str(attendant)
         pause = attendant.ended(LinkEnd(reason, _obeyed_epoch(error), isinstance(error, LinkClosed), is_news))
         if is_news:
-            log.warning("%s: %s; trying again", peer, reason)
+            log.warning("%s; trying again", reason if address in reason else f"{peer}: {reason}")
             logged[address] = reason
         if pause:
             await backoff.wait()
@@ -203,7 +209,17 @@ def _obeyed_epoch(error: Exception | None) -> int:
     return int(text) if text.isdecimal() and len(text) <= len(str(LAST_EPOCH)) else 0
 
 
-def _describe(error: Exception | None, method: AttendMethod[Any, Any], hello_seconds: float) -> str:
+async def _find_cause(address: str, security: Security, peer: Peer, reason: str) -> str:
+    """Return why there is no connection, and what to do about it; gRPC's reason if nothing else is found."""
+    try:
+        return str(await find_obstacle(address, security, peer) or reason)
+    except Refused:
+        return reason
+
+
+def _describe(
+    error: Exception | None, method: AttendMethod[Any, Any], address: str, hello_seconds: float
+) -> str:
     """Return one line for people about the end of a link."""
     if error is None:
         return "the peer ended the stream"
@@ -211,6 +227,6 @@ def _describe(error: Exception | None, method: AttendMethod[Any, Any], hello_sec
         return f"no {method.answer.DESCRIPTOR.name} within {hello_seconds:g} s"
     if isinstance(error, grpc.aio.AioRpcError):
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return f"the process there is not {method.server}"
+            return f"the process at {address} is not {method.peer.noun}: check {method.peer.option}"
         return error.details() or str(error.code().name)
     return str(error)

@@ -14,12 +14,13 @@ from typing import Any
 import grpc
 
 from services.tensors.chunk_messages import Message
+from services.transport.addresses import join_address, split_address
 from services.transport.checked_channel import open_checked_channel
 from services.transport.http2.client import open_stream
 from services.transport.http2.headers import Metadata
 from services.transport.http2.stream import Stream
 from services.transport.links import LinkClosed, raise_call_status
-from services.transport.security import Security, join_address, split_address
+from services.transport.security import Security
 
 log = logging.getLogger("tiermesh")
 

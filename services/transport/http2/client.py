@@ -13,6 +13,7 @@ import grpc
 
 from services.errors import Refused
 from services.transport.access import rechecks
+from services.transport.addresses import join_address, split_address
 from services.transport.http2.connection import STANDARD_TIMES, Connection, ConnectionTimes, headers_frames
 from services.transport.http2.frame_budget import KNOWN_PEER
 from services.transport.http2.frames import (
@@ -37,7 +38,7 @@ from services.transport.http2.headers import (
 )
 from services.transport.http2.messages import MessageRefused
 from services.transport.http2.stream import WINDOW_BYTES, Stream
-from services.transport.security import Security, join_address, split_address
+from services.transport.security import Security
 
 OPEN_SECONDS = 5.0
 """Time for a server to accept the connection, finish the TLS handshake and send its settings."""

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, cast
 
+from services.transport.addresses import join_address
 from services.transport.http2.frame_budget import FrameAllowance, FrameBudget
 from services.transport.http2.frames import (
     DEFAULT_FRAME_BYTES,
@@ -41,7 +42,6 @@ from services.transport.limits import (
     KEEPALIVE_SECONDS,
     KEEPALIVE_TIMEOUT_SECONDS,
 )
-from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")
 

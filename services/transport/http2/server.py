@@ -12,6 +12,7 @@ import grpc
 from services.errors import describe_internal_error
 from services.tasks import start_task
 from services.transport.access.enforcement import AccessControl, guard_stream_handlers
+from services.transport.addresses import split_address
 from services.transport.http2.connection import (
     STANDARD_TIMES,
     Connection,
@@ -42,7 +43,7 @@ from services.transport.links import LinkClosed
 from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listener import Listener, open_listening_socket
 from services.transport.ports.log_limit import LogLimit
-from services.transport.security import Security, split_address
+from services.transport.security import Security
 
 log = logging.getLogger("tiermesh")
 

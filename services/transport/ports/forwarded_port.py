@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import cast
 
 from services.tasks import start_task
+from services.transport.addresses import join_address, split_address
 from services.transport.limits import HELLO_SECONDS, OPENING_SECONDS
 from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listener import Listener, open_listening_socket
 from services.transport.ports.listening import ANOTHER_ADDRESS
-from services.transport.security import join_address, split_address
 
 PENDING_SECONDS = OPENING_SECONDS + HELLO_SECONDS
 """Longest life of a connection whose caller has not shown that it belongs here."""

@@ -9,10 +9,10 @@ import ssl
 from collections.abc import Callable
 
 from services.tasks import start_task
+from services.transport.addresses import join_address
 from services.transport.ports.admission import Admission, ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listening import listen_error
 from services.transport.ports.log_limit import LogLimit
-from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")
 

@@ -164,10 +164,11 @@ def test_losses_that_have_no_sum_are_not_a_number() -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300])
-def test_an_impossible_speed_is_not_measured(seconds: float) -> None:
+def test_a_duration_that_can_not_be_is_that_of_the_aggregators_clock(seconds: float) -> None:
     dialogue = training(1)
+    dialogue.later(2.0, 1)
     dialogue.computed(1, seconds)
-    assert dialogue.core.members[1].speed == 0.0
+    assert dialogue.core.members[1].speed == 2.0, "4 micro-batches in 2 s"
 
 
 def test_too_many_held_out_batches_are_refused() -> None:

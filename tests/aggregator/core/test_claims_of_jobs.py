@@ -7,6 +7,7 @@ import pytest
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
+from services.protocol.plan import ParameterCount
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, layout_of, layout_ref
 from tests.support.dialogues.rows import RowDialogue
@@ -103,6 +104,34 @@ def test_after_a_commit_a_claim_stays_without_its_worker() -> None:
     assert has_facts(
         dialogue.core.describe_wait(dialogue.now), "w2 (fingerprint differs ... `tiermesh trust`"
     )
+
+
+@pytest.mark.parametrize(("chunks", "blas"), [(1, "liar's"), (3, "x")], ids=["fingerprint", "layout"])
+def test_status_says_that_a_person_can_overrule_a_first_liar_of_a_job_that_wants_two(
+    chunks: int, blas: str
+) -> None:
+    """Nothing is a voice without bound certificates, so the first claim counts while its worker is there."""
+    dialogue = begun(min_workers=2)
+    comes(dialogue, 1, voice=False, blas=blas, chunks=chunks)
+    comes(dialogue, 2, voice=False)
+    waiting = dialogue.core.describe_wait(dialogue.now)
+    assert has_facts(waiting, "1 of the 2 wanted ... missing: w2 ( ... `tiermesh trust`")
+    assert "2 <- initialise" not in dialogue.trusts("w2")
+    comes(dialogue, 3, voice=False)
+    dialogue.ready(2, blas="x")
+    assert dialogue.stands(2, 0, state=EMPTY)[-1] == "2 <- initialise"
+
+
+def test_a_worker_that_says_what_can_not_be_claims_nothing_any_more() -> None:
+    dialogue = Dialogue()
+    dialogue.submit(parameters=ParameterCount(layout_of(1).elements, ""))
+    dialogue.optimizer()
+    comes(dialogue, 1, blas="liar's")
+    dialogue.says(1, pb.Ready(job="a", layout_hash="0" * 64, elements=7))
+    comes(dialogue, 2)
+    dialogue.stands(1, 0, state=EMPTY)
+    dialogue.ready(2, blas="x")
+    assert states(dialogue) == {"w1": "refused", "w2": "computing"}
 
 
 def test_a_second_voice_binds_a_claim_before_any_commit() -> None:
@@ -302,7 +331,9 @@ def test_weights_with_a_commit_count_whatever_workers_claim_after_a_restored_que
     comes(dialogue, 1, chunks=3)
     orders = dialogue.stands(1, 2)
     assert orders[1].startswith("1 <- leave: its model's layout hash")
-    assert "optimizer <- SendWeights 1.2" not in orders and dialogue.job().state == FAILED
+    assert orders[-1] == "optimizer <- SendWeights 1.2" and dialogue.job().state == RUNNING
+    dialogue.goes_by(STANDARD_TIMEOUTS.comeback + 5, 1)
+    assert dialogue.job().state == FAILED
 
 
 # ---- rows ----

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aggregator.core.leasing.results import MOST_STALLS
+from aggregator.core import events as ev
+from aggregator.core.membership.devices import STALLED_TIMES
+from aggregator.core.membership.members import MOST_STALLS
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 
@@ -56,6 +58,51 @@ def test_a_worker_that_only_loads_weights_holds_no_more_than_two_steps_up() -> N
         dialogue.commits(1, step)
         for session in (1, 2):
             dialogue.weights_loaded(session, 1, step + 1)
+    assert held_up == MOST_STALLS
+
+
+def test_no_lease_gets_more_time_by_a_duration_that_the_worker_only_says() -> None:
+    dialogue = training(1)
+    dialogue.later(4.0, 1)
+    dialogue.computed(1, seconds=1e5)
+    dialogue.chunk(1, 1, 0, 0)
+    dialogue.commits(1, 0)
+    dialogue.weights_loaded(1, 1, 1)
+    dialogue.joins(2, holds=(1, 1))
+    assert "1 <- revoke" in dialogue.goes_by(STANDARD_TIMEOUTS.stall + 5, 1, 2)
+
+
+def test_a_worker_that_was_slow_alone_gets_no_more_than_stall_for_a_micro_batch() -> None:
+    dialogue = training(1)
+    dialogue.goes_by(100 * STANDARD_TIMEOUTS.stall, 1)
+    dialogue.computed(1, seconds=100 * STANDARD_TIMEOUTS.stall)
+    dialogue.chunk(1, 1, 0, 0)
+    dialogue.commits(1, 0)
+    dialogue.weights_loaded(1, 1, 1)
+    dialogue.joins(2, holds=(1, 1))
+    most_seconds = STALLED_TIMES * 4 * STANDARD_TIMEOUTS.stall
+    assert not any("revoke" in line for line in dialogue.goes_by(most_seconds - 5, 1, 2))
+    assert "1 <- revoke" in dialogue.goes_by(10, 1, 2), "four micro-batches, five times `stall` for each"
+
+
+def test_a_process_that_connects_again_has_its_stalls_behind_it() -> None:
+    dialogue = training(1, 2)
+    held_up, session = 0, 2
+    for step in range(4):
+        dialogue.computed(1)
+        dialogue.chunk(1, 1, step, 0)
+        if step_is_open(dialogue, step):
+            held_up += 1
+            dialogue.goes_by(STANDARD_TIMEOUTS.stall + 3, 1, session)
+            dialogue.computed(1)
+            dialogue.chunk(1, 1, step, 0)
+        dialogue.commits(1, step)
+        dialogue.weights_loaded(1, 1, step + 1)
+        dialogue.give(ev.WorkerLost(session, "gone"))
+        session += 1
+        dialogue.hello(session, "w2", incarnation="i2")
+        dialogue.give(ev.DataStreamOpened(session))
+        dialogue.ready(session, holds=(1, step + 1))
     assert held_up == MOST_STALLS
 
 

@@ -364,12 +364,13 @@ def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
 def test_a_stall_is_relative_to_the_measured_speed() -> None:
     """Check that a worker that needs 200 s for each of 4 micro-batches has not stalled after 600 s."""
     dialogue = training(1)
+    dialogue.goes_by(800.0, 1)
     dialogue.computed(1, seconds=800.0)
     dialogue.chunk(1, 1, 0, 0)
     dialogue.commits(1, 0)
     dialogue.weights_loaded(1, 1, 1)
     dialogue.joins(2, holds=(1, 1))
-    assert dialogue.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], (
+    assert dialogue.goes_by(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], (
         "the other is idle, but 5 times 800 s are not over"
     )
     assert any("1 <- revoke" in line for line in dialogue.goes_by(5 * 800.0 - STANDARD_TIMEOUTS.stall, 1, 2))

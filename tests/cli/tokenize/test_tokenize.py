@@ -225,7 +225,7 @@ def test_wrong_options(tmp_path: Path, tokenizer_file: Path, capsys: pytest.Capt
     assert "is a folder" in refusal(capsys, tmp_path, *known, "-o", ids)
     (tmp_path / "folder.bin").mkdir()
     assert "is no regular file" in refusal(capsys, text, *known, "-o", tmp_path / "folder.bin", "--force")
-    assert "ends in .bin" in refusal(capsys, text, *known, "-o", tmp_path / "ids.npy")
+    assert "ends in .bin or .yaml" in refusal(capsys, text, *known, "-o", tmp_path / "ids.npy")
     assert "folder is missing" in refusal(capsys, text, *known, "-o", tmp_path / "none" / "ids.bin")
     assert "has no token 'nonsense'" in refusal(capsys, text, *known, "-o", ids, "--end-of-text", "nonsense")
     assert "'' given" in refusal(capsys, text, *known, "-o", ids, "--document-separator", "")

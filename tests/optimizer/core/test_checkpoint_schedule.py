@@ -237,7 +237,8 @@ def test_a_checkpoint_of_a_job_that_ended_is_reported(how: str) -> None:
     dialogue = training(plan=EVERY_STEP)
     dialogue.step(1, 0)
     ended(dialogue, how)
-    assert dialogue.save_failed(1, 1) == [], "no checkpoint was written"
+    assert dialogue.save_failed(1, 1) == ["send no checkpoint 1.1: disk full"]
+    assert dialogue.save_failed(1, 1) == [], "once"
 
 
 @pytest.mark.parametrize("how", ["closed", "another job"])
@@ -248,3 +249,77 @@ def test_a_checkpoint_written_while_no_aggregator_was_connected_is_reported_at_t
     assert dialogue.saved(1, 1) == []
     dialogue.connect(2)
     assert ended(dialogue, how)[:2] == ["send checkpoint 1.1", "drop job"]
+
+
+SELDOM = JobPlan(steps=9, micro_batches=2, checkpoint_every=0)
+CLOSE = pb.Close(job="a", checkpoint=True)
+
+
+def stopped(dialogue: Dialogue, how: str) -> list[str]:
+    """End the job so that its newest weights are kept; a lost Close is one that the next job's Open stands for."""
+    if how == "stop":
+        return dialogue.give(ev.Stopping())
+    return dialogue.order(CLOSE) if how == "closed" else dialogue.open("b")
+
+
+@pytest.mark.parametrize("how", ["closed", "lost close", "stop"])
+def test_the_last_commit_becomes_a_checkpoint_at_the_end(how: str) -> None:
+    dialogue = training(plan=SELDOM)
+    assert dialogue.step(1, 0) == []
+    dialogue.chunk(0, 1, 1)
+    effects = stopped(dialogue, how)
+    assert effects[:3] == ["snapshot 1.1", "send checkpoint 0.0", "drop job"], "the open step is dropped"
+    assert effects[3:] == (["load b"] if how == "lost close" else [])
+    assert not dialogue.core.is_idle
+    assert dialogue.saved(1, 1) == ["send checkpoint 1.1"]
+    assert dialogue.core.is_idle or how == "lost close"
+
+
+def test_a_job_that_ends_without_a_new_commit_needs_no_checkpoint() -> None:
+    dialogue = training(plan=EVERY_STEP)
+    assert dialogue.order(CLOSE) == ["send checkpoint 0.0", "drop job"]
+    dialogue = training(plan=EVERY_STEP)
+    dialogue.step(1, 0)
+    assert dialogue.order(CLOSE) == ["send checkpoint 0.0", "drop job"], "it is being written"
+    dialogue = training(plan=SELDOM)
+    dialogue.step(1, 0)
+    assert dialogue.order(pb.Close(job="a")) == ["send checkpoint 0.0", "drop job"], "none is wanted"
+
+
+def test_the_end_waits_for_an_update_and_for_the_checkpoint_before() -> None:
+    dialogue = training(plan=EVERY_STEP)
+    dialogue.step(1, 0)
+    dialogue.chunk(0, 1, 1)
+    dialogue.chunk(1, 1, 1)
+    dialogue.measured(1)
+    assert dialogue.order(CLOSE) == dialogue.open("b") == []
+    dialogue.updated(1, [0, 1])
+    assert dialogue.chunk(0, 1, 2) == [], "the job takes no other step"
+    assert dialogue.saved(1, 1) == [
+        "send checkpoint 1.1", "snapshot 1.2", "send checkpoint 1.1", "drop job", "load b"
+    ]  # fmt: skip
+    assert dialogue.save_failed(1, 2) == ["send no checkpoint 1.2: disk full"]
+
+
+def test_a_measurement_that_comes_late_commits_nothing() -> None:
+    dialogue = training(plan=EVERY_STEP)
+    dialogue.step(1, 0)
+    dialogue.step(1, 1)
+    dialogue.chunk(0, 1, 2)
+    dialogue.chunk(1, 1, 2)
+    assert dialogue.order(CLOSE) == []
+    assert dialogue.measured(2) == []
+    assert dialogue.saved(1, 1)[1] == "snapshot 1.2"
+
+
+@pytest.mark.parametrize("loss", ["tensors", "disk"])
+def test_the_end_waits_for_nothing_that_does_not_come(loss: str) -> None:
+    dialogue = training(plan=EVERY_STEP)
+    dialogue.step(1, 0)
+    dialogue.step(1, 1)
+    dialogue.order(CLOSE)
+    dialogue.open("b")
+    if loss == "tensors":
+        assert dialogue.give(ev.TensorsLost()) == ["drop job", "load b"]
+    else:
+        assert dialogue.give(ev.OperationFailed("a", "broken"))[-2:] == ["drop job", "load b"]

@@ -20,7 +20,7 @@ from services.protocol.hello import (
     make_hello,
     protocol_range,
 )
-from services.protocol.versions import LAST_EPOCH, PROTOCOL_MIN, PROTOCOL_VERSION
+from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN, PROTOCOL_VERSION
 from tests.support.anything import message
 from tests.support.facts import has_facts
 
@@ -56,6 +56,7 @@ def hello(sender: Role, **changed: Any) -> Hello:
          "aggregator peer has epoch 3 ... another aggregator ... copy ... --state-dir; stop one, or restart this one"),
         (replace(SHARD, leader="other"), {"incarnation": "one"}, HelloFault.TWIN, "this shard obeys"),
         (FOLLOWER, {"epoch_seen": LAST_EPOCH + 1}, HelloFault.EPOCH_AHEAD, f"epoch {LAST_EPOCH + 1} ... {LAST_EPOCH}"),
+        (FOLLOWER, {"epoch_seen": 4 + MAX_EPOCH_LEAP}, HelloFault.EPOCH_AHEAD, "epoch 65540 ... 3 ... 65536 more"),
         (SHARD, {"shard_index": 2, "shard_count": 2}, HelloFault.SHARD, "shard 2 of 2; expected an index below"),
         (replace(SHARD, shard=(0, 2)), {"shard_index": 1, "shard_count": 2}, HelloFault.SHARD, "0 of 2; ... --shards"),
     ],
@@ -75,6 +76,8 @@ def test_each_mismatch_is_refused_by_name(
         (LEADER, {"epoch_seen": 0}),
         (LEADER, {"shard_count": 0}),
         (FOLLOWER, {"epoch_seen": 4}),
+        (FOLLOWER, {"epoch_seen": 3 + MAX_EPOCH_LEAP}),
+        (replace(FOLLOWER, epoch=0), {"epoch_seen": LAST_EPOCH}),
         (SHARD, {"shard_index": 1, "shard_count": 2}),
         (LEADER, {"protocol_min": 0}),
         (replace(LEADER, protocol=ProtocolRange(3, 5)), {"protocol": 4, "protocol_min": 2}),

@@ -12,7 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import Refused
 from services.transport.access.permissions import CallerKind
-from services.transport.security import Security, split_address
+from services.transport.addresses import split_address
+from services.transport.security import Security
 from services.transport.server import open_channel, start_server
 from tests.support.certificates import make_authority, make_certificate
 

@@ -209,6 +209,10 @@ class Cluster:
             self.connect()
         return self.aggregator
 
+    def start_other_aggregator(self, name: str) -> Daemon:
+        """Start an aggregator on a state of its own, which knows none of the others."""
+        return self._start("aggregator", name, "--state-dir", self.folder / f"{name}-state").ready()
+
     def start_standby(self, name: str = "standby") -> Daemon:
         """Start a standby aggregator on the same state."""
         arguments: list[object] = ["--state-dir", self.folder / "aggregator-state", "--standby"]

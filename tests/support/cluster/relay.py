@@ -34,14 +34,25 @@ def choose_host() -> str:
 
 
 class _Jittered(Line):
-    """Line with a random delay before each piece."""
+    """Line with a random delay before each piece.
+
+    Attributes:
+        trickles: whether each connection gets a byte a second.
+    """
 
     def __init__(self, draw: random.Random | None, most_delay_seconds: float) -> None:
         super().__init__()
+        self.trickles = False
         self._random = draw
         self._most_delay_seconds = most_delay_seconds
 
+    @property
+    def piece_bytes(self) -> int:
+        return 1 if self.trickles else super().piece_bytes
+
     async def admit(self, passed: int, count: int) -> None:
+        if self.trickles:
+            await asyncio.sleep(1.0)
         if self._random is not None:
             await asyncio.sleep(self._random.uniform(0, self._most_delay_seconds))
         await super().admit(passed, count)
@@ -101,7 +112,8 @@ class Relay:
         self.host = choose_host()
         draw = None if seed is None else random.Random(seed)
         self._back = _Gated(draw, most_delay_seconds, closed=gate_closed)
-        self._proxy = Proxy(self.host, to_target=_Jittered(draw, most_delay_seconds), from_target=self._back)
+        self._there = _Jittered(draw, most_delay_seconds)
+        self._proxy = Proxy(self.host, to_target=self._there, from_target=self._back)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"relay-{self.host}", daemon=True)
         self._thread.start()
@@ -136,6 +148,14 @@ class Relay:
     def let_through(self, count: int) -> None:
         """Let about this many more bytes through the closed gate, over all connections."""
         self._loop.call_soon_threadsafe(self._back.allow, count)
+
+    def trickle(self, *, there: bool, back: bool) -> None:
+        """Choose in which directions each connection gets a byte a second, from the next piece on."""
+
+        def choose() -> None:
+            self._there.trickles, self._back.trickles = there, back
+
+        self._loop.call_soon_threadsafe(choose)
 
     def cut(self) -> None:
         """Break all connections."""

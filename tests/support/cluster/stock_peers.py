@@ -97,10 +97,9 @@ class Peer:
         self.name = name
         self.incarnation = uuid.uuid4().hex
         self.epoch = 0
-        self.channel = grpc.insecure_channel(
-            address, options=(("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
-        )
         self._streams: list[Stream] = []
+        self._channels: list[grpc.Channel] = []
+        self.channel = self.open_channel(address)
 
     def __enter__(self) -> Any:
         return self
@@ -108,7 +107,15 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         for stream in self._streams:
             stream.cancel()
-        self.channel.close()
+        for channel in self._channels:
+            channel.close()
+
+    def open_channel(self, address: str) -> grpc.Channel:
+        """Open a channel, which is closed with the peer."""
+        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
+        channel = grpc.insecure_channel(address, options=options)
+        self._channels.append(channel)
+        return channel
 
     def _stream(self, method: Any, **metadata: str) -> Stream:
         stream = Stream(method, tuple((key.replace("_", "-"), value) for key, value in metadata.items()))
@@ -122,9 +129,10 @@ class Peer:
             stream.send(message)
         return stream
 
-    def exchange(self) -> Stream:
-        """Open the data stream."""
-        return self._stream(self.stub(self.channel).Exchange, tiermesh_incarnation=self.incarnation)
+    def exchange(self, shard: str = "", **metadata: str) -> Stream:
+        """Open the data stream, to the peer or to a shard of it at this address."""
+        channel = self.open_channel(shard) if shard else self.channel
+        return self._stream(self.stub(channel).Exchange, tiermesh_incarnation=self.incarnation, **metadata)
 
     def raw_exchange(self) -> Stream:
         """Open the data stream for raw bytes."""
@@ -150,13 +158,17 @@ class StockWorker(Peer):
         return pb.WorkerMessage(hello=pb.Hello(**{**fields, **changed}))
 
     def join(self) -> None:
-        """Say Hello, wait for Welcome, and open the data stream."""
+        """Say Hello, wait for Welcome, and open the data stream, or one to each of the aggregator's shards."""
         self.control = self.attend(self.hello())
         welcome = self.control.receive()
         assert welcome is not None, self.control.status()
         assert welcome.WhichOneof("body") == "welcome"
         self.epoch = welcome.epoch
-        self.data = self.exchange()
+        session = str(welcome.welcome.session)
+        for shard in welcome.welcome.shards:
+            self.exchange(shard, tiermesh_session=session)
+        if not welcome.welcome.shards:
+            self.data = self.exchange()
 
     def say(self, **body: Any) -> None:
         """Send a message under the current epoch."""

@@ -101,7 +101,7 @@ def describe_command() -> dict[str, Any]:
             )
             for number, each in enumerate(found.params)
         }
-        for name, found in {**group.commands, "tiermesh": group}.items()
+        for name, found in {**group.load_all(), "tiermesh": group}.items()
     }
 
 

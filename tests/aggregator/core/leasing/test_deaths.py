@@ -11,6 +11,7 @@ from aggregator.core.leasing.deaths import MOST_DEATHS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from tests.support.dialogues.aggregator import Dialogue, training
+from tests.support.facts import has_facts
 
 FAULT = "SIGSEGV in forward at layer.py:42"
 
@@ -61,7 +62,23 @@ def test_the_only_worker_that_dies_again_and_again_ends_the_job() -> None:
     killed = Killed("w1")
     for _ in range(MOST_DEATHS):
         killed.dies("w1")
-    assert killed.dialogue.job().state == FAILED and "worker w1 died 3 times" in killed.dialogue.job().detail
+    assert killed.dialogue.job().state == FAILED and "w1: it died 3 times" in killed.dialogue.job().detail
+
+
+def test_deaths_that_one_voice_tells_of_end_no_job_that_others_can_run() -> None:
+    dialogue = Dialogue()
+    dialogue.submit()
+    dialogue.optimizer()
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    for session in range(1, MOST_DEATHS + 2):
+        killer = pb.Predecessor(incarnation=f"i{session - 1}", signal=signal.SIGSEGV, job="a", text=FAULT)
+        dialogue.hello(session, "w1", voice="w1", predecessor=killer)
+        if session <= MOST_DEATHS:
+            dialogue.give(ev.WorkerLost(session, "gone"))
+    assert dialogue.job().state == RUNNING
+    waiting = dialogue.core.describe_wait(dialogue.now)
+    assert has_facts(waiting, "waits for another worker: it ends in 120 s ... w1: it died 3 times")
+    assert dialogue.joins(9)[-1] == "9 <- initialise"
 
 
 def test_one_worker_that_dies_while_others_compute_is_sent_away() -> None:

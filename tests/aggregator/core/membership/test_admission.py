@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aggregator.core import events as ev
 from aggregator.core.membership.claims import bind_own
 from protos import cluster_pb2 as pb
@@ -79,7 +81,7 @@ def test_a_job_with_unfit_workers_alone_fails_after_the_unfit_timeout() -> None:
     dialogue.stands(0, 0)
     dialogue.hello(1)
     dialogue.says(1, pb.Failure(job="a", reason="chips busy", retries=True))
-    assert has_facts(dialogue.core.describe_wait(dialogue.now), "w1 (chips busy)")
+    assert has_facts(dialogue.core.describe_wait(dialogue.now), "w1: chips busy")
     dialogue.later(STANDARD_TIMEOUTS.unfit - 1, 1)
     assert dialogue.job().state == RUNNING
     dialogue.later(2, 1)
@@ -142,4 +144,49 @@ def test_after_a_restart_a_refused_worker_may_come_first() -> None:
     dialogue.ready(2, blas="Haswell")
     assert dialogue.job().state == RUNNING
     dialogue.goes_by(STANDARD_TIMEOUTS.comeback + 1, 2)
+    assert dialogue.job().state == FAILED
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        pb.Failure(job="a", reason="no such corpus"),
+        pb.Failure(job="a", reason="too large", too_large=True, stages=7),
+        pb.Ready(job="a", elements=1, evaluation_batches=(1 << 32) - 1),
+    ],
+    ids=["can't", "too large", "too many batches"],
+)
+def test_one_voice_ends_no_job_before_others_had_time_to_come(refused: pb.Failure | pb.Ready) -> None:
+    dialogue = Dialogue()
+    dialogue.submit()
+    dialogue.optimizer()
+    dialogue.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
+    dialogue.hello(1, voice="w1")
+    dialogue.says(1, refused)
+    reason = dialogue.core.members[1].refusal
+    waiting = dialogue.core.describe_wait(dialogue.now)
+    assert has_facts(waiting, f"waits for another worker: it ends in 120 s ... w1: {reason}")
+    assert f"the job {waiting}" in dialogue.notes
+    dialogue.goes_by(STANDARD_TIMEOUTS.comeback - 5, 1)
+    assert dialogue.job().state == RUNNING
+    assert dialogue.joins(2)[-1] == "2 <- initialise"
+
+
+def test_one_voice_ends_a_job_when_no_other_worker_comes() -> None:
+    dialogue = Dialogue()
+    dialogue.submit()
+    dialogue.hello(1, voice="w1")
+    dialogue.says(1, pb.Failure(job="a", reason="no such corpus"))
+    dialogue.goes_by(STANDARD_TIMEOUTS.comeback + 5, 1)
+    assert dialogue.job().state == FAILED and has_facts(dialogue.job().detail, "w1: no such corpus")
+
+
+@pytest.mark.parametrize("voices", [["w1", "w2"], [""]], ids=["two voices", "no certificate is bound"])
+def test_two_voices_or_any_without_bound_certificates_end_a_job_at_once(voices: list[str]) -> None:
+    dialogue = Dialogue()
+    dialogue.submit()
+    for session, voice in enumerate(voices, 1):
+        dialogue.hello(session, voice=voice)
+    for session in range(1, len(voices) + 1):
+        dialogue.says(session, pb.Failure(job="a", reason="no such corpus"))
     assert dialogue.job().state == FAILED

@@ -47,6 +47,7 @@ def test_a_newcomer_that_hangs_with_its_first_weights_is_named() -> None:
 def test_work_of_a_long_lease_goes_to_an_idle_worker_when_the_device_hangs() -> None:
     """The lease itself would be late only after five times 400 s."""
     dialogue = training(1, 2)
+    dialogue.goes_by(400.0, 1, 2)
     for session in (1, 2):
         dialogue.computed(session, seconds=400.0)
         dialogue.chunk(session, 1, 0, 0, losses=(1.0,))
@@ -54,7 +55,7 @@ def test_work_of_a_long_lease_goes_to_an_idle_worker_when_the_device_hangs() -> 
     dialogue.weights(1, 1, 0)
     for session in (1, 2):
         dialogue.weights_loaded(session, 1, 1)
-    dialogue.computed(2, seconds=400.0)
+    dialogue.computed(2)
     dialogue.chunk(2, 1, 1, 0, losses=(1.0,))
     dialogue.devices[1] = pb.DeviceReport(task=pb.COMPUTE_GRADIENTS)
     assert dialogue.goes_by(5 * 200.0, 1, 2) == [], "two micro-batches were computed in 400 s"

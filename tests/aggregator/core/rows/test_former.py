@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import RUNNING
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.timeouts import STANDARD_TIMEOUTS
@@ -344,6 +345,21 @@ def test_parts_that_do_not_cover_the_layout_compute_nothing() -> None:
     dialogue.builds(2, holds=(1, 0), parts=[pb.LayoutPart(offset=9, elements=9)])
     assert has_facts(waits_for(dialogue), "fit together ... don't meet at element 262144 of 1048571")
     assert not dialogue.leases
+
+
+def test_a_worker_whose_parts_are_none_ends_no_job_before_others_could_come() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=2)
+    dialogue.optimizer()
+    dialogue.stands(1, 0)
+    dialogue.arrives(1)
+    dialogue.goes_by(SHARE_AFTER, 1)
+    orders = dialogue.builds(1, holds=(1, 0), parts=[pb.LayoutPart(offset=1 << 40, elements=9)], elements=9)
+    assert any(each.startswith("1 <- leave") for each in orders)
+    dialogue.goes_by(STANDARD_TIMEOUTS.comeback / 2, 1)
+    assert dialogue.job().state == RUNNING
+    dialogue.goes_by(STANDARD_TIMEOUTS.comeback, 1)
+    assert dialogue.core.run is None, "nobody came"
 
 
 def test_a_refused_worker_makes_room_for_a_spare() -> None:

@@ -11,6 +11,7 @@ from tests.support.dialogues.rows import state_of, too_large, training_rows, wai
 from tests.support.facts import has_facts
 
 STALL = STANDARD_TIMEOUTS.stall + 2.5
+PAUSE = 2 * STANDARD_TIMEOUTS.deaf + 2.5
 
 
 def test_a_spare_replaces_one_worker_after_another_of_a_row_that_hangs() -> None:
@@ -43,12 +44,49 @@ def test_a_row_that_waits_for_weights_does_not_hang() -> None:
     assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "3 <- join stage 0"
 
 
-def test_a_row_that_hangs_goes_on_hanging_without_a_spare() -> None:
+def test_a_row_without_a_spare_is_tried_without_one_worker_after_another() -> None:
     dialogue = training_rows(1, 2)
     dialogue.hello(3)
     dialogue.give(ev.DataStreamOpened(3))
-    too_large(dialogue, 3)
-    assert dialogue.goes_by(STALL, 1, 2, 3) == [], "worker 3 can have no stage beside others"
+    too_large(dialogue, 3)  # it can have no stage beside others
+    assert dialogue.goes_by(STALL, 1, 2, 3) == ["1 <- revoke", "2 <- revoke", "2 <- join stages 0-1"]
+    assert has_facts(dialogue.notes[-1], "takes too long over a lease, perhaps because of worker w1")
+    assert state_of(dialogue)["w1"] == "spare"
+    dialogue.builds(2, holds=(1, 0))
+    assert dialogue.leases[2]
+    assert "1 <- join stage 1" in dialogue.goes_by(PAUSE, 1, 2, 3), "it is tried again"
+    dialogue.builds(1, holds=(1, 0))
+    dialogue.builds(2, holds=(1, 0))
+    assert dialogue.goes_by(STALL, 1, 2, 3)[-1] == "1 <- join stages 0-1"
+
+
+def test_a_worker_without_which_its_row_has_worked_is_the_first_suspect() -> None:
+    dialogue = training_rows(1, 2)
+    assert dialogue.goes_by(STALL, 1, 2)[-1] == "2 <- join stages 0-1"
+    dialogue.builds(2, holds=(1, 0))
+    dialogue.tells(2, losses=[1.0] * 4)
+    dialogue.goes_by(PAUSE, 1, 2)
+    dialogue.builds(1, holds=(1, 0))
+    dialogue.builds(2, holds=(1, 0))
+    assert dialogue.goes_by(STALL, 1, 2)[-1] == "2 <- join stages 0-1", (
+        "and not worker 2, which was not blamed yet"
+    )
+
+
+def test_a_worker_that_does_not_load_weights_which_others_have_is_left_out() -> None:
+    dialogue = training_rows(1, 2)
+    dialogue.commits(1, 0)
+    dialogue.weights(1, 1, 0, 1)
+    dialogue.weights_loaded(1, 1, 1)
+    assert dialogue.goes_by(STALL + 2.5, 1, 2)[-1] == "1 <- join stages 0-1"
+
+
+def test_a_row_whose_chunks_do_not_come_is_late_although_it_has_computed() -> None:
+    dialogue = training_rows(1, 2)
+    dialogue.tells(1)
+    dialogue.tells(2, losses=[1.0] * 4)
+    dialogue.sends(2, 1, 0)
+    assert dialogue.goes_by(STALL + 2.5, 1, 2)[-1] == "2 <- join stages 0-1"
 
 
 # ---- devices that hang, by what their workers say of them ----

@@ -52,6 +52,7 @@ def test_one_worker_with_all_stages_sends_whole_chunks_and_chunk_0_waits_for_its
 
 def test_a_row_is_as_fast_as_its_slowest_worker_and_status_says_how_fast_each_is() -> None:
     dialogue = training_rows(1, 2)
+    dialogue.later(4.0, 1, 2)
     dialogue.tells(1, seconds=1.0)
     dialogue.tells(2, seconds=4.0)
     assert [each.micro_batches_per_second for each in dialogue.core.status(dialogue.now).workers] == [

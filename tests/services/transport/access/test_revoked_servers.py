@@ -23,6 +23,7 @@ from services.transport.data.data_streams import DataStreamConnector
 from services.transport.http2.client import open_stream
 from services.transport.http2.server import StreamServer
 from services.transport.links import LinkClosed
+from services.transport.obstacles import AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import start_server
 from tests.support.certificates import make_certificate, make_certificates
@@ -162,7 +163,7 @@ class Attending:
 
 def test_no_daemon_attends_a_revoked_server(files: Path) -> None:
     client = security(files, "worker", revoked=revoke(files, "aggregator"))
-    method = AttendMethod(ATTEND, pb.WorkerCommand, unwrap, pb.Welcome, "an aggregator")
+    method = AttendMethod(ATTEND, pb.WorkerCommand, unwrap, pb.Welcome, AGGREGATOR)
 
     async def test() -> None:
         async with serving(files) as (main, _, served):
