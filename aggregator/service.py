@@ -402,12 +402,10 @@ class AggregatorService:
             self._plane.wake_senders()
 
     def _optimizer_message(self, body: OptimizerBody) -> None:
-        if (
-            isinstance(body, pb.CheckpointWritten | pb.CheckpointMissed)
-            and body.job not in self.core.jobs.records
-        ):
-            self._late_checkpoint(body)
-            return
+        match body:
+            case pb.CheckpointWritten() | pb.CheckpointMissed() if body.job not in self.core.jobs.records:
+                self._late_checkpoint(body)
+                return
         self.feed(ev.FromOptimizer(body))
         if isinstance(body, pb.Commit) and not self._failed.done():
             self._metrics.count_commit(body.job, applied=body.applied)

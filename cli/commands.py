@@ -32,6 +32,10 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
             "cli.tokenize.command:tokenize",
             ("tokenize corpus.txt --tokenizer tokenizer.json --output ids.bin",),
         ),
+        "import-weights": Entry(
+            "cli.import_weights.command:import_weights",
+            ("import-weights model.msgpack job.yaml --output DIR",),
+        ),
         "generate": Entry(
             "cli.model_commands:generate", ("generate checkpoints/step-00000500 --prompt 'To be'",)
         ),

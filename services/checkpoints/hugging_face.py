@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from services.checkpoints.format import MODEL_FILE
+from services.checkpoints.safetensors_file import pieces_of
+from services.checkpoints.write import write_file
+from services.durable_files import sync_folder
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
 from services.json_text import MODEL_CONFIG, TENSOR_HEADER, parse_json
-from services.printable import one_line
+from services.printable import one_line, printable_path
+from services.system_errors import system_error
 from services.tensors.kernels.arithmetic import Float32Array
 
 CONFIG_FILE = "config.json"
@@ -167,3 +173,40 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused(f"{path}: expected a JSON object; restore it from a copy")
     return value
+
+
+def write_hugging_face(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], Float32Array],
+    files: Mapping[str, bytes],
+) -> str:
+    """Write a model folder, complete or not at all; return the SHA-256 of its `model.safetensors`.
+
+    Args:
+        path: the folder, which must not exist.
+        shapes: shapes of the tensors by name.
+        read: function that returns a tensor, given its name. One tensor at a time is in memory.
+        files: contents of the other files by name: `config.json`, the tokenizer.
+
+    Raises:
+        Refused: the folder can't be written.
+        NotYet: the disk is full or failed.
+    """
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")  # as long as it is short, any name fits
+    try:
+        partial.mkdir()
+        model = write_file(partial / MODEL_FILE, pieces_of(shapes, read, {"format": "pt"}))
+        for name, content in files.items():
+            write_file(partial / name, [content])
+        sync_folder(partial)
+        partial.rename(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise system_error(
+            error, f"{printable_path(path)}: not written ({reason}); free space, or give another folder"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return model.sha256

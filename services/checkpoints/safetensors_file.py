@@ -6,11 +6,14 @@ The format is a little-endian uint64 with the header's length, a JSON header pad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from services.tensors.kernels.arithmetic import Float32Array
 
 _DTYPES = {"float32": "F32", "int64": "I64"}
 _ALIGNMENT_BYTES = 8
@@ -26,18 +29,48 @@ def pieces(
         metadata: metadata of the header. Loaders for PyTorch expect `{"format": "pt"}`.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+    yield _header(((name, array.dtype.name, array.shape) for name, array in ordered), metadata)
+    for _, array in ordered:
+        yield _bytes_of(array)
+
+
+def pieces_of(
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], Float32Array],
+    metadata: Mapping[str, str] | None = None,
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file of float32 tensors, of which one at a time is in memory.
+
+    Args:
+        shapes: shapes of the tensors by name.
+        read: function that returns a tensor, given its name; called once for each, in order.
+        metadata: metadata of the header.
+    """
+    yield _header(((name, "float32", shape) for name, shape in shapes.items()), metadata)
+    for name, shape in shapes.items():
+        tensor = read(name)
+        if tensor.shape != shape:
+            raise ValueError(f"{name}: shape {tensor.shape}, expected {shape}")
+        yield _bytes_of(tensor)
+
+
+def _header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None) -> bytes:
+    """Return the start of a file, given name, dtype and shape of each tensor."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
-    for name, array in ordered:
+    for name, dtype, shape in tensors:
+        size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
+            "dtype": _DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size_bytes],
         }
-        offset += array.nbytes
+        offset += size_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-    yield len(text).to_bytes(8, "little") + text
-    for _, array in ordered:
-        little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        yield little_endian.reshape(-1).view(np.uint8).data
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(array: NDArray[np.generic]) -> memoryview:
+    little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return little_endian.reshape(-1).view(np.uint8).data

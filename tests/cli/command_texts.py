@@ -18,10 +18,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from cli.main import main, tiermesh
 from protos import jobs_pb2
 from tests.cli.conftest import JOB
 from tests.support.fake_aggregator import FakeAggregator, serving
+from tests.support.tt_train_weights import pack_entries, parameter_entries
 from training.data.tokenizer import build_character_tokenizer
 
 GOLDEN = Path(__file__).with_name("golden") / "texts.txt"
@@ -117,6 +120,15 @@ WRONG_INPUTS = (
     "tokenize missing.txt --tokenizer tokenizer -o ids.bin",
     "tokenize job.yaml --tokenizer tokenizer -o tokenizer/ids.bin",
     "tokenize job.yaml --tokenizer tokenizer -o tokenizer/ids.bin --end-of-text end",
+    "import-weights",
+    "import-weights job.yaml",
+    "import-weights missing.msgpack model.yaml -o weights",
+    "import-weights job.yaml job.yaml -o weights",
+    "import-weights job.yaml model.yaml -o weights",
+    "import-weights job.yaml model.yaml -o job.yaml",
+    "import-weights job.yaml model.yaml -o missing/out",
+    "import-weights other.msgpack model.yaml -o weights",
+    "import-weights other.msgpack model.yaml -o weights transformer_config.model_type=llama num_groups=2",
     "generate missing",
     "generate . --temperature -1",
     "generate . --top-p 0",
@@ -146,6 +158,7 @@ WRONG_INPUTS = (
 
 
 OPTIONS_YAML = "workers: 2\nworkrs: 3\n"
+MODEL_YAML = "training_config: {data_path: text.txt}\ntransformer_config: {num_blocks: 1, num_heads: 4}\n"
 NESTED_YAML = "workers: {most: 2}\n"
 
 
@@ -166,6 +179,10 @@ def render() -> str:
         Path("job.yaml").write_text(JOB)
         Path("options.yaml").write_text(OPTIONS_YAML)
         Path("nested.yaml").write_text(NESTED_YAML)
+        Path("model.yaml").write_text(MODEL_YAML)
+        Path("text.txt").write_text(JOB * 10)
+        norm = {"transformer/ln_fc/gamma": np.ones(128, np.float32)}
+        Path("other.msgpack").write_bytes(pack_entries(parameter_entries("transformer", norm)))
         Path("tokenizer").mkdir()
         Path("tokenizer/tokenizer.json").write_text(build_character_tokenizer(JOB).to_json())
         addresses = {"AGGREGATOR": filled.address, "EMPTY": empty.address}

@@ -31,6 +31,17 @@ def load_corpus(data: DataConfig, data_dir: Path | None) -> tuple[list[TokenSour
     return [source(file) for file in data.files], tokenizer
 
 
+def load_job_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """Return the tokenizer of a job whose corpus is on this host; None if it has none.
+
+    Raises:
+        Refused: a file is missing, is unusable, or has changed since the job was resolved.
+    """
+    texts = [file for file in data.files if file.kind == "text" and data.tokenizer_type == "char"]
+    alphabet = frozenset[str]().union(*(frozenset(read_text(file)) for file in texts))
+    return _load_tokenizer(data, alphabet, None)
+
+
 def _load_tokenizer(data: DataConfig, alphabet: frozenset[str], data_dir: Path | None) -> Tokenizer | None:
     match data.tokenizer_type:
         case "char":

@@ -130,7 +130,7 @@ def describe_local_run() -> dict[str, Any]:
         served = re.findall(r"INFO +(.* serves on port .*)", daemons)
         with contextlib.closing(sqlite3.connect(Path(root) / "queue.sqlite")) as queue:
             tables = queue.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        refusal = ("--listen", "nonsense", "--log-format", "json", "--state-dir", root)
+        refusal = ("--listen", "192.0.2.1:1", "--log-format", "json", "--state-dir", root)
         refused = _run_process("aggregator", *refusal)
     return {
         "result": keep_types(result),
