@@ -41,6 +41,8 @@ from aggregator.core.membership.admission import check_identity
 from aggregator.core.membership.claims import trust
 from aggregator.core.membership.devices import Device
 from aggregator.core.membership.members import Member, MemberState
+from aggregator.core.optimizer_reports import take_report as take_optimizer_report
+from aggregator.core.optimizer_reports import take_weights
 from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, take_back_start
@@ -270,7 +272,7 @@ class AggregatorCore:
                         self._close(member, f"refused a chunk: {refusal}", now)
             case WeightsArrived():
                 if self._concerns_run(event.header.job) and self.run is not None:
-                    self.run.weights_arrived(event.header, now)
+                    take_weights(self.run, event.header, now)
             case FromWorker():
                 self._from_worker(event, now)
             case FromOptimizer():
@@ -418,17 +420,7 @@ class AggregatorCore:
             return
         if self.run is None or self.run.job.id != body.job:
             return
-        match body:
-            case pb.OptimizerStatus():
-                self.run.optimizer_status(body, now)
-            case pb.Commit():
-                self.run.commit(body, now)
-            case pb.CheckpointWritten():
-                self.run.progress.checkpoint_written(body)
-            case pb.CheckpointMissed():
-                self.run.checkpoint_missed(body)
-            case pb.Failure():
-                self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
+        take_optimizer_report(self.run, self.optimizer or "", body, now)
 
     def _open_job(self) -> None:
         """Open the running job at the optimizer, if it is connected."""

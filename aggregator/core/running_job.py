@@ -1,4 +1,4 @@
-"""One running job: initialise, train, evaluate, checkpoint. What its workers report of it is in worker_reports.py.
+"""One running job: initialise, train, evaluate, checkpoint. What is reported to it is in *_reports.py.
 
 One training step goes like this. Workers get leases for nodes of the reduction tree of (generation, step) as soon as
 its weights begin to stream to them. Their chunks are merged and passed on to the optimizer. The optimizer commits,
@@ -16,7 +16,7 @@ from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.results import LeaseResults
 from aggregator.core.membership.admission import Admission
-from aggregator.core.membership.claims import Claims, trust, void_of, void_weights
+from aggregator.core.membership.claims import Claims, trust, void_of
 from aggregator.core.membership.code_pin import CodePin, shorten_code
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
@@ -26,19 +26,17 @@ from aggregator.core.progress import JobProgress
 from aggregator.core.rows.holders import Holders, WorkersAsHolders
 from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.row_table import RowTable
-from aggregator.core.status_check import check_status
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Exclusion, JobState
-from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.printable import counted, printable
 from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
-from services.tensors.chunk_set import ChunkSet
 from services.timeouts import Timeouts
 
 
@@ -68,6 +66,9 @@ class RunningJob:
         holders: the workers, or their rows, as the holders of these leases.
         router: its chunks on their way.
         progress: its version, its phase and its layout's size.
+        admission: what a worker must say to be admitted.
+        orders: sends orders to workers or their rows.
+        opened_void_generation: last generation that the optimizer was told is void; 0 for none.
         optimizer_state: what the optimizer said last; STATE_UNSPECIFIED until it answers Open.
         lacks_space: whether the optimizer waits for disk space before it can go on with the job.
     """
@@ -88,18 +89,18 @@ class RunningJob:
         self.job = job = record.job
         self.plan = plan
         self.members = members
-        self._admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
+        self.admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
         self.report = JobReport(job, record.spec_json, plan, out)
         self.quorum = Quorum(
-            plan.min_workers, members, self._admission, lambda text: self.report.note("member", text)
+            plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)
         )
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
         rows = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
-        self._orders = WorkerOrders(job.id, self._new_lease, rows.send)
+        self.orders = WorkerOrders(job.id, self._new_lease, rows.send)
         self.lease_book = LeaseBook(
             timeouts,
             rows.members if plan.stages > 1 else members,
-            self._orders,
+            self.orders,
             self.report,
             out,
             checked=bool(plan.verify_fraction),
@@ -108,7 +109,7 @@ class RunningJob:
         self._deaths = WorkerDeaths(job.id)
         self._code_pin = CodePin(job, members, timeouts.comeback)
         self.job_members = JobMembers(
-            members, self._admission, self._exclusions, self._deaths, self._orders, self.report
+            members, self.admission, self._exclusions, self._deaths, self.orders, self.report
         )
         self.lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.holders: Holders = WorkersAsHolders(self.job_members, self.lease_book)
@@ -127,7 +128,7 @@ class RunningJob:
         self.lacks_space = False
         self._draw_lease = new_lease
         self._leased = False
-        self._opened_void_generation = job.void_generation  # what the optimizer was told last
+        self.opened_void_generation = job.void_generation  # what the optimizer was told last
         self._timeouts = timeouts
         self._out = out
         job.state, job.steps = RUNNING, plan.steps
@@ -154,7 +155,7 @@ class RunningJob:
     @property
     def claims(self) -> Claims:
         """What its workers say of it."""
-        return self._admission.claims
+        return self.admission.claims
 
     def _new_lease(self) -> int:
         self._leased = True
@@ -164,7 +165,7 @@ class RunningJob:
         """End the job and have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
         self.report.end(state, detail)
         for session in self.members:
-            self._orders.leave(session, detail)
+            self.orders.leave(session, detail)
         self._out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
         self.router.drop_all()
 
@@ -173,7 +174,7 @@ class RunningJob:
     def open(self) -> None:
         """Ask the optimizer, whose link has come up, which version it has."""
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
-        self._opened_void_generation = self.job.void_generation
+        self.opened_void_generation = self.job.void_generation
         void = void_of(self.job) + self._code_pin.void_checkpoints()
         if self.plan.on_faulty == "go_back":
             void += self._exclusions.void_checkpoints()
@@ -182,108 +183,15 @@ class RunningJob:
         )
         self._out.put(ToOptimizer(request))
 
-    def optimizer_status(self, status: pb.OptimizerStatus, now: float) -> None:
-        """Continue at the version that the optimizer reports."""
-        if self._opened_void_generation and status.generation <= self._opened_void_generation:
-            return  # the answer to its last Open, which says what is void, has a later generation
-        if self.lacks_space:
-            self.lacks_space, self.job.detail = False, ""
-        self.optimizer_state = status.state
-        if status.state != pb.OptimizerStatus.TRAINING and status.generation > self.job.generation:
-            self.job.generation = status.generation  # so that what is made in it can be declared void
-            self.report.save()
-        if status.state == pb.OptimizerStatus.EMPTY:
-            self.progress.forget_weights()
-            self.lease_book.end_initialisation()
-            self._admission.layout_hash = ""
-            self.dispatch(now)
-            return
-        version = Version(status.generation, status.step)
-        if (
-            status.state == pb.OptimizerStatus.TRAINING
-            and self.progress.version is not None
-            and version < self.progress.version
-        ):
-            return  # stale: newer weights have already come on the data stream
-        known = self.progress.elements if self._admission.layout_hash else 0
-        unusable = check_status(status, self.plan, known)
-        if unusable is not None:
-            self.end(FAILED, str(unusable))
-            return
-        if not self._check_own_layout(status, now) or self.ended:
-            return
-        self.progress.learn_layout(status.elements)
-        if status.state == pb.OptimizerStatus.RECEIVING:
-            self.progress.forget_weights()
-            current = self.lease_book.initialisation
-            if current is not None and current.described:
-                current.missing = ChunkSet.from_ranges(status.missing, self.progress.chunks)
-                current.since_seconds = now
-                self._orders.resend(current.session, current.lease, status.missing)
-        else:
-            missing = ChunkSet.from_ranges(status.missing, self.progress.chunks)
-            # The checks of a sum that a previous aggregator began are unknown: it may contain wrong gradients.
-            unchecked = version != self.progress.version and bool(self.plan.verify_fraction)
-            partial = 0 < len(missing) < self.progress.chunks
-            if self._is_void(version) or (unchecked and partial):
-                self._start_over(version)
-            else:
-                self.progress.continue_at(version, missing, now)
-        if not self.ended:
-            self.dispatch(now)
-
-    def _check_own_layout(self, status: pb.OptimizerStatus, now: float) -> bool:
-        """Compare the job's own claim with the layout that the optimizer has; return whether the job goes on with that.
-
-        The weights of another job, which this one starts from, count whatever workers say. So do weights with a COMMIT
-        that the record knows nothing of, since the queue was restored. Others were made under a claim, which may have
-        ended since.
-        """
-        own, admission, starts_from = self.claims.own, self._admission, self.job.HasField("start")
-        agrees = own is not None and own.layout_hash == status.layout_hash
-        has_commit = status.step > self.job.start.first_step
-        admission.layout_hash = status.layout_hash
-        admission.layout_counts = starts_from or (has_commit and not agrees)
-        if admission.layout_counts:
-            if self.claims.disprove(status.layout_hash):
-                self.report.save()
-            for member in list(self.members.values()):
-                refusal = admission.check_layout(member.layout_hash) if member.ready else None
-                if refusal is not None and not self.ended:
-                    self.refuse(member, refusal, now)
-            return True
-        if own is None or has_commit or (agrees and own.elements == status.elements):
-            return True
-        if agrees:
-            text = f"its layout has {status.elements} elements, and it said {own.elements}"
-            self._exclude_liars([each.worker for each in own.claimants], text, now)
-        void_weights(self.job)
-        self.report.save()
-        self._settle_claims(now)
-        return False
-
     def initialise(self, member: Member, description: pb.Description, now: float) -> None:
         """Have the optimizer prepare for the initial weights that a worker describes, if their layout is as claimed."""
         own, layout = self.claims.own, description.layout.sha256
         if own is not None and own.layout_hash != layout:
             text = f"its Description has a layout with hash {layout[:12]}, and it said {own.layout_hash[:12]}"
-            self._exclude_liars([member.name], text, now)
+            self.exclude_liars([member.name], text, now)
             return
         initialise = pb.Initialise(job=self.job.id, layout=description.layout, files=description.files)
         self._out.put(ToOptimizer(initialise))
-
-    def checkpoint_missed(self, missed: pb.CheckpointMissed) -> None:
-        """Record that a checkpoint is not on disk, or that the optimizer has no space for the job's files."""
-        self.lacks_space = not missed.generation
-        self.report.record_missed_checkpoint(missed)
-
-    def commit(self, commit: pb.Commit, now: float) -> None:
-        """Go on to the next step, since the optimizer has committed this one."""
-        decided = Version(commit.generation, commit.step)
-        if self.progress.version == decided:
-            self.progress.advance(now)
-            self.dispatch(now)
-        self.report.note_commit(commit, decided.following, self.plan.wire)
 
     # ---- chunks ----
 
@@ -323,17 +231,6 @@ class RunningJob:
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
 
-    def weights_arrived(self, header: ChunkHeader, now: float) -> None:
-        """Store a chunk of weights from the optimizer; one of the next version implies its COMMIT."""
-        version = Version(header.generation, header.step)
-        if self.progress.version is None or header.kind != WEIGHTS or header.index >= self.progress.chunks:
-            return
-        if version == self.progress.version.following:
-            self.progress.advance(now)
-            self.dispatch(now)
-        if version == self.progress.version == self.router.weights.version:
-            self.router.store_weights(header)
-
     def next_weights(self, member: Member) -> ChunkHeader | None:
         """Return the header of the chunk, or of the piece, to send a worker next; None if there is none now."""
         return self.router.next_weights(member, self.holders.weights_of(member))
@@ -364,7 +261,7 @@ class RunningJob:
         if member.claim_wait is not None:
             self.holders.settle(now)
             return
-        self._settle_claims(now)
+        self.settle_claims(now)
         if not member.ready:
             return  # the job begins again, and the worker with it
         self.progress.learn_batches(ready, now)
@@ -395,7 +292,7 @@ class RunningJob:
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
-        self._settle_claims(now)  # it may let workers take part that were refused
+        self.settle_claims(now)  # it may let workers take part that were refused
         if self.ended:
             return
         refusal = self.job_members.check_hope(now)
@@ -410,7 +307,7 @@ class RunningJob:
             self._deaths.note_lost_at_work(member.name, member.incarnation)
         self.holders.release(member, now)
         self.job_members.note_lost(member, reason)
-        self._settle_claims(now)
+        self.settle_claims(now)
         self.dispatch(now)
 
     # ---- what workers say of the job ----
@@ -419,10 +316,10 @@ class RunningJob:
         """Pin the job to what a worker says of it, as a person has decided; the record on disk says so."""
         if trust(self.job, worker) is None:
             self._refuse_excluded(now)
-            self._settle_claims(now)
+            self.settle_claims(now)
             self.dispatch(now)
 
-    def _exclude_liars(self, workers: Collection[str], text: str, now: float) -> None:
+    def exclude_liars(self, workers: Collection[str], text: str, now: float) -> None:
         """Exclude workers that have contradicted themselves; nothing of them is in any weights."""
         for worker in workers:
             reason = f"contradicts itself: {text}; the worker is excluded from this job"
@@ -440,7 +337,7 @@ class RunningJob:
             if refusal not in (None, member.refusal) and takes_part and not self.ended:
                 self.refuse(member, refusal, now)
 
-    def _settle_claims(self, now: float) -> None:
+    def settle_claims(self, now: float) -> None:
         """Begin the job again if its weights are void, and ask workers again whose claims get another answer now."""
         taking_part = [
             each
@@ -449,7 +346,7 @@ class RunningJob:
             or (each.dissents and each.claim is not None and self._exclusions.find(each.name) is None)
         ]
         self.claims.settle({each.name for each in taking_part}, now)
-        if self.job.void_generation > self._opened_void_generation:
+        if self.job.void_generation > self.opened_void_generation:
             self._begin_again(taking_part, now)
             return
         while not self.ended and (member := self._find_outdated()) is not None:
@@ -474,7 +371,7 @@ class RunningJob:
         claimants = self.claims.own.claimants if self.claims.own is not None else ()
         who = printable(", ".join(each.worker for each in claimants), 60)
         self.report.note("state", f"begins again with what worker {who} says of it")
-        self._admission.layout_hash = ""
+        self.admission.layout_hash = ""
         self.lease_book.end_initialisation()
         self.progress.forget_batches()
         self.open()
@@ -518,7 +415,7 @@ class RunningJob:
         unsaved = self.progress.version is not None and not self.job.checkpoint
         if unsaved or self.progress.phase is JobPhase.CHECKPOINT:
             return  # the optimizer is about to write a checkpoint, and needs no worker for it
-        change = self._code_pin.change(self._admission.code, code)
+        change = self._code_pin.change(self.admission.code, code)
         waiting = [each for each in self.members.values() if each.claim_wait is not None]
         self.claims.change_code(code)
         self.report.save()
@@ -533,7 +430,8 @@ class RunningJob:
             if claim_wait is not None and not self.ended:
                 self.admit(member, claim_wait.ready, now)
 
-    def _is_void(self, version: Version) -> bool:
+    def is_void(self, version: Version) -> bool:
+        """Return whether weights were declared void, since a worker was found faulty or the code was changed."""
         return self._exclusions.is_void(version) or self._code_pin.is_void(version)
 
     # ---- verification ----
@@ -558,9 +456,9 @@ class RunningJob:
         self.report.save()
         self._refuse_excluded(now)
         if not self.ended:
-            self._start_over(self.progress.version)
+            self.start_over(self.progress.version)
 
-    def _start_over(self, version: Version) -> None:
+    def start_over(self, version: Version) -> None:
         """Have the optimizer go back, or only drop the staged sum; its next status has a later generation."""
         goes_back = self.plan.on_faulty == "go_back" and self._exclusions.is_void(version)
         if goes_back or self._code_pin.is_void(version):
