@@ -21,6 +21,7 @@ from cli import main as command_line
 from cli.chaos.plan import draw_plan
 from protos.cluster_pb2 import CheckpointFiles
 from protos.files_pb2 import ReadFileRequest
+from protos.jobs_pb2 import JobRequest
 from services.files.pieces import make_piece
 from services.protocol.file_refs import make_ref
 from tests.support.outward.checkpoint import make_checkpoint
@@ -49,6 +50,8 @@ class _FakeJobService(grpc.GenericRpcHandler):
             filled = fill_message(kind)
             if method.name == "List":
                 filled.ClearField("next_page_token")  # it would be the same on every page
+            if method.name == "Get" and JobRequest.FromString(request).job == "job-1":
+                filled.id = "job-1"  # that of the checkpoint
             if method.name == "Checkpoint":
                 filled = CheckpointFiles(
                     step=12, files={name: make_ref(each) for name, each in self._files.items()}
