@@ -112,16 +112,16 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except TiermeshError as error:
-        return _report(str(error), exit_code_of(error), output)
+        return _report(str(error), exit_code_of(error), output, error.limit)
     except OSError as error:
         from services.system_errors import unexplained_system_error
 
         explained = unexplained_system_error(error)
-        return _report(str(explained), exit_code_of(explained), output)
+        return _report(str(explained), exit_code_of(explained), output, explained.limit)
     except Exception as error:
         from services.errors import describe_internal_error
 
-        return _report(describe_internal_error(error), ExitCode.FAILED, output)
+        return _report(describe_internal_error(error), ExitCode.FAILED, output, FAILURE_CHARACTERS)
     return code if isinstance(code, int) else ExitCode.DONE
 
 
@@ -147,8 +147,7 @@ def _check_text(arguments: Sequence[str]) -> None:
             raise Refused(f"{place}: {text[:100]!r} is not UTF-8; give text or a path that is") from None
 
 
-def _report(text: str, code: int, output: Output) -> int:
-    limit = FAILURE_CHARACTERS if code == ExitCode.FAILED else LINE_CHARACTERS
+def _report(text: str, code: int, output: Output, limit: int = LINE_CHARACTERS) -> int:
     with suppress(OSError):  # the exit code is told even if a stream is full
         print(printable(f"tiermesh: {text}", limit), file=sys.stderr, flush=True)
     with suppress(OSError):
