@@ -149,6 +149,7 @@ def _check_text(arguments: Sequence[str]) -> None:
 
 def _report(text: str, code: int, output: Output, limit: int = LINE_CHARACTERS) -> int:
     with suppress(OSError):  # the exit code is told even if a stream is full
+        output.erase()
         print(printable(f"tiermesh: {text}", limit), file=sys.stderr, flush=True)
     with suppress(OSError):
         if not output.has_result:
