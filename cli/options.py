@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-import socket
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -162,7 +162,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @option(
             "--name",
-            default=socket.gethostname,
+            default=lambda: os.uname().nodename,
             show_default="this host's name",
             help="Name of this daemon in logs and in `tiermesh status`.",
         )
