@@ -63,6 +63,13 @@ class CommandGroup(click.Group):
         super().__init__(**settings)
         self.sections = sections
 
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """Parse the command line, which imports commands for their help; see `invoke` for Ctrl-C."""
+        try:
+            return super().make_context(*arguments, **settings)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; on Ctrl-C raise `click.Abort`, before click prints a blank line for it."""
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
 
 
 def _end_at_once(*_: object) -> None:
@@ -17,14 +16,17 @@ def _end_at_once(*_: object) -> None:
 
 
 _on_interrupt = signal.getsignal(signal.SIGINT)
-with suppress(ValueError):  # not in the main thread, so this is no command
+try:  # noqa: SIM105  # contextlib is imported below
     signal.signal(signal.SIGINT, _end_at_once)
+except ValueError:  # not in the main thread, so this is no command
+    pass
 
 # gRPC reads this when it is imported; without it, its own log lines would mix with ours on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
