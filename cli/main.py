@@ -98,14 +98,10 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
         print(error.format_message(), file=sys.stderr)
         return ExitCode.REFUSED
     except click.ClickException as error:
-        hint = (
-            f"; see {error.ctx.command_path} --help"
-            if isinstance(error, click.UsageError) and error.ctx
-            else ""
-        )
-        return _report(
-            f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}", ExitCode.REFUSED, output
-        )
+        text = " ".join(error.format_message().split()).removesuffix(".")
+        if isinstance(error, click.UsageError) and error.ctx:
+            text += f"{' See' if text.endswith('?') else '; see'} {error.ctx.command_path} --help"
+        return _report(text, ExitCode.REFUSED, output)
     except (click.Abort, KeyboardInterrupt):
         if sys.stderr.isatty():  # which shows ^C
             print(file=sys.stderr)

@@ -35,6 +35,9 @@ NOBODY = "localhost:1"
 
 WRONG_INPUTS = (
     "nonsense",
+    "lokal job.yaml",
+    "certs isue",
+    "certs issue box lb",
     "local",
     "local missing.yaml",
     "local job.yaml --workers 0",
