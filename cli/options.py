@@ -162,7 +162,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @option(
             "--name",
-            default=lambda: os.uname().nodename,
+            default=os.uname().nodename,
             show_default="this host's name",
             help="Name of this daemon in logs and in `tiermesh status`.",
         )
