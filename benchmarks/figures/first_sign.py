@@ -32,6 +32,7 @@ LINES = (
     f"continue JOB --steps 9 {_NOBODY}", f"jobs {_NOBODY}", f"status {_NOBODY}", f"logs JOB {_NOBODY}",
     f"cancel JOB {_NOBODY}", f"trust JOB WORKER {_NOBODY}", f"download JOB out {_NOBODY}", f"prune JOB {_NOBODY}",
     f"validate {JOB}", f"tokenize {JOB} --tokenizer {JOB} --output ids.bin", "generate .", f"measure {JOB}",
+    f"import-weights missing.msgpack {JOB} --output out",
     f"worker {_NOBODY}", "aggregator --listen 127.0.0.1:0", "optimizer --listen 127.0.0.1:0",
     "certs show", "tokens show", "check --mesh", "queue check missing", "cluster show --state-dir missing",
     "timeline .", f"chaos {JOB}",
