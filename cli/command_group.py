@@ -38,7 +38,19 @@ class Entry:
 
 
 class WholeLineGroup(click.Group):
-    """Group whose list of commands wraps long lines, in place of cutting them."""
+    """Group whose list of commands wraps long lines, in place of cutting them, and that knows misspelled commands."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; for an unknown one name the nearest."""
+        name = args[0]
+        if name not in self.list_commands(ctx) and not name.startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self.list_commands(ctx), 1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
@@ -51,7 +63,7 @@ def write_commands(formatter: click.HelpFormatter, title: str, commands: Mapping
         formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in commands.items()])
 
 
-class CommandGroup(click.Group):
+class CommandGroup(WholeLineGroup):
     """Group that lists its commands by purpose, and imports a command's module when it is needed.
 
     Attributes:
@@ -62,6 +74,13 @@ class CommandGroup(click.Group):
     def __init__(self, *, sections: Mapping[str, Mapping[str, Entry]], **settings: Any) -> None:
         super().__init__(**settings)
         self.sections = sections
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """Parse the command line, which imports commands for their help; see `invoke` for Ctrl-C."""
+        try:
+            return super().make_context(*arguments, **settings)
+        except KeyboardInterrupt:
+            raise click.Abort from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; on Ctrl-C raise `click.Abort`, before click prints a blank line for it."""

@@ -25,6 +25,7 @@ from cli.options import (
 from cli.output import Output
 from cli.retention_options import read_age_seconds, read_count, read_size_bytes
 from services.errors import Refused
+from services.printable import counted
 
 if TYPE_CHECKING:
     from services.instrumentation.timeline import TimelineOptions
@@ -117,6 +118,9 @@ def local(
         raise Refused(
             f"--shards {shards} and --tiers 3: given together, but shards need 2 tiers; give --tiers 2"
         )
+    tier_count = int(tiers or (2 if shards else 3))
+    what = f"{tier_count} tiers with {counted(workers, 'worker')}"
+    output.announce(f"starting {what} on this machine for {path}, in {state_dir}")
     from cli.local import LocalOptions, run
 
     run(
@@ -124,7 +128,7 @@ def local(
             job=path,
             overrides=overrides,
             workers=workers,
-            tiers=int(tiers or (2 if shards else 3)),
+            tiers=tier_count,
             shards=shards,
             state_dir=state_dir,
             resume=resume,

@@ -140,6 +140,7 @@ async def _cluster(
         return daemon
 
     try:
+        output.announce(f"starting the daemons of {counted(options.workers, 'worker')}; logs: {logs}")
         others: list[str] = []
         if options.tiers == 3:
             optimizer = start("optimizer", "optimizer", "--state-dir", str(state))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
 
 
 def _end_at_once(*_: object) -> None:
@@ -17,14 +16,17 @@ def _end_at_once(*_: object) -> None:
 
 
 _on_interrupt = signal.getsignal(signal.SIGINT)
-with suppress(ValueError):  # not in the main thread, so this is no command
+try:  # noqa: SIM105  # contextlib is imported below
     signal.signal(signal.SIGINT, _end_at_once)
+except ValueError:  # not in the main thread, so this is no command
+    pass
 
 # gRPC reads this when it is imported; without it, its own log lines would mix with ours on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -96,14 +98,10 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
         print(error.format_message(), file=sys.stderr)
         return ExitCode.REFUSED
     except click.ClickException as error:
-        hint = (
-            f"; see {error.ctx.command_path} --help"
-            if isinstance(error, click.UsageError) and error.ctx
-            else ""
-        )
-        return _report(
-            f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}", ExitCode.REFUSED, output
-        )
+        text = " ".join(error.format_message().split()).removesuffix(".")
+        if isinstance(error, click.UsageError) and error.ctx:
+            text += f"{' See' if text.endswith('?') else '; see'} {error.ctx.command_path} --help"
+        return _report(text, ExitCode.REFUSED, output)
     except (click.Abort, KeyboardInterrupt):
         if sys.stderr.isatty():  # which shows ^C
             print(file=sys.stderr)
@@ -112,16 +110,16 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except TiermeshError as error:
-        return _report(str(error), exit_code_of(error), output)
+        return _report(str(error), exit_code_of(error), output, error.limit)
     except OSError as error:
         from services.system_errors import unexplained_system_error
 
         explained = unexplained_system_error(error)
-        return _report(str(explained), exit_code_of(explained), output)
+        return _report(str(explained), exit_code_of(explained), output, explained.limit)
     except Exception as error:
         from services.errors import describe_internal_error
 
-        return _report(describe_internal_error(error), ExitCode.FAILED, output)
+        return _report(describe_internal_error(error), ExitCode.FAILED, output, FAILURE_CHARACTERS)
     return code if isinstance(code, int) else ExitCode.DONE
 
 
@@ -147,9 +145,9 @@ def _check_text(arguments: Sequence[str]) -> None:
             raise Refused(f"{place}: {text[:100]!r} is not UTF-8; give text or a path that is") from None
 
 
-def _report(text: str, code: int, output: Output) -> int:
-    limit = FAILURE_CHARACTERS if code == ExitCode.FAILED else LINE_CHARACTERS
+def _report(text: str, code: int, output: Output, limit: int = LINE_CHARACTERS) -> int:
     with suppress(OSError):  # the exit code is told even if a stream is full
+        output.erase()
         print(printable(f"tiermesh: {text}", limit), file=sys.stderr, flush=True)
     with suppress(OSError):
         if not output.has_result:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-import socket
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,9 @@ def json_option(command: Command) -> Command:
     )
     @functools.wraps(command)
     def with_output(*arguments: Any, as_json: bool, **rest: Any) -> Any:
-        output = click.get_current_context().ensure_object(Output)
+        context = click.get_current_context()
+        output = context.ensure_object(Output)
+        output.announce(context.command_path)
         return command(*arguments, output=output, **rest)
 
     return with_output
@@ -141,6 +144,7 @@ def client_options(command: Command) -> Command:
         from services.transport.access.tokens import read_token_file
         from services.transport.security import Security
 
+        rest["output"].announce(f"asking aggregator {aggregator}")
         token = read_token_file(token_file) if token_file else ""
         target = AggregatorTarget(aggregator, Security(tls_cert, tls_key, tls_ca), timeout_seconds, token)
         return command(*arguments, target=target, **rest)
@@ -158,7 +162,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @option(
             "--name",
-            default=socket.gethostname,
+            default=os.uname().nodename,
             show_default="this host's name",
             help="Name of this daemon in logs and in `tiermesh status`.",
         )
@@ -215,6 +219,12 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             tensor_port: int,
             **rest: Any,
         ) -> Any:
+            if sys.stderr.isatty():
+                print(
+                    f"starting {click.get_current_context().info_name} {name} ...",
+                    file=sys.stderr,
+                    flush=True,
+                )
             from services.transport.security import Security
 
             daemon = {

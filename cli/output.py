@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cli.words import spell_duration
-from services.printable import counted, escape
+from services.printable import counted, escape, printable
 from services.protocol.activities import efficiency
 
 if TYPE_CHECKING:
@@ -39,6 +39,21 @@ class Output:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.has_result = False
+        self._is_announced = False
+
+    def announce(self, text: str) -> None:
+        """Show on a terminal what the command does now, until the next output; nothing without a terminal."""
+        self.erase()
+        if sys.stderr.isatty():
+            columns = shutil.get_terminal_size().columns
+            print(printable(f"{text} ...", max(20, columns - 1)), end="", file=sys.stderr, flush=True)
+            self._is_announced = True
+
+    def erase(self) -> None:
+        """Erase what `announce` has shown."""
+        if self._is_announced:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._is_announced = False
 
     @property
     def width(self) -> int | None:
@@ -51,19 +66,23 @@ class Output:
 
     def say(self, text: str) -> None:
         """Print a line of text, or several."""
+        self.erase()
         text = "\n".join(map(escape, text.split("\n")))
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def write(self, text: str) -> None:
         """Print text without an end of line, such as a part of a generated one. It may have line ends and tabs."""
+        self.erase()
         print(_escape_controls(text), end="", file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def warn(self, text: str) -> None:
         """Print a line to standard error, apart from the result."""
+        self.erase()
         print(escape(text), file=sys.stderr, flush=True)
 
     def result(self, fields: dict[str, Any]) -> None:
         """Write the result as JSON; do nothing without `--json`."""
+        self.erase()
         self.has_result = True
         if self.as_json:
             text = json.dumps(fields, ensure_ascii=False)

@@ -45,6 +45,7 @@ class ProgressView:
         self._shown_at_seconds = 0.0
 
     def __enter__(self) -> ProgressView:
+        self._output.erase()
         if self._bar:
             self._bar.start()
         return self

@@ -41,6 +41,7 @@ def show_reading(output: Output) -> Iterator[None]:
         if time.monotonic() - began < PATIENCE_SECONDS:
             return
         if path not in tasks:
+            output.erase()
             tasks[path] = bar.add_task(printable_path(path.name), total=size_bytes)
             bar.start()
         bar.update(tasks[path], completed=read_bytes, visible=read_bytes < size_bytes)

@@ -41,6 +41,12 @@ class Refused(TiermeshError):
     limit = LINE_CHARACTERS
 
 
+class RefusedWithPaths(Refused):
+    """Refusal that names whole paths, which a person compares with those on the disk."""
+
+    limit = FAILURE_CHARACTERS
+
+
 class Failed(TiermeshError):
     """Failure of something that was accepted: exit code 1, or the gRPC status that fits."""
 

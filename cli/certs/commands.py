@@ -29,7 +29,7 @@ def _folder_option(command: Command) -> Command:
 
 def _subject(command: Command) -> Command:
     command = click.argument("name")(command)
-    return click.argument("kind", type=click.Choice(KINDS))(command)
+    return click.argument("kind", metavar="KIND", type=click.Choice(KINDS))(command)
 
 
 @click.group(cls=WholeLineGroup)
@@ -80,7 +80,10 @@ def issue(
     folder: Path,
     output: Output,
 ) -> None:
-    """Issue a certificate for a daemon (worker, aggregator, optimizer, shard), a person, an admin, or metrics."""
+    """Issue a certificate for a daemon, a person, an admin, or metrics.
+
+    KIND is one of worker, aggregator, optimizer, shard, person, admin and metrics.
+    """
     from cli.certs.folder import CertificateFolder
 
     if bound_names and kind not in DIALED_KINDS:
@@ -94,7 +97,7 @@ def issue(
 
 
 @certs.command()
-@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.argument("kind", metavar="[KIND]", type=click.Choice(KINDS), required=False)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--all", "renew_all", is_flag=True, help="Renew all certificates, or all of KIND.")
 @click.option(
@@ -113,7 +116,10 @@ def renew(
     folder: Path,
     output: Output,
 ) -> None:
-    """Replace certificates and their keys by new ones with the same names, roles and hosts."""
+    """Replace certificates and their keys by new ones with the same names, roles and hosts.
+
+    KIND is one of worker, aggregator, optimizer, shard, person, admin and metrics.
+    """
     from cli.certs.folder import CertificateFolder
 
     ways = {"NAME": bool(names), "--all": renew_all, "--within": within is not None}
@@ -146,7 +152,10 @@ def renew(
 @_folder_option
 @output_options
 def revoke(*, kind: str, name: str, folder: Path, output: Output) -> None:
-    """Add all certificates of a daemon or person to the list of revoked ones."""
+    """Add all certificates of a daemon or person to the list of revoked ones.
+
+    KIND is one of worker, aggregator, optimizer, shard, person, admin and metrics.
+    """
     from cli.certs.folder import CertificateFolder
 
     path, revoked = CertificateFolder(folder).revoke(_kind(kind), name)

@@ -10,13 +10,13 @@ from services.config.foreign_keys import refuse_foreign_keys, refuse_misplaced_k
 from services.config.job import JobConfig
 from services.config.origins import Origins
 from services.config.overrides import Override, parse_overrides
-from services.config.paths import find_include
+from services.config.paths import find_include, is_shipped
 from services.config.refusals import format_value, unknown_key_error
 from services.config.resolve.job import ResolvedJob, resolve_job
 from services.config.section_names import rename_sections
 from services.config.sections import MODEL_SECTIONS, NESTED_SECTIONS, OPTIMIZERS, SECTIONS
 from services.config.yaml_files import read_document
-from services.errors import Refused
+from services.errors import Refused, RefusedWithPaths
 from services.printable import printable_path
 
 
@@ -85,9 +85,15 @@ def _resolve(
         )
     sections = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
     _apply(changes, sections, origins, after_includes=False)
-    _read_includes(sections, folder, origins)
-    _apply(changes, sections, origins, after_includes=True)
-    return resolve_job(sections, folder)
+    try:
+        _read_includes(sections, folder, origins)
+        _apply(changes, sections, origins, after_includes=True)
+        job = resolve_job(sections, folder)
+    except Refused as refused:
+        if not origins.shipped:
+            raise
+        raise RefusedWithPaths("; ".join([str(refused), *origins.shipped])) from None
+    return job._replace(notices=[*origins.shipped, *job.notices])
 
 
 def _apply(
@@ -129,6 +135,13 @@ def _move_up(sections: dict[Any, Any], training: dict[Any, Any], section: str, o
     origins.note_moved(field, section, value)
 
 
+def _find_include(text: str, field: str, folder: Path, kind: str, origins: Origins) -> Path:
+    path = find_include(text, field=field, folder=folder, kind=kind)
+    if is_shipped(path, folder):
+        origins.note_shipped(field, path)
+    return path
+
+
 def _include_optimizer(training: dict[Any, Any], folder: Path, origins: Origins) -> None:
     """Replace the path of an optimizer's settings, under either of tt-train's keys, by the settings."""
     key = "optimizer_config" if training.get("optimizer_config") is not None else "optimizer"
@@ -145,7 +158,7 @@ def _include_optimizer(training: dict[Any, Any], folder: Path, origins: Origins)
             f"{field}: {format_value(text)} given, expected a mapping or the path of one; write "
             f"optimizer: {{type: {text}}}"
         )
-    path = find_include(text, field=field, folder=folder, kind="optimizer_configs")
+    path = _find_include(text, field, folder, "optimizer_configs", origins)
     included = read_document(path, field)
     training["optimizer"] = included.get("optimizer", included)
     training.pop("optimizer_config", None)
@@ -154,7 +167,7 @@ def _include_optimizer(training: dict[Any, Any], folder: Path, origins: Origins)
 
 def _include_model(sections: dict[Any, Any], text: str, folder: Path, origins: Origins) -> None:
     field = "training_config.model_config"
-    path = find_include(text, field=field, folder=folder, kind="model_configs")
+    path = _find_include(text, field, folder, "model_configs", origins)
     included = read_document(path, field)
     refuse_foreign_keys(included)
     for key, value in included.items():
@@ -179,7 +192,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path, origins: O
 def _section_of_file(text: str, section: str, folder: Path, origins: Origins) -> Any:
     """Return the section of that name from the file at a path."""
     kind = "model_configs" if section in MODEL_SECTIONS else section.replace("_config", "_configs")
-    path = find_include(text, field=section, folder=folder, kind=kind)
+    path = _find_include(text, section, folder, kind, origins)
     included = read_document(path, section)
     if included.get(section) is None:
         raise Refused(

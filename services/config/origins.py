@@ -11,9 +11,14 @@ COMMAND_LINE = "command line"
 
 
 class Origins:
-    """Origins of the settings that were given. What is noted later replaces what was noted under the same key."""
+    """Origins of the settings that were given. What is noted later replaces what was noted under the same key.
+
+    Attributes:
+        shipped: a line for each file of Tiermesh's own that was taken, as the job's tree has none.
+    """
 
     def __init__(self) -> None:
+        self.shipped: list[str] = []
         self._notes: list[tuple[tuple[str, ...], Any, str]] = []
 
     def note_file(self, key: str, value: Any, path: Path) -> None:
@@ -25,6 +30,10 @@ class Origins:
             path: path of the file.
         """
         self._notes.append((tuple(str(key).split(".")), value, str(path)))
+
+    def note_shipped(self, field: str, path: Path) -> None:
+        """Note that a setting names a file that only Tiermesh's own tree has."""
+        self.shipped.append(f"{field}: read from Tiermesh's own {path}")
 
     def note_override(self, key: tuple[str, ...], value: Any) -> None:
         """Note that the command line gave a setting, by its keys from the section down."""

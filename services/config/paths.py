@@ -5,14 +5,14 @@ Candidate paths are tried in order; the error says where they were looked for.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 from pathlib import Path
 
 from services.config.refusals import format_value
-from services.errors import Refused
-from services.printable import printable
+from services.errors import Refused, RefusedWithPaths
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 """Tiermesh's own tree; its `configs/` has the folders of `tt-train/configs/`."""
@@ -45,9 +45,20 @@ def find_include(text: str, *, field: str, folder: Path, kind: str) -> Path:
     places = [folder / path, Path.cwd() / path]
     for root in roots:
         places += [root / path, root / "configs" / path, root / "configs" / kind / path]
-    where = f"{_folders(folder)}, or there in configs/ or configs/{kind}/"
+    where = f"{_folders(folder, roots)}, and there in configs and configs/{kind}"
     fix = "correct the path, or set TT_METAL_HOME"
     return _find_first(text, _with_other_trees(path, places, roots), field, where, fix)
+
+
+def is_shipped(path: Path, folder: Path) -> bool:
+    """Return whether a config file is one that Tiermesh ships, found for a job of another tree.
+
+    Args:
+        path: the file.
+        folder: folder of the job that names it.
+    """
+    ours = [each.is_relative_to(REPOSITORY_ROOT) for each in (path, folder, Path.cwd())]
+    return ours == [True, False, False]
 
 
 def find_data(text: str, *, field: str, folder: Path) -> Path:
@@ -69,7 +80,7 @@ def find_data(text: str, *, field: str, folder: Path) -> Path:
     if data_folder:
         places += [Path(data_folder) / path, Path(data_folder) / path.name]
     fix = "correct the path, or set TIERMESH_DATA to the folder that has it"
-    where = f"{_folders(folder)}, or TIERMESH_DATA"
+    where = _folders(folder, roots) + (f", {data_folder} (TIERMESH_DATA)" if data_folder else "")
     return _find_first(text, _with_other_trees(path, places, roots), field, where, fix)
 
 
@@ -122,9 +133,9 @@ def _with_other_trees(path: Path, places: list[Path], roots: list[Path]) -> list
     return [path]
 
 
-def _folders(folder: Path) -> str:
-    """Return the folders of a lookup in words: all paths of a lookup would not fit into an error's line."""
-    return f"{printable(str(folder), 60)}, the working directory, tt-train or Tiermesh's tree"
+def _folders(folder: Path, roots: list[Path]) -> str:
+    """Return the folders of a lookup, each once and as a whole."""
+    return ", ".join(dict.fromkeys(map(str, (folder, Path.cwd(), *roots))))
 
 
 def _find_first(text: str, places: list[Path], field: str, where: str, fix: str) -> Path:
@@ -132,10 +143,11 @@ def _find_first(text: str, places: list[Path], field: str, where: str, fix: str)
         normal = Path(os.path.normpath(place))
         if _is_there(normal, folder=False):
             return normal.absolute()
+    quoted = json.dumps(text, ensure_ascii=False)  # whole, unlike other values
     if any(_is_there(place, folder=True) for place in places):
-        raise Refused(f"{field}: {format_value(text)} is a folder, expected a file; name a file in it")
+        raise RefusedWithPaths(f"{field}: {quoted} is a folder, expected a file; name a file in it")
     looked = "" if len(places) <= 2 else f"; looked in {where}"
-    raise Refused(f"{field}: no file {format_value(text)}{looked}; {fix}")
+    raise RefusedWithPaths(f"{field}: no file {quoted}{looked}; {fix}")
 
 
 def _is_there(path: Path, *, folder: bool) -> bool:

@@ -89,6 +89,7 @@ class TrainingSection(Section):
     project_name: PrintableName = "tt_train_nano_gpt"
     model_type: PathText | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
+    lazy_parameter_init: bool = False
     model_save_interval: NonNegativeInt = 500
     checkpoint: CheckpointConfig = CheckpointConfig()
     batch_size: BatchSize = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 
 from services.errors import Refused
@@ -37,6 +36,8 @@ def join_address(host: str, port: int) -> str:
 
 def is_loopback(host: str) -> bool:
     """Return whether a host name or IP address can only be reached from this host."""
+    import ipaddress  # late: commands start sooner
+
     if host == "localhost":
         return True
     try:

@@ -10,6 +10,16 @@ from tests.cli.command_texts import GOLDEN
 from tests.support.cluster.fork_server import ROOT
 
 
+def test_help_fits_into_80_columns_and_is_not_cut() -> None:
+    blocks = [each for each in GOLDEN.read_text().split("\n$ ") if " --help " in each.partition("\n")[0]]
+    assert len(blocks) > 40
+    for block in blocks:
+        title, *lines = block.splitlines()
+        assert not [line for line in lines if line.endswith("...") and "Usage: " not in line], title
+        if "at 80 columns" in title:
+            assert max(map(len, lines)) <= len("    ") + 80, title
+
+
 def test_texts_match_the_list() -> None:
     # A process of its own: daemons set up logging and numpy's threads.
     done = subprocess.run(

@@ -16,11 +16,14 @@ from pathlib import Path
 import click
 import pytest
 
+from benchmarks.figures import first_sign
 from cli.commands import SECTIONS
-from cli.main import tiermesh
+from cli.main import main, tiermesh
 from services.config.paths import REPOSITORY_ROOT
 
 NOBODY = "127.0.0.1:1"
+SILENT = ("--help", "--version", "completion", "worker", "aggregator", "optimizer")
+"""Commands that answer at once, and daemons, which say on a terminal that they start."""
 HEAVY = frozenset(
     {
         *("cryptography", "google.protobuf", "grpc", "numba", "numpy", "pydantic", "rich", "safetensors"),
@@ -33,6 +36,25 @@ before = len(sys.modules)
 from cli.main import main
 codes = {main(shlex.split(line)) for line in LINES}
 print(json.dumps([*codes, len(sys.modules) - before, sorted(sys.modules)]), file=open(FILE, "w"))
+"""
+FIRST_IMPORTS = len(("cli", "cli.main", "signal"))
+"""Imports before Ctrl-C is handled."""
+ANNOUNCED = """
+import json, shlex, sys
+from cli.main import main
+from cli.output import Output
+
+def announce(self, text):
+    announced.append(line)
+    raise SystemExit
+
+Output.announce, announced = announce, []
+for line in LINES:
+    try:
+        main(shlex.split(line))
+    except SystemExit:
+        pass
+print(json.dumps([announced, sorted(sys.modules)]), file=open("report", "w"))
 """
 INTERRUPTED = """
 import os, signal, sys
@@ -124,12 +146,21 @@ def test_commands_of_people_import_neither_a_device_nor_arrays(tmp_path: Path) -
         assert count < 400, line
 
 
+def test_commands_say_what_they_do_before_heavy_imports(tmp_path: Path) -> None:
+    lines = [line for line in first_sign.LINES if line.split()[0] not in SILENT]
+    done = run(ANNOUNCED.replace("LINES", repr(lines)), folder=tmp_path)
+    announced, names = json.loads((tmp_path / "report").read_text())
+    assert announced == lines, done.stderr
+    assert HEAVY & {*names} == set()
+
+
 def test_ctrl_c_during_any_import_is_one_line() -> None:
     for line, json_too in ((f"jobs --aggregator {NOBODY}", False), ("--help", True)):
         words = [*shlex.split(line), *(["--json"] if json_too else [])]
         seen = int(run(INTERRUPTED.replace("NUMBER", "0"), *words).stderr.splitlines()[-1].split()[0])
         assert seen > 20
-        for number in sorted(random.Random(1).sample(range(2, seen), 8)):
+        first = 1 + FIRST_IMPORTS
+        for number in sorted(random.Random(1).sample(range(first, seen), min(12, seen - first))):
             done = run(INTERRUPTED.replace("NUMBER", str(number)), *words)
             assert done.returncode == 1, number
             assert done.stderr.splitlines()[0] == "tiermesh: interrupted", number
@@ -155,3 +186,27 @@ def test_examples_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             parsed.make_context(name, arguments, parent=context).close()
     if isinstance(command, click.Group):
         assert named == {*command.commands}
+
+
+@pytest.mark.parametrize(
+    ("shell", "marker"),
+    [("bash", "complete -o nosort -F _tiermesh_completion tiermesh"), ("zsh", "#compdef tiermesh")],
+)
+def test_completion_scripts_are_complete(
+    shell: str, marker: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["completion", shell]) == 0
+    assert marker in capsys.readouterr().out
+    monkeypatch.setenv("_TIERMESH_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "tiermesh jobs --li")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit):
+        main([])
+    assert "--limit" in capsys.readouterr().out
+
+
+def test_the_command_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["certs"]):
+        assert main(words) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and len(captured.err.splitlines()) > 8

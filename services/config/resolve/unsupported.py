@@ -74,6 +74,7 @@ _NOT_BUILT = (
 )
 
 _FLOAT32_STATE = "the optimizer role always has float32 weights and state"
+_ONE_WORKER_INITIALIZES = "one worker makes the initial weights, and each chip gets its part of them"
 _EMBEDDING_PLACEMENT = "transformer_config.embedding_placement"
 _NOT_PARALLEL = _Rule(
     _EMBEDDING_PLACEMENT,
@@ -98,11 +99,8 @@ _WITHOUT_EFFECT = (
         _is_true,
         "`--timeline` records what goes between the roles, and metrics count it",
     ),
-    _Rule(
-        "device_config.lazy_parameter_init",
-        _is_true,
-        "one worker makes the initial weights, and each chip gets its part of them",
-    ),
+    _Rule("device_config.lazy_parameter_init", _is_true, _ONE_WORKER_INITIALIZES),
+    _Rule("training_config.lazy_parameter_init", _is_true, _ONE_WORKER_INITIALIZES),
     _Rule("multihost_config.socket_type", _is_one_of("mpi", "fabric"), "roles speak gRPC"),
     _Rule(
         "transformer_config.experimental.use_composite_layernorm", _is_true, "there is only one layer norm"

@@ -56,7 +56,7 @@ def check_document(document: dict[Any, Any], *overrides: str) -> None:
         job, notices = load_job_document(document, folder=FOLDER, overrides=overrides)
     except Refused as error:
         assert str(error).isprintable()
-        assert len(str(error)) <= (200 if "unknown key" in str(error) else 300)
+        assert len(str(error)) <= (200 if "unknown key" in str(error) else error.limit)
     else:
         assert all(notice.isprintable() for notice in notices)
         assert job.from_json(job.to_json()) == job

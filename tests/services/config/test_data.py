@@ -129,7 +129,7 @@ def test_a_bad_corpus_is_refused(
     sizes = {} if "corpus.txt" in str(training) else GPT2
     line = refused(training_config=training, transformer_config=sizes)
     assert has_facts(line, facts)
-    assert len(line) <= 300
+    assert len(line) <= (1000 if "looked in" in line else 300)
 
 
 def test_a_tokenizer_of_another_model_is_refused(refused: Refuse, ids: Path) -> None:

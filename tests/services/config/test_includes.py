@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from services.config.load import load_job
+from services.config.paths import REPOSITORY_ROOT
 
 MODEL = "transformer_config: {num_heads: 2, embedding_dim: 8, num_blocks: 1, max_sequence_length: 32}\n"
 Load = Callable[..., tuple]
@@ -73,8 +74,9 @@ def test_the_error_of_a_missing_file_names_all_places(
     monkeypatch.setenv("TT_METAL_HOME", str(tmp_path / "metal"))
     line = refused(training_config={"model_config": "gone.yaml"})
     assert line.startswith('training_config.model_config: no file "gone.yaml"; looked in ')
-    for place in ("jobs, ", "the working directory", "tt-train", "Tiermesh's tree", "configs/model_configs/"):
-        assert place in line
+    for place in (folder, tmp_path / "work", tmp_path / "metal/tt-train", REPOSITORY_ROOT):
+        assert f"{place}, " in line, "whole paths"
+    assert ", and there in configs and configs/model_configs; " in line
     assert line.endswith("correct the path, or set TT_METAL_HOME")
 
 

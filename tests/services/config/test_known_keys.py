@@ -78,6 +78,7 @@ NOTICED: list[tuple[str, str, str, Any]] = [
     ("gpt2", "transformer_config", "experimental", {"use_composite_layernorm": True}),
     ("gpt2", "transformer_config", "embedding_placement", "vocab_parallel"),
     ("gpt2", "device_config", "lazy_parameter_init", True),
+    ("gpt2", "training_config", "lazy_parameter_init", True),
     ("hosts", "training_config", "num_epochs", 3),
     ("hosts", "multihost_config", "socket_type", "mpi"),
     ("hosts", "multihost_config", "socket_type", "fabric"),

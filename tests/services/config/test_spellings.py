@@ -13,6 +13,7 @@ from services.config.job import JobConfig
 from services.config.job_parts import SamplingConfig, ScheduleConfig, WireConfig
 from services.config.load import load_job
 from services.config.models import GPT2Config, LinearRegressionConfig
+from services.config.paths import REPOSITORY_ROOT
 from services.protocol.plan import WireTypes
 
 
@@ -377,7 +378,10 @@ def test_whole_files_in_both_spellings_give_the_same_job(folder: Path) -> None:
     ):  # and the vocabulary of nanogpt.yaml, which is not that of the text
         (folder / f"{name}.yaml").write_text(text)
         job, notices = load_job(folder / f"{name}.yaml")
-        assert sorted(notice.split(":")[0] for notice in notices) == [
+        shipped = [each for each in notices if "Tiermesh's own" in each]
+        models = REPOSITORY_ROOT / "configs/model_configs"
+        assert f"training_config.model_config: read from Tiermesh's own {models}/nanogpt.yaml" in shipped
+        assert sorted(each.split(":")[0] for each in notices if each not in shipped) == [
             *fields,
             "transformer_config.vocab_size",
         ]
