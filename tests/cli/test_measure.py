@@ -126,6 +126,18 @@ def test_a_model_without_a_pipeline_has_times_and_no_split(
     assert "  the whole model    11000.00 ms  11000.00 ms" in captured.err.splitlines()
 
 
+def test_validate_reads_the_result(
+    job: str, paced: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = "multihost_config.enabled=false"
+    assert main(["measure", job, alone, "--json"]) == 0
+    (tmp_path / "measured.json").write_text(capsys.readouterr().out)
+    link = ["--link", "10G", "--measured", str(tmp_path / "measured.json")]
+    assert main(["validate", job, alone, *link, "--json"]) == 0
+    time = json.loads(capsys.readouterr().out.splitlines()[-1])["time"]
+    assert time["computing_seconds"] == 8 * 22.0 and time["computing_from"] == "measured on emulator"
+
+
 @pytest.mark.parametrize("has_pipeline", [True, False])
 def test_blocks_on_the_emulator_are_measured_and_the_mesh_is_closed(
     job: str, has_pipeline: bool, capsys: pytest.CaptureFixture[str]
