@@ -39,7 +39,7 @@ def format_screen(report: dict[str, Any]) -> Iterator[str]:
         )
         yield f"  {label:{_LABEL_COLUMNS}}{first}"
         yield from (" " * (2 + _LABEL_COLUMNS) + each for each in rest)
-    yield "every setting and figure: --long"
+    yield "every setting and figure: --long" + ("" if report["time"] else "; times: --link RATE, such as 10G")
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -67,7 +67,7 @@ def test_settings_are_shown_with_long_alone(capsys: pytest.CaptureFixture[str]) 
     long, _ = shown(capsys, DEMO, "--long")
     assert short[0] == long[0] and len(long) > 60
     assert "training_config.seed" not in "\n".join(short) and "training_config.seed" in "\n".join(long)
-    assert short[-1] == "every setting and figure: --long"
+    assert short[-1] == "every setting and figure: --long; times: --link RATE, such as 10G"
 
 
 def test_idle_workers_are_said(capsys: pytest.CaptureFixture[str]) -> None:
