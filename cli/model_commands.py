@@ -8,8 +8,10 @@ import click
 
 from cli.job_commands import job_config
 from cli.options import (
+    DEFAULT_MFU,
     AggregatorTarget,
     FiniteRange,
+    LinkRate,
     allow_models_option,
     client_options,
     option,
@@ -104,6 +106,19 @@ def generate(
     type=click.Choice(list(CHIPS)),
     help="Chips of the workers; a job that needs more memory than one has is refused.",
 )
+@option(
+    "--link",
+    type=LinkRate(),
+    help="Rate of each host's link, such as 10G; then the time of a step and of the job is shown.",
+)
+@option(
+    "--mfu",
+    type=FiniteRange(min=0, max=1, min_open=True),
+    default=DEFAULT_MFU,
+    help="Share of the chips' peak that computing is assumed to reach.",
+)
+@path_option("--measured", help="Result of tiermesh measure --json, in place of --mfu.")
+@option("--long", "in_full", is_flag=True, help="Show all settings and figures.")
 @output_options
 def validate(
     *,
@@ -113,13 +128,18 @@ def validate(
     tiers: str,
     shards: int,
     chip: str | None,
+    link: float | None,
+    mfu: float,
+    measured: Path | None,
+    in_full: bool,
     output: Output,
 ) -> None:
     """Check a job's config without a cluster, and show what the job would take."""
+    from cli.validate.cluster import Cluster
     from cli.validate.command import run
-    from cli.validate.report import Cluster
 
-    run(path, overrides, Cluster(workers, int(tiers), shards, chip), output)
+    cluster = Cluster(workers, int(tiers), shards, chip, link, mfu, measured)
+    run(path, overrides, cluster, output, in_full=in_full)
 
 
 @click.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ AGGREGATOR_ADDRESS = "127.0.0.1:7070"
 OPTIMIZER_ADDRESS = "127.0.0.1:7071"
 ANY_PORT = "127.0.0.1:0"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_MFU = 0.2
+"""Share of the chips' peak that a job is assumed to reach, unless it is measured or given."""
+
+_RATE_UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_LINK_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]?)(?:bit/s|bit|bps)?", re.ASCII)
 
 
 class FiniteRange(click.FloatRange):
@@ -41,6 +47,22 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number", param, ctx)
         return number
+
+
+class LinkRate(FiniteRange):
+    """Rate of a link in bits a second, such as 10G, 2.5Gbit/s or 940M."""
+
+    name = "rate"
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return an option's value in bits a second; fail if it is no rate."""
+        found = _LINK_RATE.fullmatch(str(value).strip())
+        if not found:
+            self.fail(f"{value!r} given, expected bits a second such as 10G or 940M", param, ctx)
+        return super().convert(float(found[1]) * _RATE_UNITS[found[2]], param, ctx)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import os
 from contextlib import ExitStack
 
 from benchmarks.figures import adamw_over_memcpy
-from benchmarks.harness.critical_path import Parts, critical_path
 from benchmarks.harness.hosts import GIGABIT, Hosts
 from benchmarks.harness.link_meter import raw_share
 from benchmarks.harness.report import median, milliseconds, report
 from benchmarks.harness.stepped_cluster import ComputePass, SteppedCluster, median_pass
+from services.sizing.critical_path import Parts, critical_path
 
 NAME = "links_step_over_critical_path"
 BOUND = 1.15
@@ -28,10 +28,10 @@ def run() -> bool:
     """Measure steps in turns with passes of the same workers, and compare a step with its critical path.
 
     In a step each worker computes one micro-batch of a GPT of 10.7 M parameters and exchanges it in bfloat16 with the
-    aggregator. All roles run on hosts of their own. critical_path.py computes the least time from the parts: passes of
-    both workers at once without exchange, the throughput of plain sockets, and the kernels for sums and update. If
-    computing takes less than 0.8 or more than 1.2 times the transfers at 1 Gbit/s, the link's rate is changed so that
-    both take equally long.
+    aggregator. All roles run on hosts of their own. services/sizing/critical_path.py computes the least time from the
+    parts: passes of both workers at once without exchange, the throughput of plain sockets, and the kernels for sums
+    and update. If computing takes less than 0.8 or more than 1.2 times the transfers at 1 Gbit/s, the link's rate is
+    changed so that both take equally long.
     """
     load = os.getloadavg()[0]
     names = ["aggregator", *(f"worker-{number}" for number in range(1, WORKERS + 1))]
@@ -60,7 +60,8 @@ def run() -> bool:
                 pass_seconds=alone.seconds,
                 uses=alone.uses,
                 ready=alone.ready,
-                link_seconds=WORKERS * WIRE_BITS / (raw * rate),
+                down_seconds=WORKERS * WIRE_BITS / (raw * rate),
+                up_seconds=WORKERS * WIRE_BITS / (raw * rate),
                 sum_seconds=kernels["accumulate bf16"] + kernels["mean and norm of fp32"],
                 update_seconds=kernels[adamw_over_memcpy.ADAMW] + kernels["fp32 to bf16"],
             )

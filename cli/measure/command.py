@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from cli.measure.report import Measurement, describe, format_figures, name_blocks
+from cli.measure.report import Measurement, describe, describe_splits, format_figures, name_blocks
 from cli.output import Output
 from services.config.job import JobConfig
-from services.config.models import CustomConfig
+from services.config.models import CustomConfig, RegressionConfig
 from services.config.pipeline import count_blocks
 from services.errors import Failed, Refused
 from services.pipeline.split import BlockRange, StageRun
@@ -24,6 +24,9 @@ from services.sizing.measured_split import MeasuredBalance
 from services.sizing.portion import Portion
 from services.sizing.sizes import format_bytes
 from services.tasks import start_thread
+
+if TYPE_CHECKING:
+    from mesh.memory import ChipMemory
 
 _GRACE_SECONDS = 30.0
 """Time beyond the limit after which a pass is taken to hang: the limit itself is kept between passes."""
@@ -50,10 +53,10 @@ class MeasureOptions:
 
 
 def run(path: Path, overrides: Sequence[str], options: MeasureOptions, output: Output) -> None:
-    """Measure the blocks of a job's model on this host's mesh, and print the split that their times balance.
+    """Measure the blocks of a job's model on this host's mesh, and print the split of a pipeline that they balance.
 
     Raises:
-        Refused: the job has no pipeline, data is missing, or a block or each split needs more memory than a chip has.
+        Refused: the model has no blocks, data is missing, or a block or each split needs more memory than a chip has.
         Failed: the mesh can't be opened, a pass fails, or it takes too long.
     """
     from cli.reading_progress import show_reading
@@ -61,11 +64,10 @@ def run(path: Path, overrides: Sequence[str], options: MeasureOptions, output: O
 
     with show_reading(output):
         config, notices = load_job(path, overrides)
-    if config.pipeline is None or config.stages == 1:
+    if isinstance(config.model, RegressionConfig):
         raise Refused(
-            f"{_SECTION}: {'not given' if config.pipeline is None else 'one stage given'}, expected at least 2 stages "
-            "to measure a split for; write for example pipeline_parallel_config: {blocks_per_rank: auto} with "
-            "multihost_config.enabled: true and num_workers: 2"
+            f"training_config.model_type: {config.model.model_type} given, expected gpt2, llama or a model of your "
+            "own with num_blocks, as blocks are measured; measure another job"
         )
     for notice in notices:
         output.warn(notice)
@@ -155,23 +157,34 @@ def _measure(
             if known is None:
                 raise
             raise Failed(f"measure: {progress.doing}: {known}") from error
-        balance = MeasuredBalance(
-            config, derive_block_times(found), opener.vocabulary, dtype=dtype, banks=banks
+        times = derive_block_times(found)
+        measured = Measurement(
+            config, mesh.shape, mesh.backend, mesh.arch, dtype, options.passes, found, times
         )
-        split = balance.find(None if chip is None else chip.total_bytes)
-        if split is None:
-            assert chip is not None
-            raise Refused(
-                f"{_SECTION}: no split of {count_blocks(config.model)} blocks over {config.stages} stages fits into "
-                f"the {format_bytes(chip.total_bytes)} of this host's {mesh.arch}; use more stages, a smaller "
-                "batch_size, or enable_tp or enable_fsdp on a larger mesh"
-            )
-        figures = describe(
-            Measurement(config, mesh.shape, mesh.backend, mesh.arch, dtype, options.passes, found),
-            balance,
-            split,
-        )
+        figures = describe(measured)
+        if config.stages > 1:
+            balance = MeasuredBalance(config, times, opener.vocabulary, dtype=dtype, banks=banks)
+            figures |= describe_splits(config, balance, _find_split(config, balance, chip, mesh.arch))
     return figures, list(format_figures(figures))
+
+
+def _find_split(
+    config: JobConfig, balance: MeasuredBalance, chip: ChipMemory | None, arch: str
+) -> tuple[int, ...]:
+    """Return the blocks of each stage of the balanced split.
+
+    Raises:
+        Refused: the chips hold no split.
+    """
+    split = balance.find(None if chip is None else chip.total_bytes)
+    if split is None:
+        assert chip is not None
+        raise Refused(
+            f"{_SECTION}: no split of {count_blocks(config.model)} blocks over {config.stages} stages fits into "
+            f"the {format_bytes(chip.total_bytes)} of this host's {arch}; use more stages, a smaller "
+            "batch_size, or enable_tp or enable_fsdp on a larger mesh"
+        )
+    return split
 
 
 def check_range_memory(

@@ -9,7 +9,7 @@ from typing import Any
 from cli.tables import format_table
 from services.config.job import JobConfig
 from services.pipeline.split import BlockRange
-from services.sizing.measured_split import MeasuredBalance, MeasuredSplit, PassTime
+from services.sizing.measured_split import BlockTimes, MeasuredBalance, MeasuredSplit, PassTime
 from services.sizing.sizes import format_bytes
 
 
@@ -25,6 +25,7 @@ class Measurement:
         dtype: dtype of weights and activations.
         passes: number of timed passes of each range.
         times: median times of each range.
+        blocks: times of the blocks that follow from them.
     """
 
     config: JobConfig
@@ -34,31 +35,42 @@ class Measurement:
     dtype: str
     passes: int
     times: Mapping[BlockRange, PassTime]
+    blocks: BlockTimes
 
 
-def describe(
-    measured: Measurement, balance: MeasuredBalance, blocks_per_stage: tuple[int, ...]
-) -> dict[str, Any]:
-    """Return all figures as one JSON object.
-
-    Args:
-        measured: what was measured.
-        balance: times and memory of the job's splits.
-        blocks_per_stage: blocks of each stage of the balanced split.
-    """
+def describe(measured: Measurement) -> dict[str, Any]:
+    """Return what was measured as one JSON object. `tiermesh validate --measured` reads it."""
     config = measured.config
-    assert config.pipeline is not None
+    whole = measured.blocks.of_ranges((BlockRange.whole(len(measured.blocks.blocks)),))
     return {
         "mesh_shape": list(measured.mesh_shape),
         "backend": measured.backend,
         "arch": measured.arch,
         "dtype": measured.dtype,
         "passes": measured.passes,
+        "batch_size": config.batch_size,
         "ranges": [
             {"first": each.first, "last": each.stop - 1, **asdict(found)}
             for each, found in measured.times.items()
         ],
-        "border": asdict(balance.times.border),
+        "border": asdict(measured.blocks.border),
+        "blocks": [asdict(each) for each in measured.blocks.blocks],
+        "model": asdict(PassTime(whole.forward[0], whole.backward[0])),
+    }
+
+
+def describe_splits(
+    config: JobConfig, balance: MeasuredBalance, blocks_per_stage: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return what a pipeline's splits cost, for the same object.
+
+    Args:
+        config: config of a job with a pipeline.
+        balance: times and memory of the job's splits.
+        blocks_per_stage: blocks of each stage of the balanced split.
+    """
+    assert config.pipeline is not None
+    return {
         "schedule": config.pipeline.schedule,
         "micro_batches_each": config.gradient_accumulation_steps,
         "balanced": _describe_split(balance.describe(blocks_per_stage)),
@@ -67,7 +79,7 @@ def describe(
 
 
 def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that show the figures of `describe`."""
+    """Yield the lines that show the figures of `describe`, and of `describe_splits` if there are some."""
     yield (
         f"mesh {figures['mesh_shape']} on {figures['backend']}: {figures['arch']}, {figures['dtype']}; "
         f"median of {figures['passes']} passes of a micro-batch"
@@ -81,8 +93,11 @@ def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
                 for each in figures["ranges"]
             ),
             ["border of a range", *_milliseconds(figures["border"])],
+            ["the whole model", *_milliseconds(figures["model"])],
         ]
     )
+    if "balanced" not in figures:
+        return
     balanced, present = figures["balanced"], figures["present"]
     for name, split in (("present split", present), ("balanced split", balanced)):
         yield (

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from mesh.backend import choose_dtype, may_drive_chips
+from cli.validate.cluster import Cluster, share_out
+from cli.validate.timing import advise_on_evaluation, describe_time
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
 from services.config.origins import Origins
 from services.config.parameters import count_largest, model_parts
 from services.config.resolve.job import ResolvedJob
 from services.config.settings import list_settings, optimizer_name
-from services.sizing.chips import CHIPS, DEFAULT_CHIP, Chip
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.disk import estimate_checkpoints
-from services.sizing.fitting import describe_shortage
+from services.sizing.fitting import LARGEST_ERROR, describe_shortage
 from services.sizing.flops import count_flops_per_token
 from services.sizing.host_memory import estimate_host_memory
+from services.sizing.idle import advise_on_idle_workers
 from services.sizing.links import estimate_links
 from services.sizing.pipeline import (
     StageSize,
@@ -30,37 +31,22 @@ from services.sizing.pipeline import (
 )
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The cluster that a job's figures are for.
-
-    Attributes:
-        workers: number of worker daemons; None for the job's `num_workers`.
-        tiers: 3 for an optimizer of its own, 2 for one inside the aggregator.
-        shards: number of shards; 0 for none.
-        chip: name of the chips (`services.sizing.chips.CHIPS`), which must have the memory; None if it is not known.
-    """
-
-    workers: int | None = None
-    tiers: int = 3
-    shards: int = 0
-    chip: str | None = None
-
-
 class Report(NamedTuple):
     """Figures of a job.
 
     Attributes:
         figures: all figures, as one JSON object.
         shortage: a line if the chips have too little memory for the job, or for a stage of its pipeline; else None.
+        advice: lines about workers without work, and about evaluations that take longer than training.
     """
 
     figures: dict[str, Any]
-    shortage: str | None = None
+    shortage: str | None
+    advice: list[str]
 
 
 def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
-    """Return the figures of a job, and whether the chips have too little memory for it.
+    """Return the figures of a job, whether the chips have too little memory for it, and what would be better.
 
     Figures that only a worker can know are None: those of users' own models, and of unknown vocabularies.
 
@@ -71,7 +57,8 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     """
     config = job.config
     device = config.device
-    report = {
+    workers = cluster.workers or config.num_workers
+    report: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_type,
         "starts_from": config.pretrained.path if config.pretrained else None,
@@ -84,12 +71,15 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
         "steps": config.steps,
         "micro_batches": config.micro_batches,
         "batch_size": config.batch_size,
+        "evaluation_batches": job.evaluation_batches,
         "sequences_per_step": config.sequences_per_step,
         **_count_tokens(config, job.training_windows),
         "vocabulary": config.vocabulary,
         "settings": [asdict(setting) for setting in list_settings(config, origins)],
         "tiers": 2 if cluster.shards else cluster.tiers,
-        "workers": cluster.workers or config.num_workers,
+        "workers": workers,
+        "holders": config.count_holders(workers),
+        "busy_holders": share_out(config, workers).busy,
         "shards": cluster.shards,
     }
     parameters = _count_parameters(config)
@@ -97,10 +87,14 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     stages = _size_stages(config, cluster)
     report["pipeline"] = _describe_pipeline(config, cluster, stages)
     sizes: dict[str, Any] = dict.fromkeys(
-        ("flops_per_token", "device_memory", "host_memory", "links", "checkpoints")
+        ("flops_per_token", "device_memory", "host_memory", "links", "checkpoints", "verdict")
     )
+    report["time"] = describe_time(config, cluster, job.evaluation_batches)
+    idle = advise_on_idle_workers(config, workers)
+    slow = advise_on_evaluation(config, workers, job.evaluation_batches, report["time"])
+    advice = [line for line in (idle, slow) if line is not None]
     if parameters is None:
-        return Report(report | sizes)
+        return Report(report | sizes, None, advice)
     sizes["flops_per_token"] = count_flops_per_token(config.model, config.vocabulary or 0)
     sizes["device_memory"], shortage = _size_device(config, cluster, stages)
     roles = {key: report[key] for key in ("workers", "tiers", "shards")}
@@ -114,7 +108,19 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     sizes["links"] = [asdict(each) for each in estimate_links(config, elements, **roles)]
     checkpoints = estimate_checkpoints(config, elements)
     sizes["checkpoints"] = asdict(checkpoints) | {"most_bytes": checkpoints.most_bytes}
-    return Report(report | sizes, shortage)
+    sizes["verdict"] = _judge(sizes["device_memory"])
+    return Report(report | sizes, shortage, advice)
+
+
+def _judge(memory: dict[str, Any] | None) -> str | None:
+    """Return `fits`, `may not fit` or `will be refused`; None if the memory of the chips is unknown."""
+    if memory is None or memory["chip_bytes"] is None:
+        return None
+    if memory["total_bytes"] <= memory["chip_bytes"]:
+        return "fits"
+    return (
+        "may not fit" if memory["total_bytes"] <= LARGEST_ERROR * memory["chip_bytes"] else "will be refused"
+    )
 
 
 def _count_tokens(config: JobConfig, windows: int | None) -> dict[str, Any]:
@@ -140,7 +146,7 @@ def _size_device(
     config: JobConfig, cluster: Cluster, stages: Sequence[StageSize]
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Return the memory of a chip, at the largest stage of a pipeline, and a line if that is more than it has."""
-    dtype, chip, known = _choose_chip(config, cluster)
+    dtype, chip, known = cluster.choose_chip(config)
     largest = _find_largest(stages)
     if largest is None:
         memory = estimate_device_memory(config, config.vocabulary or 0, dtype=dtype, banks=chip.banks)
@@ -171,18 +177,11 @@ def _size_device(
     return sizes, line
 
 
-def _choose_chip(config: JobConfig, cluster: Cluster) -> tuple[str, Chip, bool]:
-    """Return the dtype on a chip, the chip, and whether its memory is known: an emulated one has that of its host."""
-    dtype = choose_dtype(config.device.backend, config.device.dtype)
-    known = cluster.chip is not None or may_drive_chips(config.device.backend)
-    return dtype, CHIPS[cluster.chip] if cluster.chip else DEFAULT_CHIP, known
-
-
 def _size_stages(config: JobConfig, cluster: Cluster) -> list[StageSize]:
     """Return what each stage of a pipeline takes; nothing without a pipeline."""
     if config.pipeline is None:
         return []
-    dtype, chip, _ = _choose_chip(config, cluster)
+    dtype, chip, _ = cluster.choose_chip(config)
     return size_stages(config, config.vocabulary, dtype=dtype, banks=chip.banks)
 
 
@@ -199,7 +198,7 @@ def _describe_pipeline(
     pipeline, vocabulary = config.pipeline, config.vocabulary
     if pipeline is None:
         return None
-    dtype, _, _ = _choose_chip(config, cluster)
+    dtype, _, _ = cluster.choose_chip(config)
     projection, micro_batches = (
         count_projection_blocks(config, vocabulary),
         config.gradient_accumulation_steps,

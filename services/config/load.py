@@ -36,8 +36,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig
     Raises:
         Refused: something is wrong; one line about the first error, with field, value, what was expected and the fix.
     """
-    (config, notices, _), _ = load_job_with_origins(path, overrides)
-    return config, notices
+    job, _ = load_job_with_origins(path, overrides)
+    return job.config, job.notices
 
 
 def load_job_with_origins(path: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedJob, Origins]:
@@ -63,8 +63,8 @@ def load_job_document(
         folder: folder that relative paths start from.
         overrides: settings changed from the command line.
     """
-    config, notices, _ = _resolve(document, folder, overrides, Origins())
-    return config, notices
+    job = _resolve(document, folder, overrides, Origins())
+    return job.config, job.notices
 
 
 def _resolve(

@@ -14,6 +14,8 @@
     pipeline.py         stages of a pipeline, its bubble, and bytes between stages
     measured_split.py   stages that are balanced by measured times
     disk.py             checkpoints on disk
+    critical_path.py    the least time of a step, from the times of its parts
+    step_time.py        those parts, and the time of a job, from its config and the rate of links
     idle.py             workers that a step is too small for
     sizes.py            sizes as people read them
     flops.py            floating-point operations of a token, and the peak of chips

@@ -1,4 +1,4 @@
-"""Memory of the chips that exist, as tt-metal's allocator hands it out."""
+"""Memory of the chips that exist, as tt-metal's allocator hands it out, and the cores that compute."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ class Chip:
         name: name of the board.
         banks: number of DRAM banks that tensors are distributed over.
         bank_bytes: bytes of a bank that tensors can use.
+        arch: name of the architecture.
+        cores: cores of the grid that computes, as ttnn reports it for a described board.
         source: where the figures are published.
     """
 
     name: str
     banks: int
     bank_bytes: int
+    arch: str
+    cores: int
     source: str
 
     @property
@@ -34,11 +38,11 @@ class Chip:
 
 
 def _wormhole(name: str) -> Chip:
-    return Chip(name, 12, 1024 * _MIB - _RESERVED_BYTES, _WORMHOLE_SOURCE)
+    return Chip(name, 12, 1024 * _MIB - _RESERVED_BYTES, "wormhole_b0", 64, _WORMHOLE_SOURCE)
 
 
 def _blackhole(name: str, banks: int = 8) -> Chip:
-    return Chip(name, banks, 4080 * _MIB - _RESERVED_BYTES, _BLACKHOLE_SOURCE)
+    return Chip(name, banks, 4080 * _MIB - _RESERVED_BYTES, "blackhole", 120, _BLACKHOLE_SOURCE)
 
 
 CHIPS = {

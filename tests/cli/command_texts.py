@@ -138,6 +138,8 @@ WRONG_INPUTS = (
     "generate . --temperature -1",
     "generate . --top-p 0",
     "validate job.yaml",
+    "validate job.yaml --long",
+    "validate job.yaml --link 10X",
     "validate job.yaml --set mesh_shape=[2,4]",
     "validate job.yaml --set batch_size=zero",
     "validate job.yaml max_steps",

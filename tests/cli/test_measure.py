@@ -88,8 +88,8 @@ def test_the_line_to_paste_balances_paced_stages(
     assert main(["measure", job]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "mesh [1, 1] on emulator: emulator, float32; median of 5 passes of a micro-batch"
-    assert "  block 0            1000.00 ms  1000.00 ms" in lines
-    assert "  block 5            6000.00 ms  6000.00 ms" in lines
+    assert "  block 0            1000.00 ms   1000.00 ms" in lines
+    assert "  block 5            6000.00 ms   6000.00 ms" in lines
     assert lines[-1] == "    blocks_per_rank: {0: 5, 1: 1}"
     pasted = f"multihost_config.pipeline_parallel_config.{lines[-1].strip().replace(': {', '={', 1)}"
     assert main(["validate", job, pasted]) == 0
@@ -107,13 +107,47 @@ def test_the_result_for_machines(job: str, paced: None, capsys: pytest.CaptureFi
     assert all(each["memory_bytes"] > 0 for each in result["balanced"]["stages"])
 
 
-def test_blocks_on_the_emulator_are_measured_and_the_mesh_is_closed(
-    job: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("multihost_config.enabled=false",),
+        ("multihost_config.pipeline_parallel_config.blocks_per_rank={0: 6}", "num_workers=1"),
+    ],
+)
+def test_a_model_without_a_pipeline_has_times_and_no_split(
+    job: str, paced: None, settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["measure", job, "--passes", "1", "batch_size=1", "--json"]) == 0
+    assert main(["measure", job, *settings, "--json"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert "balanced" not in result and "balanced split" not in captured.err
+    assert len(result["blocks"]) == 6 and result["batch_size"] == 2
+    assert result["model"] == {"forward_seconds": 11.0, "backward_seconds": 11.0}
+    assert "  the whole model    11000.00 ms  11000.00 ms" in captured.err.splitlines()
+
+
+def test_validate_reads_the_result(
+    job: str, paced: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = "multihost_config.enabled=false"
+    assert main(["measure", job, alone, "--json"]) == 0
+    (tmp_path / "measured.json").write_text(capsys.readouterr().out)
+    link = ["--link", "10G", "--measured", str(tmp_path / "measured.json")]
+    assert main(["validate", job, alone, *link, "--json"]) == 0
+    time = json.loads(capsys.readouterr().out.splitlines()[-1])["time"]
+    assert time["computing_seconds"] == 8 * 22.0 and time["computing_from"] == "measured on emulator"
+
+
+@pytest.mark.parametrize("has_pipeline", [True, False])
+def test_blocks_on_the_emulator_are_measured_and_the_mesh_is_closed(
+    job: str, has_pipeline: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["batch_size=1", f"multihost_config.enabled={str(has_pipeline).lower()}"]
+    assert main(["measure", job, "--passes", "1", *settings, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert all(each["forward_seconds"] > 0 < each["backward_seconds"] for each in result["ranges"])
-    assert sum(each["blocks"] for each in result["balanced"]["stages"]) == 6
+    assert len(result["blocks"]) == 6
+    assert sum(each["blocks"] for each in result.get("balanced", {}).get("stages", [])) == 6 * has_pipeline
     open_mesh((1, 1), backend="emulator").close()
 
 
@@ -150,11 +184,6 @@ def test_each_block_of_an_own_model_is_measured(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["multihost_config.enabled=false"], "pipeline_parallel_config: not given"),
-        (
-            ["multihost_config.pipeline_parallel_config.blocks_per_rank={0: 6}", "num_workers=1"],
-            "one stage given",
-        ),
         (["data_path=missing.txt"], "missing.txt"),
         (["--passes", "0"], "--passes"),
         (["--limit-seconds", "nan"], "--limit-seconds"),

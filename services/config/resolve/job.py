@@ -18,6 +18,7 @@ from services.config.resolve.device import resolve_device
 from services.config.resolve.length import (
     check_evaluation,
     counts_epochs,
+    known_evaluation_batches,
     known_training_windows,
     max_steps_of,
     steps_of_epochs,
@@ -43,11 +44,13 @@ class ResolvedJob(NamedTuple):
         config: the complete job.
         notices: a line for each setting without effect.
         training_windows: number of training windows (or samples) of all files; None if only workers count the tokens.
+        evaluation_batches: number of batches of an evaluation; None if only workers count the tokens.
     """
 
     config: JobConfig
     notices: list[str]
     training_windows: int | None
+    evaluation_batches: int | None
 
 
 def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
@@ -133,7 +136,8 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
     except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None
     check_spec_size(job.to_json())
-    return ResolvedJob(job, notices, known_training_windows(data))
+    evaluation_batches = known_evaluation_batches(training, data, batches.validation_batch_size)
+    return ResolvedJob(job, notices, known_training_windows(data), evaluation_batches)
 
 
 def _sampling(value: Any) -> SamplingConfig:

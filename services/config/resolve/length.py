@@ -97,14 +97,40 @@ def check_evaluation(training: TrainingSection, data: ResolvedData, batch_size: 
     """
     if training.validation_batches or data.config is None or isinstance(data.model, RegressionConfig):
         return
-    tokens = batch_size * data.model.max_sequence_length
-    held_out = [length - count_training_tokens(length) for length in data.lengths if length is not None]
-    batches = sum(-(-(each - 1) // tokens) for each in held_out)
+    batches = _count_held_out_batches(data, batch_size)
     if batches > MOST_EVALUATION_BATCHES:
+        held_out = sum(_count_held_out(length) for length in data.lengths if length is not None)
         raise Refused(
-            f"training_config.validation_batches: not given with {sum(held_out)} held-out tokens, which make {batches} "
+            f"training_config.validation_batches: not given with {held_out} held-out tokens, which make {batches} "
             f"batches, expected at most {MOST_EVALUATION_BATCHES}; write for example validation_batches: 1000"
         )
+
+
+def known_evaluation_batches(training: TrainingSection, data: ResolvedData, batch_size: int) -> int | None:
+    """Return the number of batches of an evaluation; None if only a tokenizer can count a text's tokens.
+
+    Args:
+        training: the `training_config` section.
+        data: the job's data.
+        batch_size: windows (or samples) of a held-out batch.
+    """
+    if None in data.lengths:
+        return training.validation_batches or None
+    held_out = _count_held_out_batches(data, batch_size)
+    return min(training.validation_batches or held_out, held_out)
+
+
+def _count_held_out_batches(data: ResolvedData, batch_size: int) -> int:
+    """Return the number of held-out batches of all files whose lengths are known, or of samples."""
+    held_out = [_count_held_out(length) for length in data.lengths if length is not None]
+    if isinstance(data.model, RegressionConfig):
+        return sum(-(-each // batch_size) for each in held_out)
+    tokens = batch_size * data.model.max_sequence_length
+    return sum(-(-(each - 1) // tokens) for each in held_out)
+
+
+def _count_held_out(length: int) -> int:
+    return length - count_training_tokens(length)
 
 
 def known_training_windows(data: ResolvedData) -> int | None:

@@ -39,7 +39,7 @@ def validated(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str
     captured = capsys.readouterr()
     result = json.loads(captured.out.splitlines()[-1])
     assert isinstance(result, dict)
-    assert main(["validate", *words]) == 0
+    assert main(["validate", "--long", *words]) == 0
     return result, capsys.readouterr().out
 
 

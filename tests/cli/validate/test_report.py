@@ -8,12 +8,15 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from cli.validate.report import Cluster, make_report
+from cli.validate.cluster import Cluster
+from cli.validate.report import make_report
+from cli.validate.screen import format_screen
 from cli.validate.text import format_report
 from services import input_files
 from services.config import corpus
 from services.config.load import load_job_with_origins
 from services.config.paths import REPOSITORY_ROOT
+from training.job_data import JobData
 
 TRAINING_CONFIGS = sorted((REPOSITORY_ROOT / "configs" / "training_configs").glob("*.yaml"))
 JOB_S_OWN = Cluster()
@@ -37,7 +40,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def report_of(path: Path, *overrides: str, cluster: Cluster = JOB_S_OWN) -> dict[str, Any]:
     job, origins = load_job_with_origins(path, overrides)
     report = make_report(job, origins, cluster).figures
-    lines = list(format_report(report))
+    lines = [*format_report(report), *format_screen(report)]
     assert all(line.isprintable() and line for line in lines)
     decoded: dict[str, Any] = json.loads(json.dumps(report))
     assert decoded == report
@@ -78,6 +81,25 @@ def test_an_epoch_has_a_window_for_each_start(tmp_path: Path) -> None:
     report = report_of(path)
     assert report["epochs"] == pytest.approx(100 * 4 / (900 - 32), abs=1e-4)
     assert (report["tokens_per_step"], report["tokens"]) == (4 * 32, 100 * 4 * 32)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "data_path: [one.txt, two.txt]",
+        "data_path: one.txt, validation_batches: 3",
+        "model_type: linear_regression",
+    ],
+)
+def test_batches_of_an_evaluation_are_those_of_the_worker(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "one.txt").write_text("abcdefghij" * 300)
+    (tmp_path / "two.txt").write_text("abcdefghij" * 777)
+    path = tmp_path / "job.yaml"
+    model = "" if "linear" in settings else TRANSFORMER
+    path.write_text(f"training_config: {{{settings}, validation_batch_size: 2}}\n{model}")
+    job, _ = load_job_with_origins(path)
+    assert job.evaluation_batches == JobData.open(job.config).evaluation_batches
+    assert report_of(path)["evaluation_batches"] == job.evaluation_batches
 
 
 def test_a_text_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

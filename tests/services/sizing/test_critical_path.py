@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.harness.critical_path import CriticalPath, Parts, critical_path
+from services.sizing.critical_path import CriticalPath, Parts, critical_path
 from services.tensors.layout import CHUNK_ELEMENTS
 
 CHUNK = CHUNK_ELEMENTS
@@ -15,7 +15,8 @@ PARTS = Parts(
     pass_seconds=6.0,
     uses=((CHUNK, 0.0), (2 * CHUNK, 1.0), (3 * CHUNK, 1.5)),
     ready=((2 * CHUNK, 3.0), (CHUNK, 4.5), (0, 6.0)),
-    link_seconds=1 / CHUNK,
+    down_seconds=1 / CHUNK,
+    up_seconds=1 / CHUNK,
 )
 
 
@@ -38,7 +39,7 @@ def test_gradients_that_are_ready_late_wait_for_the_pass() -> None:
 
 
 def test_a_step_without_transfers_takes_as_long_as_its_pass() -> None:
-    free = critical_path(replace(PARTS, link_seconds=0.0))
+    free = critical_path(replace(PARTS, down_seconds=0.0, up_seconds=0.0))
     assert free == CriticalPath(weights_end=0.0, pass_delay=0.0, pass_end=6.0, step_seconds=6.0)
 
 
@@ -67,3 +68,20 @@ def test_the_last_chunk_may_be_shorter() -> None:
     short = replace(PARTS, elements=2 * CHUNK + CHUNK // 2, uses=(), ready=((0, 6.0),))
     assert critical_path(short).weights_end == 2.5
     assert critical_path(short).step_seconds == 8.5
+
+
+def test_further_micro_batches_need_no_weights_and_send_nothing() -> None:
+    # The first pass is as late as before. The last one starts 12 s after it, and its gradients leave as before.
+    path = critical_path(replace(PARTS, before_seconds=12.0))
+    assert path == CriticalPath(weights_end=3.0, pass_delay=1.5, pass_end=19.5, step_seconds=20.5)
+
+
+def test_directions_have_times_of_their_own() -> None:
+    assert critical_path(replace(PARTS, up_seconds=3 / CHUNK)).step_seconds == 1.5 + 3.0 + 9
+    assert critical_path(replace(PARTS, down_seconds=3 / CHUNK)).pass_delay == 9 - 1.5
+
+
+def test_a_large_model_is_timed_in_a_bounded_number_of_pieces() -> None:
+    many = 100_000 * CHUNK
+    large = replace(PARTS, elements=many, uses=((many, 0.0),), ready=((0, 6.0),))
+    assert critical_path(large).step_seconds == pytest.approx(100_000 + 6.0 + 100_000)

@@ -1,0 +1,125 @@
+"""A worker whose chips are paced: `tiermesh worker` with a job's layout and passes that are pauses.
+
+A forward pass takes TIERMESH_BENCH_FORWARD_SECONDS, a backward pass twice as long. Matrices take their part of it by
+their elements, tables of embeddings none. The forward pass waits for each parameter where it is used, and the backward
+pass completes gradients in the reverse order. So only the host's work is real, and takes no time of the chips.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cli.daemon_commands import make_worker_command
+from cli.main import main
+from mesh.device import Mesh
+from mesh.fingerprint import compute_fingerprint
+from services.config.job import JobConfig
+from services.runtime import process
+from training.job_data import JobData
+from training.models.build import build_model
+from training.models.initialise import build_layout
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class PacedStep:
+    """Replacement of `training.step.TrainingStep` whose passes take a given time."""
+
+    micro_batches = 0
+
+    def __init__(
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data_dir: Path | None,
+        allowed_models: Collection[str],
+        **callbacks: Any,
+    ) -> None:
+        del callbacks
+        data = JobData.open(config, data_dir)
+        self.vocabulary = data.vocabulary
+        self.tokens_per_micro_batch = data.rows_per_micro_batch
+        self.evaluation_batches = data.evaluation_batches
+        # The model only names parameters: they get no values.
+        self.layout = build_layout(
+            build_model(config.model, self.vocabulary, mesh, allowed_models), decay_all=True
+        )
+        forward = float(os.environ["TIERMESH_BENCH_FORWARD_SECONDS"])
+        work = [
+            0 if "wte" in each.name or "wpe" in each.name or len(each.shape) < 2 else each.size
+            for each in self.layout.entries
+        ]
+        self._forward_seconds = [forward * each / sum(work) for each in work]
+        self._mesh = mesh
+        self._fetch: Callable[[int], None] | None = None
+        self._weights = np.zeros(self.layout.elements, np.float32)
+        self._evaluation_seconds = forward * config.validation_batch_size / config.batch_size
+
+    def initial_weights(self) -> Float32Array:
+        """Return zeros."""
+        return np.zeros(self.layout.elements, np.float32)
+
+    def expect(self, fetch: Callable[[int], None]) -> None:
+        """Note that newer weights are on their way."""
+        self._fetch = fetch
+
+    def load(self, entry_index: int, values: Float32Array) -> None:
+        """Copy the values into an array of this process, as a mesh would."""
+        entry = self.layout.entries[entry_index]
+        self._weights[entry.offset : entry.stop] = values
+
+    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+        """Pause for the passes, as the weights arrive and the gradients get complete."""
+        del step
+        fetch, self._fetch = self._fetch, None
+        moment = time.perf_counter()
+        for entry, seconds in enumerate(self._forward_seconds):
+            if fetch is not None:
+                fetch(entry)
+                moment = max(moment, time.perf_counter())
+            moment = _pause(moment + seconds)
+        for entry in reversed(range(len(self.layout.entries))):
+            placed = self.layout.entries[entry]
+            out[placed.offset : placed.stop] = 1e-3 * (index + 1)
+            moment = _pause(moment + 2 * self._forward_seconds[entry])
+            ready(placed.offset)
+        PacedStep.micro_batches += 1
+        return 0.0
+
+    def evaluate(self, index: int) -> tuple[float, int]:
+        """Pause for a forward pass, and return a loss of 0."""
+        del index
+        time.sleep(self._evaluation_seconds)
+        return 0.0, 1
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """Return an empty model config."""
+        return {"config.json": b"{}\n"}
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return the emulator's fingerprint."""
+        return compute_fingerprint(self._mesh)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _pause(until: float) -> float:
+    time.sleep(max(0.0, until - time.perf_counter()))
+    return until
+
+
+if __name__ == "__main__":
+    process.tune_allocator()
+    process.limit_blas_to_one_thread()
+    # This clock makes all workers look equally fast, wherever they wait.
+    paced_worker = make_worker_command(PacedStep, clock=lambda: float(PacedStep.micro_batches))
+    sys.exit(main(worker_command=paced_worker))
