@@ -141,7 +141,10 @@ def describe_local_run() -> dict[str, Any]:
         "refused": refused.returncode,
         "JSON log": sorted(json.loads(refused.stderr.splitlines()[-1])),
         "files": names,
-        "log": sorted({f"{each['kind']}: {mask_numbers(each['text'])}" for each in events}),
+        # An evaluation says how far it is only if it takes long.
+        "log": sorted(
+            {f"{each['kind']}: {mask_numbers(each['text'])}" for each in events if each["kind"] != "progress"}
+        ),
         "log keys": sorted({key for each in events for key in each}),
         "daemons": sorted(map(mask_numbers, served)),
         "queue": sorted(" ".join(text.split()) for (text,) in tables),
