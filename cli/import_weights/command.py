@@ -145,7 +145,7 @@ def _describe(
     from training.models.build import build_model
     from training.models.checkpoint_files import describe_model
 
-    with open_mesh((1, 1), backend="emulator") as mesh:  # it computes nothing
+    with open_mesh((1, 1)) as mesh:
         files = describe_model(build_model(model, model.vocab_size or 0, mesh), tokenizer)
     constants = read_constants(files)
     files.pop(CONSTANTS_FILE, None)

@@ -61,13 +61,13 @@ def tokenize(
     _check_output(path, force)
     content, name = read_tokenizer_file(tokenizer)
     encoder = Encoder(content, name, end_of_text)
-    dtype = None if _is_yaml(path) else _dtype(path, encoder.size)
+    id_type = None if _is_yaml(path) else _dtype(path, encoder.size)
     new_output = (
         new_token_yaml(path, tokenizer_vocab_size=encoder.size)
-        if dtype is None
+        if id_type is None
         else new_token_file(
             path,
-            dtype,
+            id_type,
             tokenizer_vocab_size=encoder.size,
             tokenizer_sha256=hashlib.sha256(content).hexdigest(),
         )
@@ -85,7 +85,7 @@ def tokenize(
     seconds = time.monotonic() - started
     noun = "document" if number == 1 else "documents"
     output.say(
-        f"{path}: {writer.count:,} ids of {number:,} {noun}, {dtype or 'YAML'}, largest {writer.largest_id}; "
+        f"{path}: {writer.count:,} ids of {number:,} {noun}, {id_type or 'YAML'}, largest {writer.largest_id}; "
         f"{documents.total_bytes / 1e6:,.1f} MB of text in {seconds:.1f} s"
     )
     sidecar = writer.sidecar if isinstance(writer, TokenFileWriter) else None
@@ -94,7 +94,7 @@ def tokenize(
             "path": str(path),
             "documents": number,
             "ids": writer.count,
-            "dtype": dtype,
+            "dtype": id_type,
             "largest_id": writer.largest_id,
             "tokenizer_vocab_size": encoder.size,
             "bytes": path.stat().st_size,

@@ -182,8 +182,9 @@ def test_an_idle_worker_has_its_reason_and_an_old_speed_its_age() -> None:
 
 
 def test_jobs_are_filtered_and_found_by_a_part_of_the_id(
-    aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
+    aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     aggregator.jobs = {each.id: each for each in (ENDED, RUNNING, QUEUED)}
     there = ["--aggregator", aggregator.address]
 
