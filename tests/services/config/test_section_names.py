@@ -28,7 +28,7 @@ model:
 
 def test_sections_of_jax_trainers_are_read(folder: Path) -> None:
     (folder / "job.yaml").write_text(JAX)
-    (job, notices, _), origins = load_job_with_origins(folder / "job.yaml")
+    (job, notices, *_), origins = load_job_with_origins(folder / "job.yaml")
     assert notices == []
     assert (job.batch_size, job.micro_batches, job.device.dtype) == (8, 4, "bfloat16")
     assert (job.device.mesh_shape, job.device.shard_parameters, job.device.tensor_parallel_size) == (
@@ -45,7 +45,7 @@ def test_sections_of_jax_trainers_are_read(folder: Path) -> None:
 def test_the_command_line_knows_those_names(folder: Path, setting: str) -> None:
     (folder / "job.yaml").write_text(JAX)
     mesh = 'model.mesh_shape=[[1, 2], ["fsdp", "tp"]]'
-    (job, _, _), _ = load_job_with_origins(folder / "job.yaml", [setting, mesh, "model.num_heads=2"])
+    (job, _, *_), _ = load_job_with_origins(folder / "job.yaml", [setting, mesh, "model.num_heads=2"])
     assert (job.steps, job.device.mesh_shape, job.model.num_heads) == (7, (1, 2), 2)
 
 

@@ -28,7 +28,7 @@ def settings_of(load: Callable[..., Any], folder: Path) -> Callable[..., dict[st
 
     def settings_of(*overrides: str, **sections: Any) -> dict[str, Setting]:
         load(*overrides, **sections)
-        (config, _, _), origins = load_job_with_origins(folder / "job.yaml", overrides)
+        (config, _, *_), origins = load_job_with_origins(folder / "job.yaml", overrides)
         listed = list_settings(config, origins)
         assert len({each.key for each in listed}) == len(listed)
         return {each.key: each for each in listed}

@@ -90,7 +90,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_config_of_tt_train_validates_or_is_refused_with_a_reason(path: Path) -> None:
     expected = REFUSED.get(name_of(path))
     if expected is None:
-        (job, notices, _), origins = load_job_with_origins(path)
+        (job, notices, *_), origins = load_job_with_origins(path)
         assert JobConfig.from_json(job.to_json()) == job
         assert all(len(notice) <= 300 for notice in notices)
         fields = [notice.partition(": ")[0] for notice in notices]

@@ -46,6 +46,7 @@ def touch_all(metrics: WorkerMetrics | AggregatorMetrics | OptimizerMetrics, job
         metrics.count_commit(job, applied=True)
         metrics.count_verification(job, "passed")
         metrics.set_validation_loss(job, 1.0)
+        metrics.set_efficiency(job, 0.5)
         metrics.set_compute(job, parameters=1, flops_per_token=6, mfu=0.5)
         metrics.count_sent(job, 1)
         metrics.count_received(job, 1)
