@@ -93,11 +93,12 @@ class ShardedTensors:
             self._to_write.remove(link)
             if not self._to_write:
                 self._finish_opening()
-        elif number == self._copy and self._copying is not None and self._job is not None:
+        elif number == self._copy and self._copying is not None:
             self._copied |= weights
-            if len(self._copied) == self._job.chunks:
+            chunks = self._optimizer.cluster.jobs[self._copying.job].chunks
+            if len(self._copied) == chunks:
                 effect, self._copying = self._copying, None
-                self._optimizer.copied(effect, tuple(self._copied[each] for each in range(self._job.chunks)))
+                self._optimizer.copied(effect, tuple(self._copied[each] for each in range(chunks)))
 
     def drop(self) -> None:
         """Have the shards forget the job."""
@@ -105,12 +106,12 @@ class ShardedTensors:
         self._payloads.group.send_to_all(pb.DropPart())
 
     def _lost(self, reason: str) -> None:
-        copying = self._copying
+        copying, self._copying = self._copying, None
         self._forget()
         self._optimizer.tensors_lost(copying, reason)
 
     def _forget(self) -> None:
-        self._job = self._measuring = self._updating = self._published = self._copying = None
+        self._job = self._measuring = self._updating = self._published = None
         self._to_open, self._to_write = set(), set()
         self._staged.clear()
 
