@@ -39,7 +39,7 @@ CALLS: dict[str, Call] = {
     "Cancel": lambda client, job, _: client.cancel(job),
     "Trust": lambda client, job, _: client.trust(job, "w1"),
     "Watch": lambda client, job, _: _all_of(client.watch(job)),
-    "Logs": lambda client, job, _: _all_of(client.logs(job, follow=False)),
+    "Logs": lambda client, job, _: _all_of(client.logs(jobs.LogsRequest(job=job))),
     "Status": lambda client, *_: client.status(),
 }
 STREAMS = ("Watch", "Logs")

@@ -105,7 +105,7 @@ def test_a_leader_that_is_killed(
         status = pair.status()
         assert (status.leader, status.epoch, len(status.standbys)) == ("standby", 2, 0)
         assert leads(pair.second)
-        assert f"aggregator {NOBODY}: " in pair.workers[0].log_text()
+        assert f"nothing listens at {NOBODY}" in pair.workers[0].log_text()
 
 
 @pytest.mark.long

@@ -275,7 +275,7 @@ def commits_before_all_checks(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_sums_of_liars(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Exclusions, "is_void", lambda self, version: False)
-    patch.setattr(RunningJob, "_start_over", lambda self, version: self.progress.next_phase(0.0))
+    patch.setattr(RunningJob, "start_over", lambda self, version: self.progress.next_phase(0.0))
 
 
 def trusts_two_lies(patch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_a_process_that_is_not_a_shard_is_named() -> None:
     async def scenario(hosts: Hosts, shards: ShardGroup, events: GroupEvents) -> None:
         handlers: list[grpc.GenericRpcHandler] = []
         server = await start_server(hosts.addresses[0], Security(), handlers, ())
-        await events.wait_for_line("waiting", "shard 0", "not a shard", "`tiermesh aggregator --shard`")
+        await events.wait_for_line("waiting", "shard 0", "not a shard", "--shards")
         await server.stop(0)
 
     with_shards(scenario)
