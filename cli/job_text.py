@@ -88,7 +88,7 @@ def _fields(job: jobs_pb2.Job, now: float) -> Iterator[tuple[str, str]]:
     for each in job.excluded:
         yield "faulty", f"worker {each.worker}: {each.reason}"
     claims: list[dict[str, Any]] = job_fields(job)["claims"] or []
-    yield "claims", claim_lines(claims) if claims else ""
+    yield "claims", claim_lines(claims) if len(claims) > 1 else ""  # one that all share decides nothing
     yield "owner", job.owner
     yield "submitted", _ago(job.submitted_seconds, now)
     yield "started", _ago(job.started_seconds, now)

@@ -179,7 +179,7 @@ class JobConfig(ConfigRecord):
         if start.first_step >= self.steps:
             raise ValueError(
                 f"training_config.max_steps: {self.steps} given to continue job {start.job} at step "
-                f"{start.first_step}, expected more; raise it"
+                f"{start.first_step}, expected more; raise it (`--steps` of `tiermesh continue`)"
             )
 
     @property

@@ -256,7 +256,7 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> Non
             path = write_config(tmp_path, regression_config(**training))
             return refused("submit", path, *words)
 
-        assert "expected more; raise it" in refused("continue", first, "--steps", 5)
+        assert "expected more; raise it (`--steps`" in refused("continue", first, "--steps", 5)
         assert "no job 'nobody'" in refused("continue", "nobody", "--steps", 10)
         assert "has no intact checkpoint of step 3" in refused("continue", first, "--steps", 9, "--step", 3)
         assert "it has those of steps: 0, 5" in submit("--from", f"{first}:4")
