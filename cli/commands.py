@@ -10,7 +10,7 @@ _JOB = "configs/training_configs/nanogpt_shakespeare_char_cpu.yaml"
 
 SECTIONS: Mapping[str, Mapping[str, Entry]] = {
     "Run a job": {
-        "local": Entry("cli.job_commands:local", (f"local {_JOB}",)),
+        "local": Entry("cli.local_commands:local", (f"local {_JOB}",)),
         "launch": Entry(
             "cli.launch.command:launch",
             ("launch FOLDER --config job.yaml --dry-run",),
@@ -84,7 +84,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
             ),
         ),
         "timeline": Entry("cli.model_commands:timeline", ("timeline build/timeline",)),
-        "chaos": Entry("cli.job_commands:chaos", ("chaos job.yaml --seed 7 --verify",)),
+        "chaos": Entry("cli.local_commands:chaos", ("chaos job.yaml --seed 7 --verify",)),
         "completion": Entry(
             "cli.completion:completion",
             ("completion bash >> ~/.bashrc", "completion zsh >> ~/.zshrc"),

@@ -174,7 +174,13 @@ def main(descriptor: int, role: str) -> None:
 
     limit_blas_to_one_thread()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    commands = ("cli.main", "cli.daemon_commands", "cli.job_commands", "cli.model_commands")
+    commands = (
+        "cli.main",
+        "cli.daemon_commands",
+        "cli.job_commands",
+        "cli.local_commands",
+        "cli.model_commands",
+    )
     for name in (*commands, *_MODULES[role], *_HTTP_MODULES):
         importlib.import_module(name)
     del sys.modules["cli.main"]  # or runpy, which runs it, would warn that it is there already
