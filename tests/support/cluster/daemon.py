@@ -32,11 +32,13 @@ def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMI
 
 
 def environment(kernels: str = "numpy") -> dict[str, str]:
-    """Return this process's environment without settings of Tiermesh.
+    """Return this process's environment without settings of Tiermesh, and without the width of a terminal.
 
     Daemons use numpy's kernels by default, because compiled ones add a second to every start.
     """
-    return {**environment_without_options(), "TIERMESH_KERNELS": kernels}
+    kept = environment_without_options()
+    kept.pop("COLUMNS", None)  # pytest-xdist sets it for its processes
+    return {**kept, "TIERMESH_KERNELS": kernels}
 
 
 def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
