@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -38,12 +39,15 @@ CASES: list[tuple[Callable[[], None], str, str]] = [
 def test_a_fix_that_is_taken_out_fails_its_case(
     mutation: Callable[[], None], case: str, expected: str
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "long", f"tests/insider/test_processes.py::{case}"],
-        cwd=ROOT,
-        env={**os.environ, unfixed.VARIABLE: mutation.__name__},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "1 failed" in run.stdout[-200:] and re.search(expected, run.stdout), run.stdout[-5000:]
+    with TemporaryFile("w+") as output:  # a pipe would be waited for, and a daemon that hangs has it open
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-m", "long", f"tests/insider/test_processes.py::{case}"],
+            cwd=ROOT,
+            env={**os.environ, unfixed.VARIABLE: mutation.__name__},
+            stdout=output,
+            stderr=output,
+            check=False,
+        )
+        output.seek(0)
+        printed = output.read()
+    assert "1 failed" in printed[-200:] and re.search(expected, printed), printed[-5000:]
