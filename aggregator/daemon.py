@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from aggregator.core.retention import Limits, Part
 from services.caps import Caps
 from services.errors import Refused
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.daemon import DaemonOptions, Service, run_role
-from services.runtime.metrics import AggregatorMetrics
 from services.runtime.process import make_state_dir
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, TIMEOUTS_IN_HEARTBEATS, Timeouts
 

@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aggregator.core.token_bucket import TokenBucket
+from aggregator.stored_checkpoints import StoredCheckpoints
+from protos.files_pb2 import FilePiece, ReadFileRequest
 from services.caps import MB, Cap, CapReached
+from services.files.service import ReadPiece
 from services.protocol.file_refs import MAX_PIECE_BYTES
+from services.transport.access.enforcement import current_caller
 
 MOST_DOWNLOADS = 32
 """Largest number of downloads at the same time. Each has a piece in memory."""
@@ -62,6 +66,18 @@ class Downloads:
             yield Download(self)
         finally:
             self._under_way -= Counter((person,))  # a person who has none left is forgotten
+
+    @contextmanager
+    def open_reader(self, stored: StoredCheckpoints) -> Iterator[ReadPiece]:
+        """Give one download of a checkpoint's file what reads it, within the caps (CapReached)."""
+        with self.begin(current_caller().person) as download:
+
+            async def read_piece(request: ReadFileRequest) -> FilePiece:
+                piece = await stored.read_piece(request)
+                await download.take(len(piece.data))
+                return piece
+
+            yield read_piece
 
     def _check_caps(self, person: str) -> None:
         total, own = self._under_way.total(), self._under_way[person]

@@ -19,7 +19,7 @@ from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
 from services.files.store import FileStore
 from services.protocol.bounds import MessageTooLarge
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.tasks import start_task
 
 log = logging.getLogger("tiermesh.aggregator")

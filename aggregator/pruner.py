@@ -36,7 +36,7 @@ from services.errors import Failed, Refused, TiermeshError, name_internal_error
 from services.instrumentation.failpoints import hit_failpoint
 from services.printable import counted
 from services.protocol.bounds import MAX_NAMED_JOBS, MAX_NAMED_STEPS
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 
 log = logging.getLogger("tiermesh.aggregator")
 

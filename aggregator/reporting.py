@@ -10,7 +10,7 @@ from aggregator.core.events import Note
 from aggregator.storage.journal import Journal
 from aggregator.tracking import JobTracking
 from protos.jobs_pb2 import JobEvent, Wait
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.timeouts import Timeouts
 
 log = logging.getLogger("tiermesh.aggregator")

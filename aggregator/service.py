@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,12 @@ from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
 from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
-from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.caps import GB, MB, Caps
 from services.errors import TiermeshError
 from services.files.limits import TransferLimits
-from services.files.service import FilesServicer, ReadPiece
+from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.printable import printable_path
@@ -57,12 +56,11 @@ from services.protocol.activities import efficiency
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.recording import make_core
 from services.tasks import start_awaited
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
-from services.transport.access.enforcement import current_caller
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.http2.server import Handler
 from services.transport.links import run_until_first_ends
@@ -457,18 +455,6 @@ class AggregatorService:
             status.standbys.add(name=name, seconds_since_heard=seconds)
         return status
 
-    @contextmanager
-    def _open_reader(self) -> Iterator[ReadPiece]:
-        """Give one download of a checkpoint's file what reads it, within the caps (CapReached)."""
-        with self._downloads.begin(current_caller().person) as download:
-
-            async def read_piece(request: ReadFileRequest) -> FilePiece:
-                piece = await self.stored.read_piece(request)
-                await download.take(len(piece.data))
-                return piece
-
-            yield read_piece
-
     # ---- workers ----
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -491,7 +477,7 @@ class AggregatorService:
                 FILES_OF_AGGREGATOR,
                 limits=TransferLimits(self._timeouts),
                 admission=self._uploads,
-                checkpoints=self._open_reader,
+                checkpoints=partial(self._downloads.open_reader, self.stored),
             ).handlers(),
         ]
 

@@ -23,7 +23,7 @@ from aggregator.worker_sessions import WorkerSessions
 from optimizer.engine import OptimizerEngine
 from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from services.files.store import FileStore
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.data.newest_weights import NewestWeights

@@ -133,6 +133,11 @@ class Mesh:
         self.close()
 
 
+def open_host_mesh() -> Mesh:
+    """Open a mesh of one chip in this host's memory, for what names parameters and computes nothing."""
+    return open_mesh((1, 1), backend="emulator")
+
+
 def open_mesh(
     mesh_shape: tuple[int, int] | list[int],
     *,

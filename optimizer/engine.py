@@ -212,7 +212,7 @@ class OptimizerEngine:
             effects = self.core.handle(event)
         except Exception as error:
             self._replace_core(event, error)
-            return
+            effects = []
         for effect in effects:
             try:
                 self._carry_out(effect, values)

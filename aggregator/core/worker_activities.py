@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from aggregator.core.events import ChunkArrived, FromWorker, Input, Ticked, WorkerLost
-from aggregator.core.membership.members import Member
+from aggregator.core.events import ChunkArrived, FromWorker, Input, Ticked, WeightsArrived, WorkerLost
+from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.running_job import RunningJob
 from aggregator.core.worker_times import WorkerTimes
 from protos.cluster_pb2 import Computed
 from services.protocol.activities import Activity
 from services.protocol.phases import JobPhase
+
+_HINDRANCES = {
+    MemberState.REFUSED: Activity.REFUSED,
+    MemberState.UNFIT: Activity.UNFIT,
+    MemberState.WAITING: Activity.WAITS_FOR_CLAIM,
+    MemberState.SPARE: Activity.SPARE,
+    MemberState.BUILDING: Activity.BUILDING,
+    MemberState.CONNECTED: Activity.BUILDING,
+}
+"""States of workers that take no part in the running job, and what they do then."""
 
 
 class WorkerActivities:
@@ -40,6 +50,8 @@ class WorkerActivities:
             optimizer: whether the optimizer is connected.
             now: the time.
         """
+        if isinstance(event, ChunkArrived | WeightsArrived) and event.header.index:
+            return  # the first chunk of weights, and the last one of a gradient, have index 0: once a step is enough
         job = run.job.id if run is not None else ""
         if job != self._job:
             self.times.begin_job(run.job.worker_seconds if run is not None else {}, now)
@@ -52,9 +64,7 @@ class WorkerActivities:
             for session in self.times.sessions - members.keys():
                 self.times.drop(session, now)
                 self._measured_seconds.pop(session, None)
-        elif (
-            not isinstance(event, ChunkArrived) or not event.header.index
-        ):  # the last one in the agreed order
+        else:
             member = members.get(getattr(event, "session", 0))
             changed = () if member is None else (member,)
         for each in changed:
@@ -135,14 +145,5 @@ def find_activity(run: RunningJob | None, member: Member, optimizer: bool, now: 
 
 def _find_hindrance(member: Member) -> Activity | None:
     """Return why a worker takes no part in the running job; None if it does."""
-    if member.refusal is not None:
-        return Activity.REFUSED
-    if member.unfit is not None:
-        return Activity.UNFIT
-    if member.claim_wait is not None:
-        return Activity.WAITS_FOR_CLAIM
-    if member.fetch is not None:
-        return Activity.WAITS_FOR_DATA
-    if member.spare:
-        return Activity.SPARE
-    return None if member.able else Activity.BUILDING
+    found = _HINDRANCES.get(member.state, None if member.able else Activity.BUILDING)
+    return Activity.WAITS_FOR_DATA if found is Activity.BUILDING and member.fetch is not None else found

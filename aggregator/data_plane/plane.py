@@ -16,8 +16,8 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.handover import Handover
-from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import Message, TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.transport.data.newest_weights import NewestWeights

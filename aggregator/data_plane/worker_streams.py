@@ -14,7 +14,7 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
 from services.instrumentation import timeline
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.tensors.chunk_messages import TensorChunk, bytes_per_element, check_chunk
 from services.transport.access.enforcement import check_daemon
 from services.transport.data.data_streams import write_message

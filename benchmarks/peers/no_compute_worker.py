@@ -15,21 +15,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
-from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import Layout
+from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMesh
 
-Float32Array = npt.NDArray[np.float32]
 
-
-class NoComputeStep:
+class NoComputeStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` that computes nothing."""
 
     evaluation_batches = 1
@@ -48,28 +43,15 @@ class NoComputeStep:
         del config, data_dir, allowed_models, callbacks
         elements, tensors = (int(os.environ[f"TIERMESH_BENCH_{name}"]) for name in ("ELEMENTS", "TENSORS"))
         size = elements // tensors
-        self.layout = Layout.build(
-            (f"t{index}", (size,), False, f"t{index}", False) for index in range(tensors)
-        )
-        self._mesh = mesh
-        self._fetch: Callable[[int], None] | None = None
-        self._weights = np.zeros(elements, np.float32)
+        layout = Layout.build((f"t{index}", (size,), False, f"t{index}", False) for index in range(tensors))
+        super().__init__(layout, mesh)
         self._gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._gate.connect(os.environ["TIERMESH_BENCH_GATE"])
-
-    def initial_weights(self) -> Float32Array:
-        """Return zeros."""
-        return np.zeros(self.layout.elements, np.float32)
-
-    def expect(self, fetch: Callable[[int], None]) -> None:
-        """Note that newer weights are on their way. A micro-batch waits for all of them."""
-        self._fetch = fetch
 
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Copy the values into an array of this process, as a mesh would. Report the last parameter."""
         if not values.flags.writeable:  # The values lie in the aggregator's shared memory.
-            entry = self.layout.entries[entry_index]
-            self._weights[entry.offset : entry.stop] = values
+            super().load(entry_index, values)
         if entry_index == len(self.layout.entries) - 1:
             self._gate.sendall(b"l")
 
@@ -84,19 +66,6 @@ class NoComputeStep:
         self._gate.recv(1)
         ready(0)
         return 0.0
-
-    def evaluate(self, index: int) -> tuple[float, int]:
-        """Return a loss of 0."""
-        del index
-        return 0.0, 1
-
-    def checkpoint_files(self) -> dict[str, bytes]:
-        """Return an empty model config."""
-        return {"config.json": b"{}\n"}
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the emulator's fingerprint."""
-        return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
         """Close the connection to the gate."""

@@ -14,23 +14,18 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
-from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
 from services.runtime import process
+from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMesh
 from training.job_data import JobData
 from training.models.build import build_model
 from training.models.initialise import build_layout
 
-Float32Array = npt.NDArray[np.float32]
 
-
-class PacedStep:
+class PacedStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` whose passes take a given time."""
 
     micro_batches = 0
@@ -49,32 +44,17 @@ class PacedStep:
         self.tokens_per_micro_batch = data.rows_per_micro_batch
         self.evaluation_batches = data.evaluation_batches
         # The model only names parameters: they get no values.
-        self.layout = build_layout(
+        layout = build_layout(
             build_model(config.model, self.vocabulary, mesh, allowed_models), decay_all=True
         )
+        super().__init__(layout, mesh)
         forward = float(os.environ["TIERMESH_BENCH_FORWARD_SECONDS"])
         work = [
             0 if "wte" in each.name or "wpe" in each.name or len(each.shape) < 2 else each.size
             for each in self.layout.entries
         ]
         self._forward_seconds = [forward * each / sum(work) for each in work]
-        self._mesh = mesh
-        self._fetch: Callable[[int], None] | None = None
-        self._weights = np.zeros(self.layout.elements, np.float32)
         self._evaluation_seconds = forward * config.validation_batch_size / config.batch_size
-
-    def initial_weights(self) -> Float32Array:
-        """Return zeros."""
-        return np.zeros(self.layout.elements, np.float32)
-
-    def expect(self, fetch: Callable[[int], None]) -> None:
-        """Note that newer weights are on their way."""
-        self._fetch = fetch
-
-    def load(self, entry_index: int, values: Float32Array) -> None:
-        """Copy the values into an array of this process, as a mesh would."""
-        entry = self.layout.entries[entry_index]
-        self._weights[entry.offset : entry.stop] = values
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
         """Pause for the passes, as the weights arrive and the gradients get complete."""
@@ -99,17 +79,6 @@ class PacedStep:
         del index
         time.sleep(self._evaluation_seconds)
         return 0.0, 1
-
-    def checkpoint_files(self) -> dict[str, bytes]:
-        """Return an empty model config."""
-        return {"config.json": b"{}\n"}
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the emulator's fingerprint."""
-        return compute_fingerprint(self._mesh)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _pause(until: float) -> float:

@@ -139,13 +139,13 @@ def _describe(
     model: PretrainableConfig, tokenizer: Tokenizer | None
 ) -> tuple[dict[str, bytes], dict[str, Float32Array]]:
     """Return the files that describe a model, and the tensors that Hugging Face's model has beyond its parameters."""
-    from mesh.device import open_mesh
+    from mesh.device import open_host_mesh
     from services.checkpoints.export import read_constants
     from services.checkpoints.format import CONSTANTS_FILE
     from training.models.build import build_model
     from training.models.checkpoint_files import describe_model
 
-    with open_mesh((1, 1)) as mesh:
+    with open_host_mesh() as mesh:
         files = describe_model(build_model(model, model.vocab_size or 0, mesh), tokenizer)
     constants = read_constants(files)
     files.pop(CONSTANTS_FILE, None)

@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from cli.words import spell_duration
 from services.printable import counted
 from services.sizing.sizes import format_bytes
 
 _COLUMNS = 80
 _LABEL_COLUMNS = 17
 _UNKNOWN = "known to workers only"
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 
 def describe_verdict(report: dict[str, Any]) -> str:
@@ -115,32 +115,26 @@ def _time_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     gigabits = time["link_bits_per_second"] / 1e9
     yield (
         "time of a step",
-        f"{format_seconds(time['step_seconds'])}, over links of {gigabits:g} Gbit/s",
+        f"{_seconds(time['step_seconds'])}, over links of {gigabits:g} Gbit/s",
     )
     batches = counted(time["most_micro_batches"], "micro-batch", "micro-batches")
     yield (
         "  computing",
-        f"{format_seconds(time['computing_seconds'])} for {batches}, {time['computing_from']}",
+        f"{_seconds(time['computing_seconds'])} for {batches}, {time['computing_from']}",
     )
     for name in ("weights", "gradients"):
         whole, exposed = time[f"{name}_seconds"], time[f"{name}_exposed_seconds"]
-        yield f"  {name}", f"waits {format_seconds(exposed)}; the transfer takes {format_seconds(whole)}"
-    yield "  update", f"{format_seconds(time['update_seconds'])} with messages"
+        yield f"  {name}", f"waits {_seconds(exposed)}; the transfer takes {_seconds(whole)}"
+    yield "  update", f"{_seconds(time['update_seconds'])} with messages"
     evaluation = time["evaluation_seconds"]
-    each = _UNKNOWN if evaluation is None else format_seconds(evaluation)
+    each = _UNKNOWN if evaluation is None else _seconds(evaluation)
     yield (
         "time of the job",
-        f"{format_seconds(time['job_seconds'])}, with {counted(time['evaluations'], 'evaluation')} of {each} and the "
-        f"last checkpoint, {format_seconds(time['checkpoint_seconds'])}",
+        f"{_seconds(time['job_seconds'])}, with {counted(time['evaluations'], 'evaluation')} of {each} and the "
+        f"last checkpoint, {_seconds(time['checkpoint_seconds'])}",
     )
 
 
-def format_seconds(seconds: float) -> str:
-    """Return a duration in the unit in which people think of it."""
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 2 * _MINUTE:
-        return f"{seconds:.3g} s"
-    if seconds < 2 * _HOUR:
-        return f"{seconds / _MINUTE:.3g} minutes"
-    return f"{seconds / _HOUR:.3g} hours" if seconds < 2 * _DAY else f"{seconds / _DAY:.3g} days"
+def _seconds(seconds: float) -> str:
+    """Return a duration with the digits by which the parts of a step can be compared."""
+    return f"{seconds:.3g} s" if seconds < 100 else spell_duration(seconds)

@@ -18,7 +18,7 @@ from aggregator.storage.journal import Journal
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos.cluster_pb2 import RemoveCheckpointsReply
 from protos.jobs_pb2 import QUEUED, SUCCEEDED, Job
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 
 DAY_SECONDS = 86_400.0
 STARTED_SECONDS = 1.7e9

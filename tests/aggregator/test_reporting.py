@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.reporting import WaitReporter
 from protos.jobs_pb2 import Wait
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.timeouts import STANDARD_TIMEOUTS
 
 

@@ -109,27 +109,24 @@ def test_a_job_over_generated_stubs(
     assert stored == events[-1].job
 
 
-def test_cancelling_frees_the_workers_for_the_next_job(
-    cluster: Cluster, long_spec: str, short_spec: str
-) -> None:
-    running, queued, last = (cluster.submit(spec) for spec in (long_spec, short_spec, short_spec))
-    followed = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "cli.main",
-            "logs",
-            running,
-            "--follow",
-            "--aggregator",
-            cluster.aggregator.address,
-        ],
+def start_command(cluster: Cluster, *words: object) -> subprocess.Popen[str]:
+    """Start a command that goes on until the test ends it, or its job ends."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *map(str, words), "--aggregator", cluster.aggregator.address],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_cancelling_frees_the_workers_for_the_next_job(
+    cluster: Cluster, long_spec: str, short_spec: str
+) -> None:
+    running, queued, last = (cluster.submit(spec) for spec in (long_spec, short_spec, short_spec))
+    followed = start_command(cluster, "logs", running, "--follow")
     cluster.wait_step(running, 2)
     assert cluster.job(queued).state == jobs.QUEUED
     assert run_json(cluster, "cancel", queued)["state"] == "cancelled"
@@ -151,24 +148,7 @@ def test_a_job_goes_on_after_the_command_that_follows_it_is_interrupted(
     cluster: Cluster, corpus: Path, tmp_path: Path
 ) -> None:
     job_file = write_config(tmp_path, gpt_config(corpus, project_name="long", max_steps=100_000))
-    following = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "cli.main",
-            "submit",
-            str(job_file),
-            "--follow",
-            "--aggregator",
-            cluster.aggregator.address,
-        ],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    following = start_command(cluster, "submit", job_file, "--follow")
     assert following.stdout is not None
     for line in following.stdout:
         if "step 1/" in line:

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import sized_config, spec_of
 from tests.support.cluster.harness import Cluster
-from tests.support.cluster.tally_worker import TENSOR_ELEMENTS, TENSORS, Float32Array, tallied
+from tests.support.cluster.step_without_mesh import Float32Array
+from tests.support.cluster.tally_worker import TENSOR_ELEMENTS, TENSORS, tallied
 
 STEPS, MICRO_BATCHES, CHECKPOINT_EVERY = 60, 8, 7
 

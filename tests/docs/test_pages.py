@@ -12,8 +12,9 @@ import pytest
 
 from cli.main import tiermesh
 from services.instrumentation import failpoints
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.certificate_watch import EXPIRY_METRIC
-from services.runtime.metrics import AggregatorMetrics, ConnectionMetrics, WorkerMetrics
+from services.runtime.metrics import ConnectionMetrics, WorkerMetrics
 from services.tracking.points import METRICS
 
 ROOT = Path(__file__).parents[2]

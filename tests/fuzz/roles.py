@@ -38,7 +38,8 @@ from services.pipeline.split import Split
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.file_refs import make_ref
 from services.protocol.hello import Role, make_hello
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.metrics import OptimizerMetrics
 from services.tensors.layout import Layout
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.links import INCARNATION_KEY, SESSION_KEY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,7 @@ def call(
     *,
     metadata: tuple[tuple[str, str], ...] = (),
     seconds: float = CALL_SECONDS,
+    answered: threading.Event | None = None,
 ) -> list[Message]:
     """Call a method and return its answers; none if it fails. Checksums are right.
 
@@ -35,6 +37,7 @@ def call(
         requests: its requests; those after the first are for streams alone.
         metadata: metadata of the call.
         seconds: time after which the call ends.
+        answered: is set once there is an answer.
     """
     path = f"/{method.containing_service.full_name}/{method.name}"
     kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
@@ -48,6 +51,8 @@ def call(
             return [result]
         for each in itertools.islice(result, MOST_ANSWERS):
             answers.append(each)
+            if answered is not None:
+                answered.set()
         result.cancel()
     return answers
 

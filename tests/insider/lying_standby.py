@@ -40,8 +40,8 @@ PEERS = "peers.json"
 PAUSE_SECONDS = 0.3
 """Time between two lies."""
 MOST_ORDERS = 8
-ANSWER_SECONDS = 0.1
-"""Time that it leaves for an answer to Hello."""
+ANSWER_SECONDS = 0.5
+"""Longest wait for an answer to Hello, which may never come."""
 SESSION_SECONDS = (0.0, 0.2, 1.0)
 """How long it stays connected after its orders."""
 LEAPS = (1, 1, 100)
@@ -126,16 +126,18 @@ class LyingStandby(threading.Thread):
         hellos = [first] if lie is None else list(lie.messages)
         orders = [self._make_order(liar, type(first), epoch) for _ in range(liar.draw.randrange(MOST_ORDERS))]
 
+        answered = threading.Event()
+
         def messages() -> Iterator[Message]:
             yield from hellos
-            time.sleep(ANSWER_SECONDS)
+            answered.wait(ANSWER_SECONDS)
             yield from orders
             if not is_shard and liar.draw.random() < 0.5:
                 self._call(liar, peer, hello.incarnation)
             time.sleep(liar.draw.choice(SESSION_SECONDS))
 
         service = SHARD if is_shard else OPTIMIZER
-        call(self._channels[peer], service.methods_by_name["Attend"], messages())
+        call(self._channels[peer], service.methods_by_name["Attend"], messages(), answered=answered)
         return f"to {peer}: {'; '.join(map(shown, [*hellos, *orders]))}"
 
     def _make_order(self, liar: Liar, kind: type[Message], epoch: int) -> Message:

@@ -65,20 +65,23 @@ def channel_of(cluster: Cluster, certificates: Path, person: str) -> grpc.Channe
     return grpc.secure_channel(cluster.aggregator.address, grpc.ssl_channel_credentials(*read), options)
 
 
-def answered(call: Callable[[], Result], seconds: float) -> Result:
+def answered(call: Callable[[], Result]) -> Result:
     """Return what a call returns; repeat it, as commands do, while its answer is that there is no leader now.
 
     Raises:
-        grpc.RpcError: there is no other answer in time.
+        grpc.RpcError: it failed otherwise.
+        AssertionError: there is no other answer in time.
     """
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def attempt() -> list[Result]:
         try:
-            return call()
+            return [call()]
         except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
-        time.sleep(0.1)
+            return []
+
+    return eventually(attempt, "an answer of a leader", ANSWER_SECONDS)[0]
 
 
 class Probe(threading.Thread):
@@ -102,9 +105,9 @@ class Probe(threading.Thread):
         while not self._over.wait(0.5):
             for name, call in (("jobs", self._list), ("status", self._status), ("submit", self._submit)):
                 try:
-                    answered(call, ANSWER_SECONDS)
-                except grpc.RpcError as error:
-                    self.problems.append(f"{name}: {error.code()}: {error.details()}")
+                    answered(call)
+                except (grpc.RpcError, AssertionError) as error:
+                    self.problems.append(f"{name}: {error}")
 
     def _list(self) -> None:
         self._stub.List(jobs.ListRequest(limit=5, newest_first=True), timeout=ANSWER_SECONDS)
@@ -224,7 +227,7 @@ def run_jobs(cluster: Cluster, spec: str, expected: Bits, told: Path, lies: int)
     deadline = time.monotonic() + MOST_SECONDS
     count = 0
     while count < lies and time.monotonic() < deadline:
-        job = answered(partial(cluster.submit, spec), ANSWER_SECONDS)
+        job = answered(partial(cluster.submit, spec))
         ended = wait_end(cluster, job, f"lies: {_last(told)}")
         assert ended.state == jobs.SUCCEEDED, f"{ended.detail}; lies: {_last(told)}"
         assert bits(ended) == expected, f"lies: {_last(told)}"
@@ -236,7 +239,7 @@ def wait_end(cluster: Cluster, job: str, what: str = "", limit_seconds: float = 
     """Wait for the end of a job, and return its record."""
 
     def look() -> jobs.Job | None:
-        found = answered(partial(cluster.job, job), ANSWER_SECONDS)
+        found = answered(partial(cluster.job, job))
         return found if found.state in ENDED else None
 
     ended = eventually(look, f"the end of {job}; {what}", limit_seconds)

@@ -35,8 +35,9 @@ from services.files.store import FileStore
 from services.printable import printable_path
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.metrics import OptimizerMetrics
 from services.runtime.process_record import ProcessRecord
 from services.transport.access.enforcement import check_daemon, confirm_caller
 from services.transport.access.permissions import FILES_OF_DAEMON

@@ -37,8 +37,9 @@ from services.files.store import FileStore
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WireTypes
 from services.protocol.versions import Version
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.backlog import Backlog
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.metrics import OptimizerMetrics
 from services.tasks import call_in, start_call
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.layout import MAX_ELEMENTS

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cli.main import main
-from cli.validate.screen import format_seconds
 from services.config.paths import REPOSITORY_ROOT
 from tests.cli.validate.test_pipeline_report import write_job
 
@@ -112,8 +111,3 @@ def test_what_only_workers_know_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert any("unknown: its operations are known to workers only" in line for line in lines)
     lines, _ = shown(capsys, DEMO, "backend=emulator")
     assert lines[0].startswith("the config is valid; it needs ") and "emulated chip" in lines[0]
-
-
-def test_durations_have_the_unit_that_people_think_in() -> None:
-    said = [format_seconds(each) for each in (0.0123, 5.678, 600, 36_000, 864_000)]
-    assert said == ["12.3 ms", "5.68 s", "10 minutes", "10 hours", "10 days"]

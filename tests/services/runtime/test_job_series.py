@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.job_series import KEPT_JOBS, KEPT_SECONDS, JobSeries
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics, WorkerMetrics
+from services.runtime.metrics import OptimizerMetrics, WorkerMetrics
 
 HOSTILE = "\x1b[2J\r\n\u202e\x00" + "x" * 1_000_000
 

@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.errors import NotYet, Refused
-from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.metrics import WorkerMetrics
 from services.runtime.metrics_server import start_metrics
 from services.transport.security import Security
 

@@ -16,7 +16,8 @@ import pytest
 
 from protos.jobs_pb2 import Job, JobEvent
 from services.errors import Refused
-from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.metrics import WorkerMetrics
 from services.tracking.catalogue import TRACKERS, check_trackers, open_tracker
 from services.tracking.points import METRICS, Point, point_of_event
 from services.tracking.tracker import Run, Tracker

@@ -15,7 +15,8 @@ from unittest import mock
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from services.runtime import process
-from tests.support.cluster.tally_worker import Float32Array, TallyStep
+from tests.support.cluster.step_without_mesh import Float32Array
+from tests.support.cluster.tally_worker import TallyStep
 from worker.core import events
 
 FIRST_LIE = 5

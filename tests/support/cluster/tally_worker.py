@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
-from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-
-Float32Array = npt.NDArray[np.float32]
+from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMesh
 
 TENSORS = 5
 TENSOR_ELEMENTS = CHUNK_ELEMENTS // 2 + 1
@@ -44,7 +41,7 @@ def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
     return weights
 
 
-class TallyStep:
+class TallyStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep`, with the same interface."""
 
     evaluation_batches = 1
@@ -61,25 +58,10 @@ class TallyStep:
     ) -> None:
         del data_dir, allowed_models, callbacks
         self._steps, self._micro_batches = config.steps, config.micro_batches
-        self._mesh = mesh
-        self.layout = Layout.build(
+        layout = Layout.build(
             (f"t{index}", (TENSOR_ELEMENTS,), False, f"t{index}", False) for index in range(TENSORS)
         )
-        self._weights: Float32Array = np.zeros(self.layout.elements, np.float32)
-        self._fetch: Callable[[int], None] | None = None
-
-    def initial_weights(self) -> Float32Array:
-        """Return zeros."""
-        return np.zeros(self.layout.elements, np.float32)
-
-    def expect(self, fetch: Callable[[int], None]) -> None:
-        """Announce newer weights. The next micro-batch fetches all of them."""
-        self._fetch = fetch
-
-    def load(self, entry_index: int, values: Float32Array) -> None:
-        """Load one tensor."""
-        entry = self.layout.entries[entry_index]
-        self._weights[entry.offset : entry.stop] = values
+        super().__init__(layout, mesh)
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
         """Write the counting gradient to `out`; return the number of the micro-batch as its loss."""
@@ -97,22 +79,6 @@ class TallyStep:
         """Raise ValueError unless the weights count each step before `step` once."""
         if not np.array_equal(self._weights, tallied(step, self._steps, self._micro_batches)):
             raise ValueError(f"the weights for step {step} don't count each earlier step once")
-
-    def evaluate(self, index: int) -> tuple[float, int]:
-        """Return a loss of 0 for one token."""
-        del index
-        return 0.0, 1
-
-    def checkpoint_files(self) -> dict[str, bytes]:
-        """Return an empty config."""
-        return {"config.json": b"{}\n"}
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the emulator's fingerprint."""
-        return compute_fingerprint(self._mesh)
-
-    def close(self) -> None:
-        """Do nothing: the mesh has no tensors."""
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.config.models import RegressionConfig
 from services.runtime import process
-from tests.support.cluster.tally_worker import Float32Array, TallyStep
+from tests.support.cluster.step_without_mesh import Float32Array
+from tests.support.cluster.tally_worker import TallyStep
 from training.data.load import load_corpus
 from training.data.tokens import TokenDataset
 

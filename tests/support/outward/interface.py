@@ -12,12 +12,8 @@ from cli import main as command_line
 from services.config import sections as config_sections
 from services.config.job import JobConfig
 from services.config.load import load_job
-from services.runtime.metrics import (
-    AggregatorMetrics,
-    ConnectionMetrics,
-    OptimizerMetrics,
-    WorkerMetrics,
-)
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.metrics import ConnectionMetrics, OptimizerMetrics, WorkerMetrics
 from tests.support.outward.common import (
     JOBS,
 )

@@ -17,7 +17,7 @@ from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.protocol.hello import Role, make_hello
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
 from services.transport.security import Security

@@ -23,7 +23,7 @@ from protos import shards_pb2 as pb
 from services.config.load import load_job
 from services.errors import Failed
 from services.protocol.file_refs import make_ref
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts

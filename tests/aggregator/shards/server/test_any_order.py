@@ -26,7 +26,8 @@ from services.config.load import load_job
 from services.files.store import FileStore
 from services.protocol.bounds import MessageTooLarge
 from services.protocol.file_refs import make_ref
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from tests.support.anything import message

@@ -21,7 +21,7 @@ from services.config.load import load_job
 from services.files.transfer import FilesInMemory, upload
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import PROTOCOL_VERSION
-from services.runtime.metrics import AggregatorMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.links import INCARNATION_KEY, SESSION_KEY

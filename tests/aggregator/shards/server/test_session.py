@@ -16,7 +16,8 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.files.store import FileStore
-from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import pack_chunk
 
 LIMIT_SECONDS = 30
