@@ -178,7 +178,10 @@ class SimulatedCluster:
             if saved.job.state in (QUEUED, RUNNING):
                 found = self.disk.newest_checkpoint(job.id)
                 left += (job.plan.steps - (found[0].step if found else 0)) * (1 + job.plan.verify_fraction)
-        bound = (RECOVERY_SECONDS + left * self.scenario.step_seconds) / STANDARD_TIMEOUTS.tick
+        left_seconds = RECOVERY_SECONDS + left * self.scenario.step_seconds
+        if self.scenario.upgrade_seconds is not None:  # workers of old code are waited for before others replace them
+            left_seconds += STANDARD_TIMEOUTS.comeback
+        bound = left_seconds / STANDARD_TIMEOUTS.tick
         self.history.add(history.FaultsEnded(self.loop.now / STANDARD_TIMEOUTS.tick, bound))
 
     def trace(self, title: str, arrow: str, what: object) -> None:
