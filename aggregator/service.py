@@ -380,22 +380,22 @@ class AggregatorService:
         if self._failed.done():
             return  # the service is ending; peers will send this again to its successor
         clock = Clock(time.monotonic(), time.time())
-        sums: list[ev.SumEffect] = []
+        orders: list[ev.SumOrder] = []
         try:
             self._leadership.check_leading(clock.monotonic_seconds)
             for effect in self.core.handle(event, clock):
                 match effect:
                     case ev.StoreWeights():
                         self._plane.store_weights(chunk, message, effect.elements)
-                    case _ if isinstance(effect, ev.SumEffect):
-                        sums.append(effect)
+                    case _ if isinstance(effect, ev.SumOrder):
+                        orders.append(effect)
                     case _:
                         self._effects.carry_out(effect, clock)
         except Exception as error:  # after a failure of the core or the disk, the state can't be trusted
             self._fail(error)
             return
-        if sums:
-            self._plane.submit(sums, chunk)
+        if orders:
+            self._plane.submit(orders, chunk)
         if not isinstance(event, ev.ChunkArrived):  # a gradient brings no new weights to send
             self._plane.wake_senders()
 

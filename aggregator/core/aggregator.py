@@ -46,6 +46,7 @@ from aggregator.core.optimizer_reports import take_weights
 from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, take_back_start
+from aggregator.core.sums.sum_orders import discard_piece
 from aggregator.core.waits import OptimizerWait, describe_lack, describe_optimizer_debt, describe_wait
 from aggregator.core.worker_activities import WorkerActivities, find_activity
 from aggregator.core.worker_reports import take_report
@@ -265,11 +266,7 @@ class AggregatorCore:
         now = self._own_clock.now(clock.monotonic_seconds)
         match event:
             case ChunkArrived():
-                member = self.members.get(event.session)
-                if self._concerns_run(event.header.job) and member is not None and self.run is not None:
-                    refusal = self.run.chunk_arrived(member, event.header, now, in_place=event.in_place)
-                    if refusal is not None:
-                        self._close(member, f"refused a chunk: {refusal}", now)
+                self._chunk_arrived(event, now)
             case WeightsArrived():
                 if self._concerns_run(event.header.job) and self.run is not None:
                     take_weights(self.run, event.header, now)
@@ -387,6 +384,15 @@ class AggregatorCore:
         member = self.members.pop(session, None)
         if member is not None and self.run is not None and not self.run.ended:
             self.run.lost(member, reason, now)
+
+    def _chunk_arrived(self, event: ChunkArrived, now: float) -> None:
+        member = self.members.get(event.session)
+        if member is None or self.run is None or not self._concerns_run(event.header.job):
+            self._out.put(discard_piece(event.header, event.arrival))
+            return
+        refusal = self.run.chunk_arrived(member, event, now)
+        if refusal is not None:
+            self._close(member, f"refused a chunk: {refusal}", now)
 
     def _from_worker(self, event: FromWorker, now: float) -> None:
         member = self.members.get(event.session)

@@ -1,7 +1,7 @@
 """Inputs and effects of the aggregator's core.
 
 An input says what happened. An effect says what the service must do. Both are plain data, so that a run can be
-recorded and replayed (services/runtime/recording.py).
+recorded and replayed (services/runtime/recording.py). Effects on payloads are the orders of protos/plane.proto.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from aggregator.core.verification.opinions import CheckOutcome
+from protos import plane_pb2 as plane
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Hello
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol import outbox
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from services.protocol.plan import JobPlan
-from services.tensors.reduction_tree import Node
 
 # ---- inputs ----
 
@@ -150,17 +150,21 @@ class FromWorker:
 
 @dataclass(frozen=True)
 class ChunkArrived:
-    """A chunk of a gradient or of initial weights arrived from a worker; its bytes match its header.
+    """A piece of a chunk of a gradient or of initial weights arrived from a worker; its bytes match its header.
+
+    A whole chunk is one piece.
 
     Attributes:
         session: the worker's session.
-        header: the chunk's header.
+        header: the piece's header.
         in_place: whether the payload stays in memory that the worker shares, and so costs none here until COMMIT.
+        arrival: id of the arrival in the plane that has the payload.
     """
 
     session: int
     header: ChunkHeader
     in_place: bool = False
+    arrival: int = 0
 
 
 @dataclass(frozen=True)
@@ -239,71 +243,17 @@ class ToOptimizer:
     body: OptimizerOrder
 
 
-@dataclass(frozen=True)
-class Keep:
-    """Store the payload that just arrived as the sum of `node`."""
-
-    chunk: int
-    node: Node
-
-
-@dataclass(frozen=True)
-class KeepPiece:
-    """Store the payload that just arrived as the piece of a chunk that begins at `offset`, of a row's lease."""
-
-    lease: int
-    chunk: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class Assemble:
-    """Put the stored pieces of a chunk together: this is the payload that `Keep` stores, if one follows at once."""
-
-    lease: int
-    chunk: int
-
-
-@dataclass(frozen=True)
-class DropPieces:
-    """Delete the stored pieces of a lease."""
-
-    lease: int
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Delete the stored sum of `node`."""
-
-    chunk: int
-    node: Node
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Add two stored sums and store the result as their parent's sum."""
-
-    chunk: int
-    left: Node
-    right: Node
-    parent: Node
-
-
-@dataclass(frozen=True)
-class Forward:
-    """Send the stored sum of `node` to the optimizer under this header, then delete it."""
-
-    header: ChunkHeader
-    node: Node
-
-
-@dataclass(frozen=True)
-class DropAll:
-    """Delete every stored sum."""
-
-
-SumEffect = Keep | KeepPiece | Assemble | DropPieces | Drop | DropAll | Merge | Forward
-"""Effects on payloads that travel from workers to the optimizer."""
+SumOrder = (
+    plane.KeepPiece
+    | plane.DiscardPiece
+    | plane.KeepSum
+    | plane.DropPieces
+    | plane.DropSum
+    | plane.MergeSums
+    | plane.FinishSum
+    | plane.DropSums
+)
+"""Orders to the planes about payloads that travel from workers to the optimizer (protos/plane.proto)."""
 
 
 @dataclass(frozen=True)
@@ -334,23 +284,7 @@ class CheckClosed:
     outcome: CheckOutcome
 
 
-Effect = (
-    SaveJob
-    | ToWorker
-    | CloseWorker
-    | ToOptimizer
-    | Keep
-    | KeepPiece
-    | Assemble
-    | DropPieces
-    | Drop
-    | Merge
-    | Forward
-    | DropAll
-    | StoreWeights
-    | Note
-    | CheckClosed
-)
+Effect = SaveJob | ToWorker | CloseWorker | ToOptimizer | SumOrder | StoreWeights | Note | CheckClosed
 
 
 Outbox: TypeAlias = outbox.Outbox[Effect]

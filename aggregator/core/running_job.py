@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from aggregator.core.events import Outbox, ToOptimizer
+from aggregator.core.events import ChunkArrived, Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.lease_book import LeaseBook
@@ -28,6 +28,7 @@ from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.row_table import RowTable
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.step_sum import StepSum
+from aggregator.core.sums.sum_orders import discard_piece
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Exclusion, JobState
@@ -202,24 +203,27 @@ class RunningJob:
             return Refusal(f"the chunk's lease is {header.lease}, and this worker is a spare now")
         return self.lease_book.check_chunk(holder.session, header)
 
-    def chunk_arrived(
-        self, member: Member, header: ChunkHeader, now: float, *, in_place: bool
-    ) -> Refusal | None:
-        """Route a chunk once it is whole, drop a stale one; return why its worker can't send it, None if it can."""
-        holder = self.holders.find(member)
-        if holder is None or self.check_chunk(member, header) is not None:
-            return None
-        refusal = self.holders.check_piece(member, header)
-        if refusal is not None:
+    def chunk_arrived(self, member: Member, event: ChunkArrived, now: float) -> Refusal | None:
+        """Keep a piece of a chunk, discard a stale one; return why its worker can't send it, None if it can."""
+        header, holder = event.header, self.holders.find(member)
+        stale = holder is None or self.check_chunk(member, header) is not None
+        refusal = None if stale else self.holders.check_piece(member, header)
+        if holder is None or stale or refusal is not None:
+            self._out.put(discard_piece(header, event.arrival))
             return refusal
-        whole = self.holders.take_piece(member, header)
-        if whole is not None:
+        self.router.keep_piece(header, event.arrival)
+        if not self.holders.waits_for_report(member, header):
             # The workers of a row share one window, even if some of them are on this host.
-            self.route(holder, whole, in_place=in_place and holder is member)
+            self.route_if_whole(holder, header, in_place=event.in_place and holder is member)
         return None
 
-    def route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:
-        """Route a whole chunk of the worker or row that has its lease."""
+    def route_if_whole(self, holder: Member, header: ChunkHeader, *, in_place: bool = False) -> None:
+        """Route a chunk of the worker or row that has its lease, if all of its pieces are kept."""
+        whole = self.router.take_whole(header, self.progress.elements)
+        if whole is not None:
+            self._route(holder, whole, in_place=in_place)
+
+    def _route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:
         if header.kind == INITIAL_WEIGHTS:
             self.router.route_initial_weights(header)
             current = self.lease_book.initialisation

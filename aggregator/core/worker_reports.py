@@ -6,6 +6,7 @@ from aggregator.core.membership.members import Member
 from aggregator.core.running_job import RunningJob
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED
+from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refusal
 from services.protocol.envelope import WorkerBody
 from services.protocol.versions import Version
@@ -51,9 +52,15 @@ def _note_computed(run: RunningJob, member: Member, computed: pb.Computed, now: 
     if found is None or not run.lease_results.record_computed(*found, now):
         return
     holder, joined, _ = found
-    waiting = run.holders.take_waiting(holder, joined)
-    if waiting is not None:
-        run.route(holder, waiting, in_place=False)
+    first = ChunkHeader(
+        job=joined.job,
+        generation=joined.generation,
+        step=joined.step,
+        lease=joined.lease,
+        kind=GRADIENT,
+        index=0,
+    )
+    run.route_if_whole(holder, first)  # it may have waited for this report
     run.dispatch(now)
 
 

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import grpc
 
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.core.events import ChunkArrived, DataStreamOpened, SumEffect
+from aggregator.core.events import ChunkArrived, DataStreamOpened, SumOrder
 from aggregator.data_plane.reduction import Reduction
 from aggregator.data_plane.worker_streams import WorkerDataStreams
 from aggregator.optimizer_links.link import GradientLink
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
+from protos import plane_pb2
 from services.errors import Refusal
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.handover import Handover
@@ -41,11 +41,11 @@ class DataPlane(Protocol):
     def worker_lost(self, session: WorkerSession, reason: str) -> None:
         """Forget a worker whose control stream has ended."""
 
-    def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
-        """Carry out effects on payloads, in order.
+    def submit(self, orders: Sequence[SumOrder], chunk: TensorChunk | None) -> None:
+        """Carry out orders on payloads, in their sequence.
 
         Args:
-            effects: the effects.
+            orders: the orders.
             chunk: the chunk that just arrived; None if none arrived in this process.
         """
 
@@ -96,7 +96,7 @@ class LocalDataPlane:
         self._sessions = sessions
         self._link = link
         self._prepared = Handover(link.send)
-        self._reduction = Reduction(self._forward, on_failure)
+        self._reduction = Reduction(self._finish, on_failure)
         self._data_streams = WorkerDataStreams(
             core=core,
             newest=newest,
@@ -111,11 +111,11 @@ class LocalDataPlane:
         await self._link.wait_for_room()
         await self._reduction.wait_for_room()  # last: nothing may run between it and taking the chunk
 
-    def _forward(self, header: ChunkHeader, values: Float32Array) -> None:
+    def _finish(self, order: plane_pb2.FinishSum, values: Float32Array) -> None:
         """Hand a finished sum over to the event loop; called on the kernel thread."""
-        elements = self._core.expected_elements(header.job)
+        elements = self._core.expected_elements(order.job)
         if elements is not None:  # None if the job is over
-            prepared = self._link.prepare(header, values, elements)
+            prepared = self._link.prepare(order.header, values, elements)
             self._prepared.put(prepared)
 
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -135,9 +135,9 @@ class LocalDataPlane:
     def worker_lost(self, session: WorkerSession, reason: str) -> None:
         """Do nothing: the data stream ends when the session's mailbox is closed."""
 
-    def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
-        """Queue effects for the reduction's kernel thread."""
-        self._reduction.submit(effects, chunk)
+    def submit(self, orders: Sequence[SumOrder], chunk: TensorChunk | None) -> None:
+        """Queue orders for the reduction's kernel thread."""
+        self._reduction.submit(orders, chunk)
 
     def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
         """Store a chunk of weights, unless the engine in this process has stored it already."""

@@ -3,7 +3,7 @@
 The aggregator's core decides as it does without shards. Payloads, sums, master weights and the update rule's state are
 in the shards, so workers exchange tensors with all shards at once.
 
-Two processes run this code. The folders are named after their sides of the service `tiermesh.Shard` (shards.proto):
+Two processes run this code. The folders are named after their sides of the service `tiermesh.Shard` (plane.proto):
 
     messages.py        both sides: orders and reports, their envelopes, and effects of the core as orders
     array_pieces.py    both sides: pieces of flat arrays, for checkpoints

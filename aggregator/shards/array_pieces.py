@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.errors import Refused
 from services.tensors.layout import CHUNK_ELEMENTS
 

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.shards.array_pieces import read_piece
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as shards
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config.job import JobConfig
 from services.protocol.checksums import decode_with_checksum, encode_with_checksum
@@ -19,8 +19,8 @@ ENVELOPES = (
     cluster.WorkerCommand,
     cluster.OptimizerMessage,
     cluster.OptimizerCommand,
-    shards.ShardOrders,
-    shards.ShardReports,
+    plane.PlaneOrders,
+    plane.PlaneReports,
 )
 """Messages of control streams in both directions."""
 
@@ -36,7 +36,7 @@ def _envelope(content: bytes) -> None:
 
 def _piece(content: bytes) -> None:
     try:
-        piece = shards.ArrayPiece.FromString(content)
+        piece = plane.ArrayPiece.FromString(content)
     except DecodeError:
         return  # the service that reads pieces refuses it
     read_piece(piece)
@@ -61,7 +61,7 @@ MESSAGE_TARGETS = {
     "job": Target(_job, (b'{"name": "n", "steps": 3}',)),
     "layout": Target(_layout, (Layout.build([("w", (2, 3), True, "w", False)]).dumps().encode(),)),
     "piece": Target(
-        _piece, (shards.ArrayPiece(array="weights", dtype="float32", data=bytes(8)).SerializeToString(),)
+        _piece, (plane.ArrayPiece(array="weights", dtype="float32", data=bytes(8)).SerializeToString(),)
     ),
 }
 """Targets of messages and texts by name."""

@@ -28,7 +28,7 @@ from optimizer.service import OptimizerService
 from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
-from protos import shards_pb2 as shards
+from protos import plane_pb2 as plane
 from protos.pipeline_pb2 import LinkState
 from protos.tensors_pb2 import FLOAT32, INITIAL_WEIGHTS, Chunk, ChunkHeader
 from services.caps import Caps
@@ -380,12 +380,10 @@ class ServedShard(ServedRole):
             cluster=CLUSTER,
             heartbeat_seconds=5.0,
         )
-        aggregator.send(orders(shards.ShardOrder(hello=hello)))
-        opened = shards.OpenPart(opening=1, job=JOB, spec_json=SPEC, layout=make_ref(LAYOUT_TEXT))
-        attends = shards.WorkerAttends(session=1, incarnation=INCARNATION, name="worker")
-        aggregator.send(
-            orders(shards.ShardOrder(open_part=opened), shards.ShardOrder(worker_attends=attends))
-        )
+        aggregator.send(orders(plane.PlaneOrder(hello=hello)))
+        opened = plane.OpenPart(opening=1, job=JOB, spec_json=SPEC, layout=make_ref(LAYOUT_TEXT))
+        attends = plane.WorkerAttends(session=1, incarnation=INCARNATION, name="worker")
+        aggregator.send(orders(plane.PlaneOrder(open_part=opened), plane.PlaneOrder(worker_attends=attends)))
         await aggregator.hear("part_opened")
         return aggregator
 
@@ -397,8 +395,8 @@ class ServedShard(ServedRole):
         call = Call([piece.SerializeToString()], self.metadata)
         await self.port.serve("/tiermesh.Shard/WritePart", call)
         assert call.status is None, call.status
-        made = shards.ShardOrder(make_weights=shards.MakeWeights(job=JOB, generation=1))
-        copied = shards.ShardOrder(copy=shards.CopyPart(copy=1))
+        made = plane.PlaneOrder(make_weights=plane.MakeWeights(job=JOB, generation=1))
+        copied = plane.PlaneOrder(copy=plane.CopyPart(copy=1))
         aggregator.send(orders(made, copied))
         return aggregator
 
@@ -448,9 +446,9 @@ def initial_weights(lease: int) -> Chunk:
     return Chunk(header=header, payload=payload)
 
 
-def orders(*each: shards.ShardOrder) -> shards.ShardOrders:
+def orders(*each: plane.PlaneOrder) -> plane.PlaneOrders:
     """Return orders to a shard as one message."""
-    return shards.ShardOrders(epoch=EPOCH, orders=each)
+    return plane.PlaneOrders(epoch=EPOCH, orders=each)
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from aggregator.shards.array_pieces import make_piece
 from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
-from protos import shards_pb2 as shards
+from protos import plane_pb2 as plane
 from protos.pipeline_pb2 import ACTIVATION_GRADIENT, ArrayHeader, LanePosition, LinkState, PassMessage
 from protos.tensors_pb2 import FLOAT32, KNOWN_VALUES, Chunk, ChunkHeader, LinkRound, SharedPlaces
 from services.checkpoints.hugging_face import CONFIG_FILE
@@ -86,7 +86,7 @@ def repair(message: Any) -> None:
     match message:
         case files.FilePiece():
             message.crc32c = google_crc32c.value(message.data)
-        case shards.ArrayPiece():
+        case plane.ArrayPiece():
             of = message
             text = f"{of.opening} {of.array} {of.dtype} {of.elements} {of.offset}".encode()
             message.crc32c = google_crc32c.extend(google_crc32c.value(text), message.data)
@@ -198,18 +198,16 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Optimizer/Checkpoint": [[cluster.CheckpointRequest(job=job, newest=True)]],
         "/tiermesh.Shard/Attend": [
             [
-                orders(shards.ShardOrder(hello=_hello(Role.AGGREGATOR))),
+                orders(plane.PlaneOrder(hello=_hello(Role.AGGREGATOR))),
                 orders(
-                    shards.ShardOrder(
-                        open_part=shards.OpenPart(opening=1, job=job, spec_json=SPEC, layout=layout)
+                    plane.PlaneOrder(
+                        open_part=plane.OpenPart(opening=1, job=job, spec_json=SPEC, layout=layout)
                     ),
-                    shards.ShardOrder(
-                        worker_attends=shards.WorkerAttends(session=1, incarnation=INCARNATION)
-                    ),
-                    shards.ShardOrder(send_up_to=shards.SendUpTo(session=1, generation=1, limit=1)),
-                    shards.ShardOrder(make_weights=shards.MakeWeights(job=job, generation=1)),
-                    shards.ShardOrder(copy=shards.CopyPart(copy=1)),
-                    shards.ShardOrder(stage=shards.StageChunk(initial=True)),
+                    plane.PlaneOrder(worker_attends=plane.WorkerAttends(session=1, incarnation=INCARNATION)),
+                    plane.PlaneOrder(send_up_to=plane.SendUpTo(session=1, generation=1, limit=1)),
+                    plane.PlaneOrder(make_weights=plane.MakeWeights(job=job, generation=1)),
+                    plane.PlaneOrder(copy=plane.CopyPart(copy=1)),
+                    plane.PlaneOrder(stage=plane.StageChunk(initial=True)),
                 ),
             ]
         ],
@@ -217,7 +215,7 @@ def _streams() -> dict[str, list[list[Message]]]:
             f"/tiermesh.{service}/MeasureLink": _rounds()
             for service in ("Cluster", "Optimizer", "Shard", "Pipeline")
         },
-        "/tiermesh.Shard/ReadPart": [[shards.ReadPartRequest(copy=1)]],
+        "/tiermesh.Shard/ReadPart": [[plane.ReadPartRequest(copy=1)]],
         "/tiermesh.Shard/WritePart": [
             [make_piece("weights", weights, 0, offset=0, elements=weights.size, opening=1)]
         ],

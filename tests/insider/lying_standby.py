@@ -27,7 +27,7 @@ from google.protobuf.message import Message
 from cli.main import main
 from protos import cluster_pb2 as pb
 from protos import files_pb2, jobs_pb2, pipeline_pb2
-from protos import shards_pb2 as shards
+from protos import plane_pb2 as plane
 from services.protocol.hello import Role, make_hello
 from services.protocol.versions import LAST_EPOCH
 from services.transport.links import INCARNATION_KEY
@@ -50,7 +50,7 @@ OTHER_LEAPS = (-1, 0, LAST_EPOCH)
 TAKEOVER_SECONDS = 10.0
 """Least time between two takeovers. Each may cost a step, and the holder of such a certificate may do it."""
 CLUSTER, OPTIMIZER = (pb.DESCRIPTOR.services_by_name[name] for name in ("Cluster", "Optimizer"))
-SHARD = shards.DESCRIPTOR.services_by_name["Shard"]
+SHARD = plane.DESCRIPTOR.services_by_name["Shard"]
 FILES = files_pb2.DESCRIPTOR.services_by_name["Files"]
 SERVICES = {
     "aggregator": (CLUSTER, jobs_pb2.DESCRIPTOR.services_by_name["Jobs"], FILES),
@@ -121,7 +121,7 @@ class LyingStandby(threading.Thread):
         first: Any = pb.OptimizerCommand(epoch=epoch, hello=hello)
         if is_shard:
             hello.shard_index, hello.shard_count = int(peer.rpartition("-")[2]), shard_count
-            first = shards.ShardOrders(epoch=epoch, orders=[shards.ShardOrder(hello=hello)])
+            first = plane.PlaneOrders(epoch=epoch, orders=[plane.PlaneOrder(hello=hello)])
         lie = None if takes_over else liar.tell_now(first)
         hellos = [first] if lie is None else list(lie.messages)
         orders = [self._make_order(liar, type(first), epoch) for _ in range(liar.draw.randrange(MOST_ORDERS))]

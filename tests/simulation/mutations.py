@@ -49,12 +49,13 @@ def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
-    def chunk_arrived(self: RunningJob, member: Any, header: Any, now: float, *, in_place: bool) -> None:
+    def chunk_arrived(self: RunningJob, member: Any, event: Any, now: float) -> None:
+        self.router.keep_piece(event.header, event.arrival)
         if self.lease_book.step_sum is not None and self.lease_book.step_sum.assignments:
             self.router.route_gradient(
                 self.lease_book.step_sum,
                 self.lease_book.step_sum.assignments[0],
-                header,
+                event.header,
                 self.progress.elements,
             )
 

@@ -10,11 +10,13 @@ from typing import Any
 from aggregator.core import events as aggregator
 from optimizer.core import events as optimizer
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT
 from services.runtime.recording import decode
 from services.tensors.layout import chunk_count
 from services.tensors.reduction_tree import Node
 from tests.simulation.history import Committed, Covered, Event, Planned
+from tests.simulation.simulated_sums import to_node
 
 
 def history_of(aggregator_record: Path, optimizer_record: Path) -> Iterator[Event]:
@@ -53,22 +55,21 @@ def _sums(record: Path) -> Iterator[Event]:
                 yield Planned(job, micro_batches[job], chunk_count(event.body.elements))
         for effect in effects:
             match effect:
-                case aggregator.Keep():
-                    node = effect.node
-                    kept[effect.chunk, node] = tuple(range(node.first, node.first + node.count))
-                case aggregator.Merge():
+                case plane.KeepSum() if effect.HasField("node"):
+                    node = to_node(effect.node)
+                    kept[effect.chunk, node] = tuple(range(node.first, node.stop))
+                case plane.MergeSums():
                     left, right = (
-                        kept.pop((effect.chunk, effect.left)),
-                        kept.pop((effect.chunk, effect.right)),
+                        kept.pop((effect.chunk, to_node(each))) for each in (effect.left, effect.right)
                     )
-                    kept[effect.chunk, effect.parent] = left + right
-                case aggregator.Drop():
-                    kept.pop((effect.chunk, effect.node))
-                case aggregator.DropAll():
+                    kept[effect.chunk, to_node(effect.parent)] = left + right
+                case plane.DropSum():
+                    kept.pop((effect.chunk, to_node(effect.node)))
+                case plane.DropSums():
                     kept.clear()
-                case aggregator.Forward():
+                case plane.FinishSum():
                     header = effect.header
-                    total = kept.pop((header.index, effect.node))
+                    total = kept.pop((header.index, to_node(effect.node)))
                     if header.kind == GRADIENT:
                         yield Covered(header.job, header.generation, header.step, header.index, total)
 

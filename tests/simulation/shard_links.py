@@ -288,10 +288,10 @@ class ShardedPayloads:
 
     # ---- chunks ----
 
-    def submit(self, effects: list[ev.SumEffect]) -> None:
-        """Send effects on payloads to the shards that have them."""
-        if effects:
-            self.plane.submit(effects, None)
+    def submit(self, orders: list[ev.SumOrder]) -> None:
+        """Send orders to the shards that have their payloads."""
+        if orders:
+            self.plane.submit(orders, None)
         self.plane.wake_senders()
 
     def dial(self) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from aggregator.core import events as ev
+from aggregator.core.sums import chunk_router
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.piece_book import PieceBook
-from aggregator.shards.client import data_plane
+from aggregator.core.sums.sum_orders import keep_sum
 from aggregator.shards.client.data_plane import ShardedDataPlane
-from aggregator.shards.messages import SequenceFilter, assembly_to_order
+from aggregator.shards.messages import SequenceFilter
+from protos import plane_pb2 as plane
 from services.tensors.layout_parts import Piece
 
 
@@ -27,14 +29,14 @@ def counts_a_piece_twice(patch: pytest.MonkeyPatch) -> None:
 def keeps_pieces_of_former_rows(patch: pytest.MonkeyPatch) -> None:
     submit = ShardedDataPlane.submit
 
-    def submit_others(self: ShardedDataPlane, effects: Sequence[ev.SumEffect], chunk: None) -> None:
-        submit(self, [each for each in effects if not isinstance(each, ev.DropPieces)], chunk)
+    def submit_others(self: ShardedDataPlane, orders: Sequence[ev.SumOrder], chunk: None) -> None:
+        submit(self, [each for each in orders if not isinstance(each, plane.DropPieces)], chunk)
 
     patch.setattr(ShardedDataPlane, "submit", submit_others)
 
 
 def expects_pieces_in_restarted_shards(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ChunkRouter, "drop_all", lambda self: self._out.put(ev.DropAll()))
+    patch.setattr(ChunkRouter, "drop_all", lambda self: self._out.put(plane.DropSums(job=self._job)))
 
 
 def drops_arrived_pieces(patch: pytest.MonkeyPatch) -> None:
@@ -48,7 +50,7 @@ def drops_arrived_pieces(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_no_chunk_that_is_put_together(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(data_plane, "assembly_to_order", lambda assembly, kept: assembly_to_order(assembly, None))
+    patch.setattr(chunk_router, "keep_sum", lambda header, node: keep_sum(header, None))
 
 
 def carries_out_repeated_orders(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.shards.client.staged_sums import StagedSums
 from optimizer.core import events as ev
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.versions import Version
 from tests.simulation.job_model import SimulatedJob

@@ -8,7 +8,9 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import cancel_job, copy_job
 from aggregator.core.membership.claims import trust
+from plane.sums import SumOrder
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refused
@@ -88,24 +90,21 @@ class SimulatedAggregator(Process):
             return
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
         self._able = self._count_able()
-        sums: list[ev.SumEffect] = []
+        orders: list[ev.SumOrder] = []
         for effect in self.effects(self._handle, event, clock):
             match effect:
-                case _ if self.sharded is not None and isinstance(effect, ev.SumEffect):
-                    sums.append(effect)
-                case ev.KeepPiece():
+                case _ if self.sharded is not None and isinstance(effect, ev.SumOrder):
+                    orders.append(effect)
+                case plane.KeepPiece():
                     assert isinstance(event, ev.ChunkArrived)
-                    self.sums.keep_piece(effect, event.header, payload)
+                    self.sums.keep_piece(event.header, payload)
                     self._check_bound_of_pieces()
-                case ev.Assemble():
-                    assert self.core.run is not None
-                    payload = self.sums.assemble(effect, self.core.run.progress.elements)
                 case _:
                     self._carry_out(effect, payload)
         if self.check is not None:
             require(self.core.run is None, "a job starts during a check of meshes and links")
         if self.sharded is not None and self.alive:
-            self.sharded.submit(sums)
+            self.sharded.submit(orders)
         for link in self.sessions.values():
             self.pump(link)
 
@@ -163,17 +162,16 @@ class SimulatedAggregator(Process):
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         match effect:
-            case ev.Keep():
-                self.sums.keep(effect, payload)
-                self._check_bound()
-            case ev.Forward():
-                payload = self.sums.kept.pop((effect.header.index, effect.node))
-                self._kernel.submit(self.cluster.rng.random() * 0.004, self._forward, effect.header, payload)
-            case ev.DropAll():
-                self.sums.carry_out(effect)
-                self._windows = 1
-            case ev.Merge() | ev.Drop() | ev.DropPieces():
-                self.sums.carry_out(effect)
+            case _ if isinstance(effect, SumOrder):
+                elements = self.core.run.progress.elements if self.core.run is not None else 0
+                finished = self.sums.carry_out(effect, elements)
+                if isinstance(effect, plane.FinishSum):
+                    seconds = self.cluster.rng.random() * 0.004
+                    self._kernel.submit(seconds, self._forward, effect.header, finished)
+                elif isinstance(effect, plane.DropSums):
+                    self._windows = 1
+                elif isinstance(effect, plane.KeepSum):
+                    self._check_bound()
             case ev.StoreWeights() if self.sharded is None:
                 header = effect.header
                 self._weights[header.index] = ((header.generation, header.step), payload)
@@ -206,8 +204,8 @@ class SimulatedAggregator(Process):
         assert run is not None
         leases = 1 if run.lease_book.step_sum is None else len(run.lease_book.step_sum.assignments)
         pipeline = self.cluster.jobs[run.job.id].pipeline
-        assert pipeline is not None
-        bound = leases * min(WINDOW_CHUNKS, run.progress.chunks) * self._windows * pipeline.ranges
+        ranges = 1 if pipeline is None else pipeline.ranges
+        bound = leases * min(WINDOW_CHUNKS, run.progress.chunks) * self._windows * ranges
         pieces = len(self.sums.pieces)
         require(pieces <= bound, f"{pieces} pieces kept, expected at most {bound}")
 

@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from aggregator.core import events as ev
-from aggregator.shards.messages import (
-    SequenceFilter,
-    node_from_message,
-    order_to_effects,
-    unwrap,
-    wrap_report,
-)
+from aggregator.shards.messages import SequenceFilter, unwrap, wrap_report
 from aggregator.shards.server.core import ShardCore
+from plane.sums import SumOrder
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.versions import Version
@@ -159,15 +153,9 @@ class SimulatedShard(Process):
     def _carry_out(self, session: ShardSession, body: Message | None) -> None:
         """Do an order's work on the event loop, and give the rest to the kernel thread."""
         match body:
-            case pb.KeepSum():
-                header, payload = session.arrived.pop(body.arrival)
-                keep = ev.Keep(header.index, node_from_message(body.node))
-                self._later(session, partial(session.sums.keep, keep, payload))
             case pb.KeepPiece():
-                header, payload = session.arrived.pop(body.arrival)
-                piece = ev.KeepPiece(header.lease, header.index, header.offset)
-                self._later(session, partial(session.sums.keep_piece, piece, header, payload))
-            case pb.DiscardChunk():
+                self._later(session, partial(session.sums.keep_piece, *session.arrived.pop(body.arrival)))
+            case pb.DiscardPiece():
                 session.arrived.pop(body.arrival)
             case pb.SendUpTo():
                 parts = parse_parts(body.parts, 1 << 40) if body.parts else None
@@ -186,14 +174,10 @@ class SimulatedShard(Process):
                     stream.close(body.reason)
             case cluster.Heartbeat():
                 self._report(session, cluster.Heartbeat())
+            case _ if isinstance(body, SumOrder):
+                self._later(session, partial(self._change_sums, session, body))
             case _:
-                effects = order_to_effects(body) if body is not None else []
-                self._later(
-                    session,
-                    partial(self._change_sums, session, effects)
-                    if effects
-                    else partial(self._change_part, session, body),
-                )
+                self._later(session, partial(self._change_part, session, body))
 
     def _later(self, session: ShardSession, work: Any) -> None:
         """Have the kernel thread do something, unless the session has ended by then."""
@@ -205,19 +189,10 @@ class SimulatedShard(Process):
         if self.session is session:
             work()
 
-    def _change_sums(self, session: ShardSession, effects: list[ev.SumEffect]) -> None:
-        payload: Any = None
-        for effect in effects:
-            match effect:
-                case ev.Assemble():
-                    payload = session.sums.assemble(effect, session.core.elements)
-                case ev.Keep():
-                    session.sums.keep(effect, payload)
-                case ev.Forward():
-                    place = (effect.header.index, effect.node)
-                    session.finished[effect.header.index] = session.sums.kept.pop(place)
-                case ev.Merge() | ev.Drop() | ev.DropPieces() | ev.DropAll():
-                    session.sums.carry_out(effect)
+    def _change_sums(self, session: ShardSession, order: SumOrder) -> None:
+        finished = session.sums.carry_out(order, session.core.elements)
+        if isinstance(order, pb.FinishSum):
+            session.finished[order.chunk] = finished
 
     def _change_part(self, session: ShardSession, body: Message | None) -> None:
         """Carry out an order on weights and staged sums, on the kernel thread."""
@@ -236,7 +211,7 @@ class SimulatedShard(Process):
                 part.weights[body.chunk] = session.finished.pop(body.chunk)
             case pb.StageChunk():
                 part.staged[body.chunk] = staged = session.finished.pop(body.chunk)
-                self._report(session, pb.StagedChunk(chunk=body.chunk), staged)
+                self._report(session, pb.StagedChunk(job=body.job, chunk=body.chunk), staged)
             case pb.UpdatePart():
                 session.finished.clear()
                 self._update(session, part, body)
@@ -283,7 +258,7 @@ class SimulatedShard(Process):
             return
         session.newest[chunk] = version, weights
         if updated_step is not None:
-            self._report(session, pb.UpdatedPart(step=updated_step, chunks=chunks))
+            self._report(session, pb.UpdatedPart(job=job, step=updated_step, chunks=chunks))
         self._pump_all(session)
 
     def wrote(self, link: Link, opening: int, weights: dict[int, int]) -> None:
@@ -328,7 +303,7 @@ class SimulatedShard(Process):
         require(session.stripe.contains(header.index), f"{self.title}: {header} is another shard's")
         session.last_arrival += 1
         session.arrived[session.last_arrival] = header, payload
-        arrived = pb.ArrivedChunk(session=stream.session, arrival=session.last_arrival, header=header)
+        arrived = pb.ArrivedPiece(session=stream.session, arrival=session.last_arrival, header=header)
         self._report(session, arrived)
 
     def stream_lost(self, stream: Link, reason: str) -> None:

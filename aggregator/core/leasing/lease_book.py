@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aggregator.core.events import Drop, Outbox
+from aggregator.core.events import Outbox
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.orders import WorkerOrders
@@ -13,6 +13,7 @@ from aggregator.core.leasing.planning import describe_range
 from aggregator.core.leasing.stalls import Stalls
 from aggregator.core.membership.members import Member, speeds
 from aggregator.core.sums.step_sum import Assignment, StepSum
+from aggregator.core.sums.sum_orders import drop_sum
 from aggregator.core.verification.checks import JobChecks
 from protos.jobs_pb2 import Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
@@ -280,7 +281,7 @@ class LeaseBook:
     def reconcile(self, step_sum: StepSum, missing: ChunkSet) -> None:
         """Adjust a step's coverage to the chunks that the optimizer lacks, and have lost ones sent again."""
         for chunk, node in step_sum.coverage.mark_all_done_except(missing):
-            self._out.put(Drop(chunk, node))
+            self._out.put(drop_sum(self._report.job.id, chunk, node))
         end_before = step_sum.window_end
         reopened = to_ranges(step_sum.reopen(missing).runs())
         if step_sum.widen() or step_sum.window_end != end_before:

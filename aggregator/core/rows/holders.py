@@ -74,11 +74,8 @@ class Holders(Protocol):
     def check_piece(self, member: Member, header: ChunkHeader) -> Refusal | None:
         """Return why a worker can't send what the header describes; None if it can."""
 
-    def take_piece(self, member: Member, header: ChunkHeader) -> ChunkHeader | None:
-        """Take what a worker has sent of a chunk; return the header of the chunk if it can be routed now, else None."""
-
-    def take_waiting(self, holder: Member, computed: pb.Computed) -> ChunkHeader | None:
-        """Return the header of the chunk that has waited for the holder's report; None if there is none."""
+    def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
+        """Return whether a chunk must wait until its holder has reported the lease as computed."""
 
     def weights_of(self, member: Member) -> LayoutParts | None:
         """Return the pieces of weights that a worker gets; None for all chunks."""
@@ -158,13 +155,9 @@ class WorkersAsHolders:
         """Return None: each chunk comes as a whole."""
         return None
 
-    def take_piece(self, member: Member, header: ChunkHeader) -> ChunkHeader | None:
-        """Return the header, since the chunk is whole."""
-        return header
-
-    def take_waiting(self, holder: Member, computed: pb.Computed) -> ChunkHeader | None:
-        """Return None: no chunk waits."""
-        return None
+    def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
+        """Return False: chunk 0 comes with all that is to be reported."""
+        return False
 
     def weights_of(self, member: Member) -> LayoutParts | None:
         """Return None: each worker gets all chunks."""

@@ -19,7 +19,6 @@ from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
-from services.tensors.layout import chunk_range
 from services.tensors.layout_parts import LayoutParts
 from services.timeouts import Timeouts
 
@@ -215,35 +214,13 @@ class JobRows:
         """Return why a worker can't send this piece of a chunk; None if it is one of its parts of the layout."""
         return self._built.check_piece(member.session, header)
 
-    def take_piece(self, member: Member, header: ChunkHeader) -> ChunkHeader | None:
-        """Keep a piece of a chunk, which `check_piece` has passed; return the chunk's header if it is whole, else None.
-
-        Chunk 0 of a gradient also waits until all workers have computed their parts, and so reported all losses.
-        """
-        elements = self._built.elements(member.session)
-        start, stop = chunk_range(elements, header.index)
-        waits = header.kind == GRADIENT and header.index == 0 and not self._is_computed(member, header.lease)
-        if header.elements == stop - start and not waits:
-            return header
-        self._router.keep_piece(header)
-        return None if waits else self._router.assemble(header, elements)
+    def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
+        """Return whether a chunk is chunk 0 of a gradient, and a worker has not computed its part, so losses lack."""
+        return header.kind == GRADIENT and header.index == 0 and not self._is_computed(member, header.lease)
 
     def _is_computed(self, member: Member, lease: int) -> bool:
         found = self._find_lease(member, lease)
         return found is not None and len(found[1].computed) == len(found[0].seats)
-
-    def take_waiting(self, holder: Member, computed: pb.Computed) -> ChunkHeader | None:
-        """Return the header of chunk 0 of a computed lease, if it is whole; None otherwise."""
-        first = ChunkHeader(
-            job=computed.job,
-            generation=computed.generation,
-            step=computed.step,
-            lease=computed.lease,
-            kind=GRADIENT,
-            index=0,
-        )
-        seats = self._table.rows[holder.session].seats
-        return self._router.assemble(first, self._built.elements(seats[0].worker))
 
     def weights_of(self, member: Member) -> LayoutParts | None:
         """Return the pieces of weights that a worker gets: none while it has no stages or has built nothing."""

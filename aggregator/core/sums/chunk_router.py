@@ -1,29 +1,20 @@
 """Chunks on their way through the aggregator: what happens to each payload.
 
-A gradient chunk is stored, merged with its sibling's, and passed on when it reaches the root. A chunk of a row of
-workers may come in pieces, which are put together first. The newest weights are stored, and every worker is sent them
-in order.
+A chunk comes in pieces, of which a whole chunk is one. Once all of them are kept it is stored as a sum, merged with
+its sibling's, and passed on when it reaches the root. The newest weights are stored, and every worker is sent them in
+order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aggregator.core.events import (
-    Assemble,
-    Drop,
-    DropAll,
-    DropPieces,
-    Forward,
-    Keep,
-    KeepPiece,
-    Merge,
-    Outbox,
-    StoreWeights,
-)
+from aggregator.core.events import Outbox, StoreWeights
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.piece_book import PieceBook
 from aggregator.core.sums.step_sum import Assignment, StepSum
+from aggregator.core.sums.sum_orders import discard_piece, drop_sum, finish_sum, keep_sum, merge_sums
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
@@ -89,7 +80,7 @@ class WeightStore:
 
 
 class ChunkRouter:
-    """Turns arriving chunks into effects on their payloads.
+    """Turns arriving pieces of chunks into orders to the planes that have their payloads.
 
     Args:
         job: the job's id.
@@ -129,16 +120,17 @@ class ChunkRouter:
     def route_gradient(
         self, step_sum: StepSum, assignment: Assignment, header: ChunkHeader, elements: int
     ) -> None:
-        """Store and merge a chunk of an assignment's node; pass the sum on if it is finished."""
+        """Keep a whole chunk as the sum of an assignment's node, and merge it; pass the sum on if it is finished."""
         chunk, node = header.index, assignment.node
         arrival = step_sum.arrive(assignment, chunk, header.losses)
         if arrival.duplicate:
+            self._out.put(keep_sum(header, None))
             return
         for superseded in arrival.superseded:
-            self._out.put(Drop(chunk, superseded))
-        self._out.put(Keep(chunk, node))
-        for left, right, parent in arrival.merges:
-            self._out.put(Merge(chunk, left, right, parent))
+            self._out.put(drop_sum(self._job, chunk, superseded))
+        self._out.put(keep_sum(header, node))
+        for merge in arrival.merges:
+            self._out.put(merge_sums(self._job, chunk, *merge))
         if arrival.done:
             self._forward_sum(step_sum, chunk, elements)
 
@@ -152,17 +144,19 @@ class ChunkRouter:
         forwarded = self.make_header(step_sum.version, chunk, elements, GRADIENT)
         if chunk == 0:
             forwarded.non_finite.extend(step_sum.non_finite)
-        self._out.put(Forward(forwarded, step_sum.coverage.root))
+        self._out.put(finish_sum(forwarded, step_sum.coverage.root))
 
     # ---- pieces ----
 
-    def keep_piece(self, header: ChunkHeader) -> None:
-        """Keep a piece of a chunk of a row's lease, unless it is a repeated one."""
+    def keep_piece(self, header: ChunkHeader, arrival: int) -> None:
+        """Keep an arrived piece of a chunk, or discard a repeated one."""
         if self.pieces.add(header.lease, Piece(header.index, header.offset, header.elements)):
-            self._out.put(KeepPiece(header.lease, header.index, header.offset))
+            self._out.put(plane.KeepPiece(job=self._job, chunk=header.index, arrival=arrival))
+        else:
+            self._out.put(discard_piece(header, arrival))
 
-    def assemble(self, header: ChunkHeader, elements: int) -> ChunkHeader | None:
-        """Put a chunk together if all of its pieces are kept, and return its header; else None.
+    def take_whole(self, header: ChunkHeader, elements: int) -> ChunkHeader | None:
+        """Return the header of a chunk whose pieces are all kept, which must be routed now; None if one is missing.
 
         Args:
             header: header of a piece of the chunk.
@@ -170,7 +164,6 @@ class ChunkRouter:
         """
         if not self.pieces.take(header.lease, header.index, elements):
             return None
-        self._out.put(Assemble(header.lease, header.index))
         whole = ChunkHeader()
         whole.CopyFrom(header)
         start, stop = chunk_range(elements, header.index)
@@ -180,12 +173,12 @@ class ChunkRouter:
     def drop_pieces(self, lease: int) -> None:
         """Drop the pieces of a void lease's chunks."""
         if self.pieces.forget(lease):
-            self._out.put(DropPieces(lease))
+            self._out.put(plane.DropPieces(job=self._job, lease=lease))
 
     def drop_all(self) -> None:
         """Drop all sums, and all pieces."""
         self.pieces.clear()
-        self._out.put(DropAll())
+        self._out.put(plane.DropSums(job=self._job))
 
     # ---- weights ----
 
@@ -195,8 +188,8 @@ class ChunkRouter:
         forwarded.CopyFrom(header)
         forwarded.epoch, forwarded.lease = self._epoch, 0
         root = Node(0, 1)
-        self._out.put(Keep(header.index, root))
-        self._out.put(Forward(forwarded, root))
+        self._out.put(keep_sum(header, root))
+        self._out.put(finish_sum(forwarded, root))
 
     def store_weights(self, header: ChunkHeader) -> None:
         """Store a chunk of the newest weights, unless it is a repeated one."""

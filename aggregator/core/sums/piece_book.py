@@ -1,4 +1,4 @@
-"""Chunks of rows whose pieces are arriving: which pieces are kept, and which chunks are whole."""
+"""Chunks whose pieces are arriving: which pieces are kept, and which chunks are whole."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ class PieceBook:
         """
         chunks = self._kept.get(lease, {})
         start, stop = chunk_range(elements, chunk)
-        if sum(chunks.get(chunk, {}).values()) != stop - start:
+        if chunk not in chunks or sum(chunks[chunk].values()) != stop - start:
             return False
         del chunks[chunk]
+        if not chunks:
+            del self._kept[lease]
         return True
 
     def forget(self, lease: int) -> bool:

@@ -1,13 +1,12 @@
 """The data plane of an aggregator with shards: the payloads are in the shards, which get orders from here.
 
-The core decides as it does without shards. Each of its effects on a payload becomes an order to the shard that has it.
+The core decides as it does without shards. Its orders go to the shard that has the payload.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import grpc
@@ -16,13 +15,13 @@ from aggregator.broken_jobs import ShardFailed
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.leasing.deaths import FAULTS, describe_fault
+from aggregator.core.sums.sum_orders import discard_piece
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.link import ShardLink
 from aggregator.shards.client.released_weights import ReleasedWeights
-from aggregator.shards.messages import assembly_to_order, effect_to_order, node_to_message
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
 from services.tensors.chunk_messages import Message, TensorChunk
@@ -61,8 +60,6 @@ class ShardedDataPlane:
         self._on_sum_finished = on_sum_finished
         self._on_failure = on_failure
         self._call_soon = call_soon
-        # Shard and arrival of the chunk that the core is deciding on.
-        self._arriving: tuple[ShardLink, int] | None = None
         self._sums_lost = True  # the core may know sums that no shard has, until it drops all of them
         # By session: the shards with an open data stream of the worker.
         self._open_streams: dict[int, set[ShardLink]] = {}
@@ -73,7 +70,7 @@ class ShardedDataPlane:
         shards.on_killed.append(self._shard_killed)
         shards.report_handlers.update(
             {
-                pb.ArrivedChunk: self._arrived,
+                pb.ArrivedPiece: self._arrived,
                 pb.WorkerExchanges: self._worker_exchanges,
                 pb.WorkerGone: self._worker_gone,
                 pb.OrderFailed: self._order_failed,
@@ -82,7 +79,7 @@ class ShardedDataPlane:
 
     def _lost(self, reason: str) -> None:
         """Disconnect all workers: their payloads are lost with the shard."""
-        self._sums_lost, self._arriving = True, None
+        self._sums_lost = True
         self._sessions.close_all(reason)
 
     def _order_failed(self, link: ShardLink, body: pb.OrderFailed) -> None:
@@ -148,59 +145,39 @@ class ShardedDataPlane:
 
     # ---- chunks from workers ----
 
-    def _arrived(self, link: ShardLink, body: pb.ArrivedChunk) -> None:
-        """Let the core decide on a chunk in a shard; discard it there unless the core keeps it."""
-        self._arriving = link, body.arrival
+    def _arrived(self, link: ShardLink, body: pb.ArrivedPiece) -> None:
+        """Let the core decide on a piece of a chunk in a shard, unless it is stale."""
         header = body.header
         refusal = self._core.check_chunk(body.session, header)
         elements = self._core.expected_elements(header.job)
         if refusal is None and not (elements and header.index in link.stripe.chunk_indices(elements)):
             refusal = Refusal(f"the chunk's index is {header.index}, expected a chunk of {link}")
         if refusal is None:
-            self._feed(ev.ChunkArrived(body.session, header))
-        elif refusal != self._last_refusal:  # logged once, not for every chunk of a lease
+            self._feed(ev.ChunkArrived(body.session, header, arrival=body.arrival))
+            return
+        if refusal != self._last_refusal:  # logged once, not for every chunk of a lease
             log.info("worker session %d: dropped a chunk: %s", body.session, refusal)
             self._last_refusal = refusal
-        if self._arriving is not None:
-            self._arriving = None
-            link.send_order(pb.DiscardChunk(arrival=body.arrival))
+        link.send_order(discard_piece(header, body.arrival))
 
-    def submit(self, effects: Sequence[ev.SumEffect], chunk: TensorChunk | None) -> None:
-        """Send effects as orders to the shards that have their payloads."""
-        assembled = False  # whether the payload to keep was put together just before
-        for effect, following in zip_longest(effects, effects[1:]):
-            if self._sums_lost and not isinstance(effect, ev.DropAll):
-                continue
-            match effect:
-                case ev.DropAll():
+    def submit(self, orders: Sequence[ev.SumOrder], chunk: TensorChunk | None) -> None:
+        """Send orders to the shards that have their payloads."""
+        for order in orders:
+            match order:
+                case pb.DropSums():
                     self._sums_lost = False
-                    self._shards.send_to_all(effect_to_order(effect))
-                case ev.DropPieces():
-                    self._shards.send_to_all(effect_to_order(effect))
-                case ev.Assemble():
-                    kept = following if isinstance(following, ev.Keep) else None
-                    order = assembly_to_order(effect, kept)
-                    self._shards.link_of_chunk(effect.chunk).send_order(order)
-                case ev.Keep() if assembled:
+                    self._shards.send_to_all(order)
+                case pb.DropPieces():
+                    self._shards.send_to_all(order)
+                case pb.KeepPiece() if self._sums_lost:
+                    discard = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
+                    self._shards.link_of_chunk(order.chunk).send_order(discard)
+                case _ if self._sums_lost and not isinstance(order, pb.DiscardPiece):
                     pass
-                case ev.Keep():
-                    link, arrival = self._take_arriving()
-                    link.send_order(pb.KeepSum(arrival=arrival, node=node_to_message(effect.node)))
-                case ev.KeepPiece():
-                    link, arrival = self._take_arriving()
-                    link.send_order(pb.KeepPiece(arrival=arrival))
-                case ev.Forward():
-                    self._shards.link_of_chunk(effect.header.index).send_order(effect_to_order(effect))
-                    self._on_sum_finished(effect.header)
-                case ev.Drop() | ev.Merge():
-                    self._shards.link_of_chunk(effect.chunk).send_order(effect_to_order(effect))
-            assembled = isinstance(effect, ev.Assemble)
-
-    def _take_arriving(self) -> tuple[ShardLink, int]:
-        """Return shard and arrival of the chunk that the core is deciding on, which it keeps."""
-        assert self._arriving is not None
-        arriving, self._arriving = self._arriving, None
-        return arriving
+                case _:
+                    self._shards.link_of_chunk(order.chunk).send_order(order)
+            if isinstance(order, pb.FinishSum) and not self._sums_lost:
+                self._on_sum_finished(order.header)
 
     # ---- weights to workers ----
 

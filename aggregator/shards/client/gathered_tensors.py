@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.shards.array_pieces import STATE_PREFIX, WEIGHTS, describe_place, make_piece, read_piece
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.checkpoints.format import (
     Checkpoint,
 )

@@ -23,7 +23,7 @@ from aggregator.shards.messages import (
 )
 from optimizer.tensor_store import TensorStoreLost
 from protos import cluster_pb2
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.errors import Failed, Refusal, Refused
 from services.files.transfer import FilesInMemory, upload
 from services.protocol.checksums import encode_with_checksum
@@ -45,14 +45,14 @@ log = logging.getLogger("tiermesh.aggregator")
 Result = TypeVar("Result")
 
 
-def _unwrap_first(reports: pb.ShardReports) -> Message | None:
+def _unwrap_first(reports: pb.PlaneReports) -> Message | None:
     return unwrap(reports.reports[0]) if reports.reports else None
 
 
-_Link: TypeAlias = OpenLink[pb.ShardOrders, pb.ShardReports, cluster_pb2.Hello]
+_Link: TypeAlias = OpenLink[pb.PlaneOrders, pb.PlaneReports, cluster_pb2.Hello]
 _ATTEND = AttendMethod(
     "/tiermesh.Shard/Attend",
-    pb.ShardReports,
+    pb.PlaneReports,
     _unwrap_first,
     cluster_pb2.Hello,
     SHARD,
@@ -124,7 +124,7 @@ class ShardLink:
         )
         self._on_up, self._on_down = on_up, on_down
         self._on_connect_error, self._on_report = on_connect_error, on_report
-        self._orders: Mailbox[pb.ShardOrder] = Mailbox(MAX_QUEUED_MESSAGES)
+        self._orders: Mailbox[pb.PlaneOrder] = Mailbox(MAX_QUEUED_MESSAGES)
         self._checkpoint_channel: grpc.aio.Channel | None = None  # None: the link is down
         self._deadline: asyncio.TimerHandle | None = None  # of the shard's work for a step
 
@@ -170,9 +170,9 @@ class ShardLink:
 
     # ---- as an `Attendant` ----
 
-    def begin(self) -> pb.ShardOrders:
+    def begin(self) -> pb.PlaneOrders:
         """Return the first message."""
-        return pb.ShardOrders(epoch=self._epoch, orders=[wrap_order(self._hello)])
+        return pb.PlaneOrders(epoch=self._epoch, orders=[wrap_order(self._hello)])
 
     def check_answer(self, link: _Link) -> Refusal | None:
         """Return why the shard's Hello is not accepted."""
@@ -210,7 +210,7 @@ class ShardLink:
             self._on_connect_error()
         return True
 
-    def _take_reports(self, in_order: SequenceFilter, batch: pb.ShardReports) -> None:
+    def _take_reports(self, in_order: SequenceFilter, batch: pb.PlaneReports) -> None:
         self.last_heard_seconds = asyncio.get_running_loop().time()
         if not in_order.is_new(batch.number):
             return
@@ -219,9 +219,9 @@ class ShardLink:
             if body is not None:
                 self._on_report(self, body)
 
-    async def _next_orders(self, numbers: Iterator[int]) -> pb.ShardOrders:
-        orders = await self._orders.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, pb.ShardOrder.ByteSize)
-        return pb.ShardOrders(epoch=self._epoch, orders=orders, number=next(numbers))
+    async def _next_orders(self, numbers: Iterator[int]) -> pb.PlaneOrders:
+        orders = await self._orders.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, pb.PlaneOrder.ByteSize)
+        return pb.PlaneOrders(epoch=self._epoch, orders=orders, number=next(numbers))
 
     # ---- waits ----
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.versions import Version
 from services.tensors.layout_parts import LayoutParts

@@ -23,7 +23,7 @@ from optimizer.core import events as ev
 from optimizer.master_tensors import measure_gradient
 from optimizer.tensor_store import Save, TensorStoreCallbacks, TensorStoreLost, to_save_failed
 from optimizer.update_rules import state_dtypes
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.format import (
     Checkpoint,
@@ -164,7 +164,7 @@ class ShardedTensorStore:
     def stage(self, chunk: int, values: Float32Array | None) -> None:
         """Have the shard of a chunk stage its finished sum; `values` are not here."""
         self._staged.note_order(chunk)
-        self._shards.link_of_chunk(chunk).send_order(pb.StageChunk(chunk=chunk))
+        self._shards.link_of_chunk(chunk).send_order(pb.StageChunk(job=self._job, chunk=chunk))
 
     async def wait_for_room(self) -> None:
         """Return at once: the sums are in their shards."""
@@ -175,7 +175,7 @@ class ShardedTensorStore:
 
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
         """Have the shard of a chunk store its initial weights; `values` are not here."""
-        self._shards.link_of_chunk(chunk).send_order(pb.StageChunk(chunk=chunk, initial=True))
+        self._shards.link_of_chunk(chunk).send_order(pb.StageChunk(job=self._job, chunk=chunk, initial=True))
 
     def _chunk_staged(self, link: ShardLink, body: pb.StagedChunk) -> None:
         if body.chunk not in link.stripe.chunk_indices(self._elements):
@@ -268,7 +268,7 @@ class ShardedTensorStore:
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
         """Have each shard copy its tensors, and put the copies together here."""
         self._last_copy += 1
-        self._shards.send_to_all(pb.CopyPart(copy=self._last_copy))
+        self._shards.send_to_all(pb.CopyPart(job=effect.job, copy=self._last_copy))
         task = start_task(
             self._collect(effect, self._last_copy, self._elements, save),
             f"job {effect.job}: checkpoint of step {effect.step}",

@@ -12,10 +12,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aggregator.data_plane.reduction import StoredSums
 from aggregator.shards.array_pieces import STATE_PREFIX, WEIGHTS
 from optimizer.master_tensors import MasterTensors
-from protos import shards_pb2 as pb
+from plane.sums import StoredSums
+from protos import plane_pb2 as pb
 from protos import tensors_pb2 as tensors_pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
@@ -158,8 +158,8 @@ class KernelState:
         self.sums = StoredSums(self._sum_finished)
         self._finished_sums: dict[int, Float32Array] = {}  # by chunk, until they are staged
 
-    def _sum_finished(self, header: ChunkHeader, values: Float32Array) -> None:
-        self._finished_sums[header.index] = values
+    def _sum_finished(self, order: pb.FinishSum, values: Float32Array) -> None:
+        self._finished_sums[order.chunk] = values
 
     def pop_finished_sum(self, chunk: int) -> Float32Array:
         """Return the finished sum of a chunk, [elements of the chunk] float32, and forget it.

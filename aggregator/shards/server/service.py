@@ -27,7 +27,7 @@ from aggregator.shards.server.session import ShardSession
 from aggregator.worker_sessions import WorkerSession
 from optimizer import update_rules
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.errors import Refused
 from services.files.limits import MAX_TRANSFERS, TransferLimits
 from services.files.service import FilesServicer
@@ -159,7 +159,7 @@ class ShardService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await serve_attend(
-            context, pb.ShardOrders, unwrap=_unwrap_first, check=self._check_hello, serve=self._serve
+            context, pb.PlaneOrders, unwrap=_unwrap_first, check=self._check_hello, serve=self._serve
         )
 
     def _check_hello(self, hello: cluster.Hello) -> HelloRefusal | None:
@@ -179,7 +179,7 @@ class ShardService:
         return check_hello(hello, expected)
 
     async def _serve(
-        self, hello: cluster.Hello, stream: ControlStream[pb.ShardReports, pb.ShardOrders]
+        self, hello: cluster.Hello, stream: ControlStream[pb.PlaneReports, pb.PlaneOrders]
     ) -> None:
         if self._session is not None:
             newer = hello.epoch_seen > self._epoch
@@ -347,15 +347,15 @@ class ShardService:
         return pb.PartWritten()
 
 
-def _take_orders(session: ShardSession, in_order: SequenceFilter, batch: pb.ShardOrders) -> None:
+def _take_orders(session: ShardSession, in_order: SequenceFilter, batch: pb.PlaneOrders) -> None:
     if batch.epoch == session.epoch and in_order.is_new(batch.number):
         session.carry_out(batch.orders)
 
 
-async def _next_reports(session: ShardSession, numbers: Iterator[int]) -> pb.ShardReports:
-    reports = await session.reports.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, pb.ShardReport.ByteSize)
-    return pb.ShardReports(epoch=session.epoch, reports=reports, number=next(numbers))
+async def _next_reports(session: ShardSession, numbers: Iterator[int]) -> pb.PlaneReports:
+    reports = await session.reports.take_batch(MAX_BATCH_MESSAGES, MAX_BATCH_BYTES, pb.PlaneReport.ByteSize)
+    return pb.PlaneReports(epoch=session.epoch, reports=reports, number=next(numbers))
 
 
-def _unwrap_first(batch: pb.ShardOrders) -> Any:
+def _unwrap_first(batch: pb.PlaneOrders) -> Any:
     return unwrap(batch.orders[0]) if batch.orders else None

@@ -14,24 +14,18 @@ from functools import partial
 import grpc
 from google.protobuf.message import Message
 
-from aggregator.core.events import ChunkArrived, DataStreamOpened, Keep, KeepPiece
-from aggregator.data_plane.reduction import NotStored
+from aggregator.core.events import ChunkArrived, DataStreamOpened
 from aggregator.data_plane.worker_streams import WorkerDataStreams
 from aggregator.shards.array_pieces import write_piece
-from aggregator.shards.messages import (
-    MAX_QUEUED_MESSAGES,
-    node_from_message,
-    order_to_effects,
-    unwrap,
-    wrap_report,
-)
+from aggregator.shards.messages import MAX_QUEUED_MESSAGES, unwrap, wrap_report
 from aggregator.shards.server.core import ShardCore
 from aggregator.shards.server.kernel_state import KernelState, ShardTensors, WeightsReady
 from aggregator.shards.server.tensor_copies import TensorCopies
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.tensor_store import reason_of
+from plane.sums import NotStored, SumOrder
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.errors import Refusal, Refused, name_internal_error
 from services.files.store import FileStore
 from services.instrumentation.failpoints import hit_failpoint
@@ -90,7 +84,7 @@ class ShardSession:
     ) -> None:
         self.name, self.incarnation, self.epoch = hello.name, hello.incarnation, hello.epoch_seen
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
-        self.reports: Mailbox[pb.ShardReport] = Mailbox(MAX_QUEUED_MESSAGES)
+        self.reports: Mailbox[pb.PlaneReport] = Mailbox(MAX_QUEUED_MESSAGES)
         self.copies = TensorCopies()
         self._own_incarnation = incarnation
         self._files = files
@@ -180,7 +174,7 @@ class ShardSession:
         self._arrived[self._last_arrival] = chunk
         self._backlog.add()
         hit_failpoint("shard.arrived")
-        self._report(pb.ArrivedChunk(session=event.session, arrival=self._last_arrival, header=header))
+        self._report(pb.ArrivedPiece(session=event.session, arrival=self._last_arrival, header=header))
 
     def _pop_arrived(self, arrival: int) -> TensorChunk:
         chunk = self._arrived.pop(arrival, None)
@@ -193,7 +187,7 @@ class ShardSession:
 
     # ---- orders ----
 
-    def carry_out(self, orders: Sequence[pb.ShardOrder]) -> None:
+    def carry_out(self, orders: Sequence[pb.PlaneOrder]) -> None:
         """Carry out orders of the aggregator, in their sequence; one that can't be carried out ends the session."""
         if self._broken:
             return
@@ -241,14 +235,9 @@ class ShardSession:
     def _begin(self, body: Message) -> Callable[[], None] | None:
         """Do an order's work on the event loop; return its work for the kernel thread, if there is any."""
         match body:
-            case pb.KeepSum():
-                chunk = self._pop_arrived(body.arrival)
-                return partial(self._keep, Keep(chunk.header.index, node_from_message(body.node)), chunk)
             case pb.KeepPiece():
-                piece = self._pop_arrived(body.arrival)
-                header = piece.header
-                return partial(self._keep, KeepPiece(header.lease, header.index, header.offset), piece)
-            case pb.DiscardChunk():
+                return partial(self._keep_piece, self._pop_arrived(body.arrival))
+            case pb.DiscardPiece():
                 self._pop_arrived(body.arrival)
                 self._backlog.cancel()
             case pb.SendUpTo():
@@ -275,17 +264,16 @@ class ShardSession:
                     worker.mailbox.close(body.reason)
             case cluster.Heartbeat():
                 self._report(cluster.Heartbeat())
+            case _ if isinstance(body, SumOrder):
+                return partial(self._kernel_state.sums.carry_out, body)
             case _:
-                effects = order_to_effects(body)
-                if effects:
-                    return partial(self._kernel_state.sums.carry_out, effects, None)
                 return partial(self._guarded, body)
         return None
 
     # ---- on the kernel thread ----
 
-    def _keep(self, effect: Keep | KeepPiece, chunk: TensorChunk) -> None:
-        self._kernel_state.sums.carry_out([effect], chunk)
+    def _keep_piece(self, piece: TensorChunk) -> None:
+        self._kernel_state.sums.keep_piece(piece)
         self._backlog.remove()
 
     def _guarded(self, body: Message) -> None:
@@ -313,7 +301,8 @@ class ShardSession:
             case pb.StageChunk():
                 block_sums = tensors.stage(body.chunk, state.pop_finished_sum(body.chunk))
                 hit_failpoint("shard.staged")
-                self._report_from_kernel(pb.StagedChunk(chunk=body.chunk, block_sums=block_sums.tolist()))
+                staged = pb.StagedChunk(job=body.job, chunk=body.chunk, block_sums=block_sums.tolist())
+                self._report_from_kernel(staged)
             case pb.UpdatePart():
                 state.discard_finished_sums()
                 tensors.update(body, self._on_updated)
@@ -360,7 +349,7 @@ class ShardSession:
         if not self._core.weights_ready(header.job, Version(header.generation, header.step), ready.chunks):
             return
         if updated:
-            self._report(pb.UpdatedPart(step=header.step - 1, chunks=ready.chunks))
+            self._report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
         self._workers.wake_all()
 
     async def write_piece(self, piece: pb.ArrayPiece) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aggregator.shards.array_pieces import make_piece
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.instrumentation.failpoints import hit_failpoint
 from services.tensors.layout import CHUNK_ELEMENTS
 

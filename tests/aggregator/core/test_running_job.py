@@ -8,6 +8,7 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.jobs_pb2 import FAILED, QUEUED, Job
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, NonFinite
 from services.protocol.plan import JobPlan, ParameterCount
@@ -297,8 +298,8 @@ def test_a_worker_with_a_gradient_that_is_not_finite_is_named(weights_first: boo
         kind=GRADIENT,
         losses=(1.0, 1.0),
     )
-    effects = dialogue.core.handle(ev.ChunkArrived(1, last), dialogue.clock)
-    (onward,) = [each.header for each in effects if isinstance(each, ev.Forward)]
+    effects = dialogue.core.handle(ev.ChunkArrived(1, dialogue.whole(last, 0)), dialogue.clock)
+    (onward,) = [each.header for each in effects if isinstance(each, plane.FinishSum)]
     assert list(onward.non_finite) == [NonFinite(micro_batch=3, parameter="w", worker="w2")]
     if weights_first:
         dialogue.weights(1, 1, 0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aggregator.shards.array_pieces import DamagedPiece, write_piece
 from aggregator.shards.client.gathered_tensors import GatheredTensors, checkpoint_pieces
 from aggregator.shards.server.tensor_copies import TensorCopies
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.checkpoints.format import (
     Checkpoint,
 )
@@ -57,7 +57,7 @@ async def read_copy(arrays: dict[str, NDArray[Any]]) -> list[pb.ArrayPiece]:
 
 
 def with_checksum(piece: pb.ArrayPiece) -> pb.ArrayPiece:
-    """Return the piece with the checksum that shards.proto asks for."""
+    """Return the piece with the checksum that plane.proto asks for."""
     description = f"{piece.opening} {piece.array} {piece.dtype} {piece.elements} {piece.offset}"
     piece.crc32c = google_crc32c.value(description.encode() + piece.data)
     return piece

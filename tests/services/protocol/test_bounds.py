@@ -15,7 +15,7 @@ import protos
 from aggregator.core.leasing.evaluation import MOST_BATCHES_PER_LEASE
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
-from protos import shards_pb2 as shards
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import ChunkHeader
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import MOST_SPEC_BYTES
@@ -237,7 +237,7 @@ def test_a_text_that_is_received_can_be_repeated(name: tuple[str, str], length: 
         assert len(error.fault) <= 300 and error.fault.isprintable()
         return
     fit(message)
-    for repeated in (pb.Hello, shards.WorkerAttends, jobs.Member, pb.Ready, pb.Predecessor):
+    for repeated in (pb.Hello, plane.WorkerAttends, jobs.Member, pb.Ready, pb.Predecessor):
         other = repeated.DESCRIPTOR.fields_by_name.get(field.name)
         body = getattr(message, message.WhichOneof("body") or "")
         if other is not None and field.containing_type is body.DESCRIPTOR and not is_map(field):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from protos import cluster_pb2 as pb
-from protos import shards_pb2 as shards
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.checksums import ChecksumMismatch, encode_with_checksum, verify_checksum
 from tests.support.anything import message
@@ -22,8 +22,8 @@ COMMAND = pb.WorkerCommand(epoch=3, lease=pb.Lease(job="j", lease=(3 << 32) + 1,
         pb.WorkerCommand,
         pb.OptimizerMessage,
         pb.OptimizerCommand,
-        shards.ShardOrders,
-        shards.ShardReports,
+        plane.PlaneOrders,
+        plane.PlaneReports,
         ChunkHeader,
     ],
 )

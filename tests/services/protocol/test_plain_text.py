@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from protos import cluster_pb2, jobs_pb2, shards_pb2, tensors_pb2
+from protos import cluster_pb2, jobs_pb2, plane_pb2, tensors_pb2
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.plain_text import _UNTOUCHED_FIELDS, _UNTOUCHED_MESSAGES, limit_of, make_printable
 from services.transport.control.control_streams import ControlReader
@@ -19,7 +19,7 @@ from services.transport.request_handlers import RequestParsingHandler, service_h
 from tests.support.hostile import HOSTILE, LONG, fill_texts, texts_of, variants
 from tests.support.processor_time import limit_work
 
-FILES = (cluster_pb2, jobs_pb2, shards_pb2, tensors_pb2)
+FILES = (cluster_pb2, jobs_pb2, plane_pb2, tensors_pb2)
 MESSAGES = [
     message
     for file in FILES

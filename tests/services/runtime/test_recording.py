@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aggregator.core import events as aggregator_events
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
+from aggregator.core.sums.sum_orders import merge_sums
 from optimizer.core import events as optimizer_events
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
@@ -47,7 +48,7 @@ wires = st.builds(WireTypes, st.integers(1, 3), st.integers(1, 3))
 plans = st.builds(JobPlan, st.integers(1, 999), st.integers(1, 99), wire=wires)
 values = st.one_of(
     st.builds(aggregator_events.ChunkArrived, st.integers(0), headers),
-    st.builds(aggregator_events.Merge, st.integers(0), nodes, nodes, nodes),
+    st.builds(merge_sums, st.text(max_size=5), st.integers(0, 9), nodes, nodes, nodes),
     st.builds(
         aggregator_events.SaveJob,
         st.builds(Job, id=st.text(max_size=5), loss=st.floats(allow_nan=False)),

@@ -11,11 +11,13 @@ import signal
 import sys
 from typing import Any
 
+from aggregator.core.events import ChunkArrived
 from aggregator.core.membership.members import Member
 from aggregator.core.progress import JobProgress
 from aggregator.core.running_job import RunningJob
 from cli.main import main
-from protos.tensors_pb2 import GRADIENT, ChunkHeader
+from protos.tensors_pb2 import GRADIENT
+from services.errors import Refusal
 
 FATAL_STEP = 5
 """Step at which a job brings out the defect."""
@@ -34,11 +36,11 @@ def next_phase(self: JobProgress, *arguments: Any) -> None:
     _next_phase(self, *arguments)
 
 
-def chunk_arrived(self: RunningJob, member: Member, header: ChunkHeader, now: float, **options: Any) -> None:
+def chunk_arrived(self: RunningJob, member: Member, event: ChunkArrived, now: float) -> Refusal | None:
     """Handle the arrival of a chunk, or die."""
-    if self.job.name == "deadly" and header.kind == GRADIENT:
+    if self.job.name == "deadly" and event.header.kind == GRADIENT:
         os.kill(os.getpid(), signal.SIGKILL)
-    _chunk_arrived(self, member, header, now, **options)
+    return _chunk_arrived(self, member, event, now)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,12 @@ Run it like the command: `python -m tests.support.cluster.crashing_shard aggrega
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from aggregator.core.events import SumEffect
-from aggregator.data_plane.reduction import StoredSums
 from aggregator.shards.server.kernel_state import ShardTensors
 from cli.main import main
-from protos import shards_pb2 as pb
+from plane.sums import StoredSums
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import GRADIENT
 from services.config.job import JobConfig
 from services.tensors.chunk_messages import TensorChunk
@@ -21,7 +19,7 @@ from services.tensors.chunk_messages import TensorChunk
 _jobs: list[str] = []
 """Names of the jobs whose tensors this process had, the newest last."""
 _raised: set[str] = set()
-_init, _carry_out = ShardTensors.__init__, StoredSums.carry_out
+_init, _keep_piece = ShardTensors.__init__, StoredSums.keep_piece
 
 
 def init(self: ShardTensors, order: pb.OpenPart, *arguments: Any, **named: Any) -> None:
@@ -30,17 +28,19 @@ def init(self: ShardTensors, order: pb.OpenPart, *arguments: Any, **named: Any) 
     _init(self, order, *arguments, **named)
 
 
-def carry_out(self: StoredSums, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
-    """Carry out effects, or fail."""
+def keep_piece(self: StoredSums, piece: TensorChunk) -> None:
+    """Keep a piece, or fail."""
     job = _jobs[-1] if _jobs else ""
-    gradient = chunk is not None and chunk.header.kind == GRADIENT
-    if gradient and (job == "poisoned" or (job == "unlucky" and job not in _raised)):
+    if piece.header.kind == GRADIENT and (job == "poisoned" or (job == "unlucky" and job not in _raised)):
         _raised.add(job)
         raise IndexError("list index out of range")
-    _carry_out(self, effects, chunk)
+    _keep_piece(self, piece)
 
 
 if __name__ == "__main__":
-    for owner, name, replacement in ((ShardTensors, "__init__", init), (StoredSums, "carry_out", carry_out)):
+    for owner, name, replacement in (
+        (ShardTensors, "__init__", init),
+        (StoredSums, "keep_piece", keep_piece),
+    ):
         setattr(owner, name, replacement)
     sys.exit(main())

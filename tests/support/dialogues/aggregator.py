@@ -10,6 +10,7 @@ from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record, cancel_job, copy_job
 from aggregator.core.membership.claims import bind_own, trust
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.files_pb2 import FileRef
 from protos.jobs_pb2 import QUEUED, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
@@ -18,8 +19,7 @@ from services.pipeline.split import StageRun
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
-from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.tensors.reduction_tree import Node
+from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 from tests.support.chunk_sets import to_ranges
 
 FINGERPRINT = {"backend": "emulator", "blas": "SkylakeX"}
@@ -65,6 +65,7 @@ class Dialogue:
         self.saved: dict[str, Record] = {}
         self.published: list[ev.Note] = []
         self.devices: dict[int, pb.DeviceReport] = {}
+        self._arrived = ChunkHeader()
         self.plans: dict[str, JobPlan | Refusal] = {each.job.id: each.plan for each in records}
 
     @property
@@ -78,8 +79,10 @@ class Dialogue:
         return Clock(self.now, 1e9 + self.now)
 
     def give(self, event: ev.Input) -> list[str]:
-        """Give the core an input; return its effects as lines, without notes."""
+        """Give the core an input; return its effects as lines, without notes and what discards something stale."""
         lines = []
+        if isinstance(event, ev.ChunkArrived):
+            self._arrived = event.header
         for effect in self.core.handle(event, self.clock):
             if isinstance(effect, ev.SaveJob):
                 self._save(effect.job)
@@ -108,28 +111,28 @@ class Dialogue:
                 return f"{effect.session} closed: {effect.reason}"
             case ev.SaveJob():
                 return f"save {effect.job.id} {JobState.Name(effect.job.state).lower()}"
-            case ev.Keep() | ev.Drop():
-                return f"{type(effect).__name__.lower()} {self._node(effect.node)} #{effect.chunk}"
-            case ev.Merge():
+            case plane.KeepSum() if effect.HasField("node"):
+                return f"keep {self._node(effect.node)} #{effect.chunk}"
+            case plane.DropSum():
+                return f"drop {self._node(effect.node)} #{effect.chunk}"
+            case plane.MergeSums():
                 return f"merge {self._node(effect.left)} + {self._node(effect.right)} #{effect.chunk}"
-            case ev.Forward():
-                return f"forward #{effect.header.index}"
+            case plane.FinishSum():
+                return f"forward #{effect.chunk}"
             case ev.StoreWeights():
                 return f"store weights #{effect.header.index}"
-            case ev.DropAll():
+            case plane.DropSums():
                 return "drop all"
-            case ev.KeepPiece():
-                return f"keep piece {effect.offset} of #{effect.chunk}"
-            case ev.Assemble():
-                return f"assemble #{effect.chunk}"
-            case ev.DropPieces():
+            case plane.KeepPiece() if self._arrived != self.whole(self._arrived, effect.chunk):
+                return f"keep piece {self._arrived.offset} of #{effect.chunk}"
+            case plane.DropPieces():
                 return "drop pieces"
             case ev.CheckClosed():
                 return f"check {effect.outcome}"
         return ""
 
     @staticmethod
-    def _node(node: Node) -> str:
+    def _node(node: plane.SumNode) -> str:
         return span(node.first, node.count)
 
     @staticmethod
@@ -282,18 +285,23 @@ class Dialogue:
             step=step,
             lease=lease or self.leases[session],
             kind=GRADIENT,
-            index=index,
             losses=losses,
             non_finite=non_finite,
         )
-        return self.give(ev.ChunkArrived(session, header, in_place))
+        return self.give(ev.ChunkArrived(session, self.whole(header, index), in_place))
+
+    def whole(self, header: ChunkHeader, index: int) -> ChunkHeader:
+        """Return a copy of a header with the place of a whole chunk."""
+        start, stop = chunk_range(self.layout.elements, index)
+        found = ChunkHeader()
+        found.CopyFrom(header)
+        found.index, found.offset, found.elements = index, start, stop - start
+        return found
 
     def initial(self, session: int, index: int) -> list[str]:
         """Give the core a chunk of initial weights."""
-        header = ChunkHeader(
-            job="a", epoch=self.core.epoch, lease=self.leases[session], kind=INITIAL_WEIGHTS, index=index
-        )
-        return self.give(ev.ChunkArrived(session, header))
+        header = ChunkHeader(job="a", epoch=self.core.epoch, lease=self.leases[session], kind=INITIAL_WEIGHTS)
+        return self.give(ev.ChunkArrived(session, self.whole(header, index)))
 
     # ---- the optimizer ----
 

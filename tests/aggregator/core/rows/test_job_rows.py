@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import Piece
@@ -22,14 +23,13 @@ def test_a_step_is_the_sum_of_chunks_put_together_from_pieces() -> None:
     assert dialogue.sends(3, 1, 0) == ["keep 0-3 #2", "forward #2", f"keep piece {3 * HALF} of #1"]
     assert dialogue.sends(2, 1, 0) == [
         f"keep piece {2 * HALF} of #1",
-        "assemble #1",
         "keep 0-3 #1",
         "forward #1",
         f"keep piece {HALF} of #0",
     ]
     assert dialogue.sends(1, 1, 0) == ["keep piece 0 of #0"], "the losses of chunk 0 are not known"
     assert dialogue.tells(2) == dialogue.tells(3, losses=[1, 2, 3, 6]) == []
-    assert dialogue.tells(1) == ["assemble #0", "keep 0-3 #0", "forward #0"]
+    assert dialogue.tells(1) == ["keep 0-3 #0", "forward #0"]
     dialogue.commits(1, 0)
     assert dialogue.job().step == 1 and dialogue.job().loss == 3.0
 
@@ -38,7 +38,7 @@ def test_chunk_0_goes_on_at_once_if_all_have_computed_before() -> None:
     dialogue = training_rows(1, 2)
     assert dialogue.tells(1) == dialogue.tells(2, losses=[1, 2, 3, 4]) == []
     dialogue.sends(2, 1, 0)
-    assert dialogue.sends(1, 1, 0) == ["keep piece 0 of #0", "assemble #0", "keep 0-3 #0", "forward #0"]
+    assert dialogue.sends(1, 1, 0) == ["keep piece 0 of #0", "keep 0-3 #0", "forward #0"]
 
 
 def test_one_worker_with_all_stages_sends_whole_chunks_and_chunk_0_waits_for_its_report() -> None:
@@ -46,8 +46,8 @@ def test_one_worker_with_all_stages_sends_whole_chunks_and_chunk_0_waits_for_its
     dialogue.hello(1)
     dialogue.give(ev.DataStreamOpened(1))
     dialogue.builds(1, holds=(1, 0))
-    assert dialogue.sends(1, 1, 0) == ["keep 0-3 #1", "forward #1", "keep piece 0 of #0"]
-    assert dialogue.tells(1, losses=[1, 2, 3, 4]) == ["assemble #0", "keep 0-3 #0", "forward #0"]
+    assert dialogue.sends(1, 1, 0) == ["keep 0-3 #1", "forward #1"]
+    assert dialogue.tells(1, losses=[1, 2, 3, 4]) == ["keep 0-3 #0", "forward #0"]
 
 
 def test_a_row_is_as_fast_as_its_slowest_worker_and_status_says_how_fast_each_is() -> None:
@@ -74,7 +74,7 @@ def test_gradients_that_are_not_finite_are_those_of_the_worker_that_found_them()
     (forward,) = (
         effect
         for effect in dialogue.core.handle(ev.ChunkArrived(1, header), dialogue.clock)
-        if isinstance(effect, ev.Forward)
+        if isinstance(effect, plane.FinishSum)
     )
     assert list(forward.header.non_finite) == [NonFinite(micro_batch=1, parameter="b", worker="w2")]
 
@@ -239,7 +239,6 @@ def test_each_worker_makes_the_initial_weights_of_its_stages_and_the_first_descr
     assert dialogue.sends_initial(1) == ["keep piece 0 of #0"]
     assert dialogue.sends_initial(2, 0) == [
         f"keep piece {HALF} of #0",
-        "assemble #0",
         "keep 0 #0",
         "forward #0",
     ]

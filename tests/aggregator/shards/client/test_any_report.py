@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.core import events as ev
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.config.load import load_job

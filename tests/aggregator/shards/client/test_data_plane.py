@@ -1,4 +1,4 @@
-"""Effects become orders to the shard that has the payload, and chunks that the core does not keep are discarded."""
+"""The core's orders go to the shard that has the payload, and stale pieces are discarded."""
 
 from __future__ import annotations
 
@@ -12,46 +12,33 @@ from google.protobuf.message import Message
 from aggregator.core import events as ev
 from aggregator.shards.client.data_plane import ShardedDataPlane
 from aggregator.shards.client.group import ShardGroup
-from aggregator.shards.messages import (
-    SequenceFilter,
-    assembly_to_order,
-    effect_to_order,
-    order_to_effects,
-    unwrap,
-    wrap_order,
-    wrap_report,
-)
+from aggregator.shards.messages import SequenceFilter, unwrap, wrap_order, wrap_report
 from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts
-from services.tensors.reduction_tree import Node
 from services.timeouts import Timeouts
 from services.transport.links import LinkClosed
 from services.transport.security import Security
 
-ROOT, LEFT, RIGHT = Node(0, 2), Node(0, 1), Node(1, 1)
+ROOT, LEFT, RIGHT = (pb.SumNode(first=first, count=count) for first, count in ((0, 2), (0, 1), (1, 1)))
+MERGE = pb.MergeSums(chunk=3, left=LEFT, right=RIGHT, parent=ROOT)
 
 
 def line(body: Message) -> str:
     """Return an order as one line."""
     match body:
-        case pb.KeepSum():
-            return f"keep arrival {body.arrival}"
         case pb.KeepPiece():
             return f"keep piece {body.arrival}"
-        case pb.AssembleSum():
-            node = f" of {body.node.first}+{body.node.count}" if body.HasField("node") else ""
-            return f"assemble #{body.chunk} of lease {body.lease}{node}"
-        case pb.DiscardChunk():
-            return f"discard arrival {body.arrival}"
+        case pb.DiscardPiece():
+            return f"discard piece {body.arrival}"
         case pb.SendUpTo():
             again = " again" if body.restart else ""
             return f"send {body.session} {body.generation}.{body.step} up to {body.limit}{again}"
-        case pb.MergeSums() | pb.FinishSum() | pb.DropSum():
+        case pb.KeepSum() | pb.MergeSums() | pb.FinishSum() | pb.DropSum():
             return f"{type(body).__name__} #{body.chunk}"
     return type(body).__name__
 
@@ -101,7 +88,7 @@ class Dialogue:
         for link in self.shards.links:
             index = link.stripe.index
             vars(link)["send_order"] = lambda body, index=index: self.sent.append((index, line(body)))
-        self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumEffect]] = lambda event: ()
+        self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumOrder]] = lambda event: ()
         self.data_plane = ShardedDataPlane(
             self.shards,
             core=self.core,  # type: ignore[arg-type]  # has what a data plane calls
@@ -111,7 +98,7 @@ class Dialogue:
             on_failure=lambda error: self.failures.append(str(error)),
             call_soon=lambda call: asyncio.get_running_loop().call_soon(call),
         )
-        self.data_plane.submit([ev.DropAll()], None)
+        self.data_plane.submit([pb.DropSums()], None)
         self.orders()
 
     def _feed(self, event: ev.DataStreamOpened | ev.ChunkArrived) -> None:
@@ -124,7 +111,7 @@ class Dialogue:
         self.shards.report_handlers[type(body)](self.shards.links[shard], body)
 
     def arrive(self, shard: int, arrival: int, chunk: int) -> None:
-        self.report(shard, pb.ArrivedChunk(session=1, arrival=arrival, header=ChunkHeader(index=chunk)))
+        self.report(shard, pb.ArrivedPiece(session=1, arrival=arrival, header=ChunkHeader(index=chunk)))
 
     def orders(self) -> list[tuple[int, str]]:
         """Return the orders since the last call, with the shard's number."""
@@ -155,55 +142,39 @@ def test_an_error_of_a_shard_counts_against_the_running_job_alone() -> None:
 def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:
     def scenario(dialogue: Dialogue) -> None:
         dialogue.decide = lambda event: (
-            ev.Keep(3, RIGHT),
-            ev.Merge(3, LEFT, RIGHT, ROOT),
-            ev.Forward(ChunkHeader(index=3), ROOT),
+            pb.KeepPiece(chunk=3, arrival=event.arrival),
+            pb.KeepSum(chunk=3, lease=7, node=RIGHT),
+            MERGE,
+            pb.FinishSum(chunk=3, node=ROOT, header=ChunkHeader(index=3)),
         )
         dialogue.arrive(1, 5, chunk=3)
-        assert dialogue.orders() == [(1, "keep arrival 5"), (1, "MergeSums #3"), (1, "FinishSum #3")]
+        expected = ["keep piece 5", "KeepSum #3", "MergeSums #3", "FinishSum #3"]
+        assert dialogue.orders() == [(1, each) for each in expected]
         assert dialogue.finished == [3]
 
     with_dialogue(scenario)
 
 
-def test_a_payload_that_is_stale_or_repeated_is_discarded() -> None:
+def test_a_stale_piece_is_discarded() -> None:
     def scenario(dialogue: Dialogue) -> None:
         dialogue.arrive(0, 1, chunk=0)
-        assert dialogue.fed == [ev.ChunkArrived(1, ChunkHeader(index=0))]
+        assert dialogue.fed == [ev.ChunkArrived(1, ChunkHeader(index=0), arrival=1)]
         dialogue.core.stale = Refusal("its step is 9")
         dialogue.arrive(0, 2, chunk=2)
         dialogue.core.stale = None
         for arrival, chunk in ((3, 1), (4, 99)):  # a chunk of another shard, and one beyond the layout
             dialogue.arrive(0, arrival, chunk)
-        assert len(dialogue.fed) == 1, "the core does not see stale chunks"
-        assert dialogue.orders() == [(0, f"discard arrival {arrival}") for arrival in range(1, 5)]
+        assert len(dialogue.fed) == 1, "the core does not see stale pieces"
+        assert dialogue.orders() == [(0, f"discard piece {arrival}") for arrival in range(2, 5)]
 
     with_dialogue(scenario)
 
 
-def test_pieces_are_kept_and_put_together_in_their_shard() -> None:
+def test_pieces_of_a_lease_are_dropped_in_all_shards() -> None:
     def scenario(dialogue: Dialogue) -> None:
-        dialogue.decide = lambda event: (ev.KeepPiece(7, 3, 100),)
-        dialogue.arrive(1, 5, chunk=3)
-        assert dialogue.orders() == [(1, "keep piece 5")]
-        dialogue.decide = lambda event: (
-            ev.KeepPiece(7, 3, 0),
-            ev.Assemble(7, 3),
-            ev.Keep(3, RIGHT),
-            ev.Merge(3, LEFT, RIGHT, ROOT),
-        )
-        dialogue.arrive(1, 6, chunk=3)
-        expected = [(1, "keep piece 6"), (1, "assemble #3 of lease 7 of 1+1"), (1, "MergeSums #3")]
-        assert dialogue.orders() == expected
-
-    with_dialogue(scenario)
-
-
-def test_chunks_are_put_together_without_an_arrival_and_may_be_discarded() -> None:
-    def scenario(dialogue: Dialogue) -> None:
-        dialogue.data_plane.submit([ev.Assemble(7, 0), ev.Keep(0, LEFT), ev.Assemble(7, 1)], None)
-        assert dialogue.orders() == [(0, "assemble #0 of lease 7 of 0+1"), (1, "assemble #1 of lease 7")]
-        dialogue.data_plane.submit([ev.DropPieces(7)], None)
+        dialogue.data_plane.submit([pb.KeepSum(chunk=0, node=LEFT), pb.KeepSum(chunk=1)], None)
+        assert dialogue.orders() == [(0, "KeepSum #0"), (1, "KeepSum #1")]
+        dialogue.data_plane.submit([pb.DropPieces(lease=7)], None)
         assert dialogue.orders() == [(0, "DropPieces"), (1, "DropPieces")]
 
     with_dialogue(scenario)
@@ -213,15 +184,19 @@ def test_no_orders_are_sent_for_sums_that_were_lost_with_a_shard() -> None:
     def scenario(dialogue: Dialogue) -> None:
         for callback in dialogue.shards.on_lost:
             callback("shard 0 of 2: gone")
-        dialogue.decide = lambda event: (ev.Keep(0, RIGHT), ev.Merge(0, LEFT, RIGHT, ROOT))
-        dialogue.arrive(0, 1, chunk=0)
-        assert dialogue.orders() == [(0, "discard arrival 1")], (
-            "the core still knows LEFT, which no shard has"
+        dialogue.decide = lambda event: (
+            pb.KeepPiece(chunk=0, arrival=event.arrival),
+            pb.KeepSum(chunk=0, node=RIGHT),
+            pb.MergeSums(chunk=0, left=LEFT, right=RIGHT, parent=ROOT),
         )
-        dialogue.data_plane.submit([ev.DropAll()], None)
-        dialogue.decide = lambda event: (ev.Keep(0, RIGHT),)
-        dialogue.arrive(0, 2, chunk=0)
-        assert dialogue.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep arrival 2")]
+        dialogue.arrive(0, 1, chunk=0)
+        dialogue.data_plane.submit([pb.DiscardPiece(chunk=0, arrival=2)], None)
+        expected = [(0, "discard piece 1"), (0, "discard piece 2")]
+        assert dialogue.orders() == expected, "the core still knows LEFT, which no shard has"
+        dialogue.data_plane.submit([pb.DropSums()], None)
+        dialogue.decide = lambda event: (pb.KeepPiece(chunk=0, arrival=event.arrival),)
+        dialogue.arrive(0, 3, chunk=0)
+        assert dialogue.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep piece 3")]
 
     with_dialogue(scenario)
 
@@ -289,37 +264,10 @@ def test_each_shard_is_ordered_to_send_its_own_weights() -> None:
     with_dialogue(scenario)
 
 
-@pytest.mark.parametrize(
-    "effect",
-    [
-        ev.Drop(3, LEFT),
-        ev.Merge(3, LEFT, RIGHT, ROOT),
-        ev.Forward(ChunkHeader(index=3), ROOT),
-        ev.DropPieces(7),
-        ev.DropAll(),
-    ],
-)
-def test_effects_survive_the_conversion_to_orders(
-    effect: ev.Drop | ev.Merge | ev.Forward | ev.DropPieces | ev.DropAll,
-) -> None:
-    body = unwrap(pb.ShardOrder.FromString(wrap_order(effect_to_order(effect)).SerializeToString()))
-    assert body is not None
-    assert order_to_effects(body) == [effect]
-
-
-@pytest.mark.parametrize("kept", [None, ev.Keep(3, LEFT)])
-def test_a_chunk_to_put_together_survives_the_conversion_too(kept: ev.Keep | None) -> None:
-    assembly = ev.Assemble(7, 3)
-    order = wrap_order(assembly_to_order(assembly, kept))
-    body = unwrap(pb.ShardOrder.FromString(order.SerializeToString()))
-    assert body is not None
-    assert order_to_effects(body) == [assembly, *([kept] if kept else [])]
-
-
 def test_an_envelope_of_a_newer_version_is_ignored() -> None:
-    assert unwrap(pb.ShardOrder()) is None
+    assert unwrap(pb.PlaneOrder()) is None
     assert unwrap(wrap_report(cluster.Heartbeat())) == cluster.Heartbeat()
-    assert order_to_effects(pb.DropPart()) == []
+    assert unwrap(pb.PlaneOrder.FromString(wrap_order(MERGE).SerializeToString())) == MERGE
 
 
 def test_a_repeated_message_is_ignored_and_a_missing_one_ends_the_stream() -> None:

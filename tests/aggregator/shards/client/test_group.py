@@ -15,7 +15,7 @@ from aggregator.shards.client.link import ShardLink
 from aggregator.shards.messages import wrap_report
 from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.protocol.hello import Role, make_hello
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.timeouts import Timeouts
@@ -183,7 +183,7 @@ def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
 def test_a_link_with_a_damaged_message_is_opened_again_at_once() -> None:
     async def scenario() -> None:
         hello, beat = (
-            pb.ShardReports(epoch=3, reports=[wrap_report(body)])
+            pb.PlaneReports(epoch=3, reports=[wrap_report(body)])
             for body in (make_hello(Role.AGGREGATOR, "s", cluster=CLUSTER), cluster.Heartbeat())
         )
         peer = DamagingPeer("tiermesh.Shard", hello, beat)

@@ -19,7 +19,7 @@ from aggregator.shards.server.kernel_state import ShardTensors
 from aggregator.shards.server.service import ShardService
 from aggregator.shards.server.session import ShardSession
 from optimizer.tensor_store import TensorStoreLost
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from services.config.load import load_job
 from services.errors import Failed
 from services.protocol.file_refs import make_ref

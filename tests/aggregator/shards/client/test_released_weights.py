@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from aggregator.shards.client.released_weights import ReleasedWeights
 from aggregator.shards.server.core import ShardCore
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version

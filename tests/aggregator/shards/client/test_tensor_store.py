@@ -17,7 +17,7 @@ from aggregator.shards.client.tensor_store import ShardedTensorStore
 from optimizer.core import events as ev
 from optimizer.master_tensors import MasterTensors
 from optimizer.tensor_store import TensorStoreCallbacks, TensorStoreLost
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.config.load import load_job
@@ -278,7 +278,7 @@ def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobC
             await asyncio.sleep(0)
         assert dialogue.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
         assert not saved
-        assert dialogue.orders[-2:] == [(each, pb.CopyPart(copy=1)) for each in (0, 1)]
+        assert dialogue.orders[-2:] == [(each, pb.CopyPart(job="j", copy=1)) for each in (0, 1)]
 
     with_store(config, scenario)
 

@@ -19,7 +19,7 @@ from aggregator.core.events import ChunkArrived
 from aggregator.shards.messages import wrap_order
 from aggregator.shards.server.session import ShardSession
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.config.job import JobConfig
 from services.config.load import load_job
@@ -52,10 +52,9 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "opening": st.just(1),
 }
 KINDS = [
-    pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardChunk, pb.DropSum, pb.MergeSums,
+    pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardPiece, pb.DropSum, pb.MergeSums,
     pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendUpTo, pb.CopyPart,
-    pb.KeepPiece,
-    pb.AssembleSum, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
+    pb.KeepPiece, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
 ]  # fmt: skip
 
 
@@ -66,7 +65,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     )[0]
 
 
-async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.ShardReport]:
+async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.PlaneReport]:
     """Return the reports of a shard, with an open job and undecided chunks, after these orders."""
     hello = cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=2)
     folder = TemporaryDirectory()

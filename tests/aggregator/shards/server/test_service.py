@@ -15,7 +15,7 @@ import pytest
 from aggregator.shards.messages import unwrap, wrap_order
 from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.config.load import load_job
 from services.files.transfer import FilesInMemory, upload
@@ -55,8 +55,8 @@ class Shard:
         }
         call = self.channel.stream_stream(
             "/tiermesh.Shard/Attend",
-            request_serializer=pb.ShardOrders.SerializeToString,
-            response_deserializer=pb.ShardReports.FromString,
+            request_serializer=pb.PlaneOrders.SerializeToString,
+            response_deserializer=pb.PlaneReports.FromString,
         )()
         await self.send(call, cluster.Hello(**{**fields, **changed}), epoch=epoch)
         return call
@@ -64,12 +64,12 @@ class Shard:
     @staticmethod
     async def send(call: Any, *orders: Any, epoch: int = 1) -> None:
         """Send orders in one message."""
-        await call.write(pb.ShardOrders(epoch=epoch, orders=[wrap_order(each) for each in orders]))
+        await call.write(pb.PlaneOrders(epoch=epoch, orders=[wrap_order(each) for each in orders]))
 
     @staticmethod
     async def next_report(call: Any, kind: Any) -> Any:
         """Return the next report of this type; skip others."""
-        while isinstance(batch := await call.read(), pb.ShardReports):
+        while isinstance(batch := await call.read(), pb.PlaneReports):
             for envelope in batch.reports:
                 body = unwrap(envelope)
                 if isinstance(body, kind):
@@ -161,7 +161,7 @@ def test_a_stream_without_hello_is_refused() -> None:
     async def scenario(shard: Shard) -> None:
         call = shard.channel.stream_stream("/tiermesh.Shard/Attend")()
         await call.write(
-            pb.ShardOrders(epoch=1, orders=[wrap_order(cluster.Heartbeat())]).SerializeToString()
+            pb.PlaneOrders(epoch=1, orders=[wrap_order(cluster.Heartbeat())]).SerializeToString()
         )
         code, line = await ended(call)
         assert code is INVALID
@@ -257,7 +257,7 @@ def test_a_chunk_that_does_not_fit_ends_the_stream_with_its_coordinates(
         await shard.next_report(control, pb.PartOpened)
         stream = shard.exchange("1")
         await stream.write(chunk_bytes(2)[0])
-        arrived = await shard.next_report(control, pb.ArrivedChunk)
+        arrived = await shard.next_report(control, pb.ArrivedPiece)
         assert (arrived.session, arrived.header.index, arrived.header.lease) == (1, 2, 5)
         await stream.write(message)
         code, reason = await ended(stream)
@@ -283,7 +283,7 @@ def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: A
         stream = shard.exchange("1")
         for changed in ({"job": "k"}, {"epoch": 0}, {"kind": GRADIENT}):
             await stream.write(chunk_bytes(2, **changed)[0])
-        arrived = await shard.next_report(control, pb.ArrivedChunk)
+        arrived = await shard.next_report(control, pb.ArrivedPiece)
         assert (arrived.arrival, arrived.header.kind) == (1, GRADIENT), (
             "the aggregator decides on the other chunk"
         )
@@ -294,7 +294,7 @@ def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: A
 @pytest.mark.parametrize(
     ("order", "line"),
     [
-        (pb.KeepSum(arrival=7, node=pb.SumNode(count=1)), "arrived chunk 7"),
+        (pb.KeepPiece(arrival=7), "arrived chunk 7"),
         (pb.FinishSum(chunk=2, node=pb.SumNode(count=1)), "no sum of 1 micro-batch from 0 of chunk 2"),
     ],
 )

@@ -13,7 +13,7 @@ from aggregator.core.events import ChunkArrived
 from aggregator.shards.messages import wrap_order
 from aggregator.shards.server.session import MAX_WAITING_CHUNKS, ShardSession
 from protos import cluster_pb2 as cluster
-from protos import shards_pb2 as pb
+from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.files.store import FileStore
 from services.runtime.aggregator_metrics import AggregatorMetrics
@@ -43,7 +43,7 @@ def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(
             await session._backlog.wait_for_room()
             chunk = pack_chunk(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), arrival, VALUES)
             session._feed(ChunkArrived(1, chunk.header), chunk)
-            decision = pb.KeepSum(arrival=arrival, node=pb.SumNode(count=1))
+            decision = pb.KeepPiece(job="j", arrival=arrival)
             if kept:
                 session.carry_out([wrap_order(decision)])
         room = asyncio.ensure_future(session._backlog.wait_for_room())
@@ -54,7 +54,7 @@ def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(
             kernel_may_run.set()
         else:
             session.carry_out(
-                [wrap_order(pb.DiscardChunk(arrival=each + 1)) for each in range(MAX_WAITING_CHUNKS)]
+                [wrap_order(pb.DiscardPiece(arrival=each + 1)) for each in range(MAX_WAITING_CHUNKS)]
             )
         await room
         kernel_may_run.set()

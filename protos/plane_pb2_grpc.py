@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import shards_pb2 as protos_dot_shards__pb2
+from protos import plane_pb2 as protos_dot_plane__pb2
 from protos import tensors_pb2 as protos_dot_tensors__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -19,7 +19,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/shards_pb2_grpc.py depends on'
+        + ' but the generated code in protos/plane_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -38,18 +38,18 @@ class ShardStub:
         """
         self.Attend = channel.stream_stream(
                 '/tiermesh.Shard/Attend',
-                request_serializer=protos_dot_shards__pb2.ShardOrders.SerializeToString,
-                response_deserializer=protos_dot_shards__pb2.ShardReports.FromString,
+                request_serializer=protos_dot_plane__pb2.PlaneOrders.SerializeToString,
+                response_deserializer=protos_dot_plane__pb2.PlaneReports.FromString,
                 _registered_method=True)
         self.ReadPart = channel.unary_stream(
                 '/tiermesh.Shard/ReadPart',
-                request_serializer=protos_dot_shards__pb2.ReadPartRequest.SerializeToString,
-                response_deserializer=protos_dot_shards__pb2.ArrayPiece.FromString,
+                request_serializer=protos_dot_plane__pb2.ReadPartRequest.SerializeToString,
+                response_deserializer=protos_dot_plane__pb2.ArrayPiece.FromString,
                 _registered_method=True)
         self.WritePart = channel.stream_unary(
                 '/tiermesh.Shard/WritePart',
-                request_serializer=protos_dot_shards__pb2.ArrayPiece.SerializeToString,
-                response_deserializer=protos_dot_shards__pb2.PartWritten.FromString,
+                request_serializer=protos_dot_plane__pb2.ArrayPiece.SerializeToString,
+                response_deserializer=protos_dot_plane__pb2.PartWritten.FromString,
                 _registered_method=True)
         self.MeasureLink = channel.stream_stream(
                 '/tiermesh.Shard/MeasureLink',
@@ -95,18 +95,18 @@ def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attend': grpc.stream_stream_rpc_method_handler(
                     servicer.Attend,
-                    request_deserializer=protos_dot_shards__pb2.ShardOrders.FromString,
-                    response_serializer=protos_dot_shards__pb2.ShardReports.SerializeToString,
+                    request_deserializer=protos_dot_plane__pb2.PlaneOrders.FromString,
+                    response_serializer=protos_dot_plane__pb2.PlaneReports.SerializeToString,
             ),
             'ReadPart': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadPart,
-                    request_deserializer=protos_dot_shards__pb2.ReadPartRequest.FromString,
-                    response_serializer=protos_dot_shards__pb2.ArrayPiece.SerializeToString,
+                    request_deserializer=protos_dot_plane__pb2.ReadPartRequest.FromString,
+                    response_serializer=protos_dot_plane__pb2.ArrayPiece.SerializeToString,
             ),
             'WritePart': grpc.stream_unary_rpc_method_handler(
                     servicer.WritePart,
-                    request_deserializer=protos_dot_shards__pb2.ArrayPiece.FromString,
-                    response_serializer=protos_dot_shards__pb2.PartWritten.SerializeToString,
+                    request_deserializer=protos_dot_plane__pb2.ArrayPiece.FromString,
+                    response_serializer=protos_dot_plane__pb2.PartWritten.SerializeToString,
             ),
             'MeasureLink': grpc.stream_stream_rpc_method_handler(
                     servicer.MeasureLink,
@@ -140,8 +140,8 @@ class Shard:
             request_iterator,
             target,
             '/tiermesh.Shard/Attend',
-            protos_dot_shards__pb2.ShardOrders.SerializeToString,
-            protos_dot_shards__pb2.ShardReports.FromString,
+            protos_dot_plane__pb2.PlaneOrders.SerializeToString,
+            protos_dot_plane__pb2.PlaneReports.FromString,
             options,
             channel_credentials,
             insecure,
@@ -167,8 +167,8 @@ class Shard:
             request,
             target,
             '/tiermesh.Shard/ReadPart',
-            protos_dot_shards__pb2.ReadPartRequest.SerializeToString,
-            protos_dot_shards__pb2.ArrayPiece.FromString,
+            protos_dot_plane__pb2.ReadPartRequest.SerializeToString,
+            protos_dot_plane__pb2.ArrayPiece.FromString,
             options,
             channel_credentials,
             insecure,
@@ -194,8 +194,8 @@ class Shard:
             request_iterator,
             target,
             '/tiermesh.Shard/WritePart',
-            protos_dot_shards__pb2.ArrayPiece.SerializeToString,
-            protos_dot_shards__pb2.PartWritten.FromString,
+            protos_dot_plane__pb2.ArrayPiece.SerializeToString,
+            protos_dot_plane__pb2.PartWritten.FromString,
             options,
             channel_credentials,
             insecure,

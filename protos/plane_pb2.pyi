@@ -9,28 +9,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ShardOrders(_message.Message):
+class PlaneOrders(_message.Message):
     __slots__ = ("epoch", "orders", "number", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    orders: _containers.RepeatedCompositeFieldContainer[ShardOrder]
+    orders: _containers.RepeatedCompositeFieldContainer[PlaneOrder]
     number: int
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ShardOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[PlaneOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
-class ShardOrder(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep", "discard", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy", "keep_piece", "assemble", "drop_pieces")
+class PlaneOrder(_message.Message):
+    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy", "keep_sum", "drop_pieces")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ATTENDS_FIELD_NUMBER: _ClassVar[int]
     WORKER_LEFT_FIELD_NUMBER: _ClassVar[int]
     OPEN_PART_FIELD_NUMBER: _ClassVar[int]
     DROP_PART_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FIELD_NUMBER: _ClassVar[int]
-    DISCARD_FIELD_NUMBER: _ClassVar[int]
+    KEEP_PIECE_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_PIECE_FIELD_NUMBER: _ClassVar[int]
     DROP_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -40,8 +40,7 @@ class ShardOrder(_message.Message):
     MAKE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SEND_UP_TO_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
-    KEEP_PIECE_FIELD_NUMBER: _ClassVar[int]
-    ASSEMBLE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SUM_FIELD_NUMBER: _ClassVar[int]
     DROP_PIECES_FIELD_NUMBER: _ClassVar[int]
     hello: _cluster_pb2.Hello
     heartbeat: _cluster_pb2.Heartbeat
@@ -49,8 +48,8 @@ class ShardOrder(_message.Message):
     worker_left: WorkerLeft
     open_part: OpenPart
     drop_part: DropPart
-    keep: KeepSum
-    discard: DiscardChunk
+    keep_piece: KeepPiece
+    discard_piece: DiscardPiece
     drop: DropSum
     merge: MergeSums
     finish: FinishSum
@@ -60,24 +59,23 @@ class ShardOrder(_message.Message):
     make_weights: MakeWeights
     send_up_to: SendUpTo
     copy: CopyPart
-    keep_piece: KeepPiece
-    assemble: AssembleSum
+    keep_sum: KeepSum
     drop_pieces: DropPieces
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep: _Optional[_Union[KeepSum, _Mapping]] = ..., discard: _Optional[_Union[DiscardChunk, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., assemble: _Optional[_Union[AssembleSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ...) -> None: ...
 
-class ShardReports(_message.Message):
+class PlaneReports(_message.Message):
     __slots__ = ("epoch", "reports", "number", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    reports: _containers.RepeatedCompositeFieldContainer[ShardReport]
+    reports: _containers.RepeatedCompositeFieldContainer[PlaneReport]
     number: int
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[ShardReport, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[PlaneReport, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
-class ShardReport(_message.Message):
+class PlaneReport(_message.Message):
     __slots__ = ("hello", "heartbeat", "worker_exchanges", "worker_gone", "part_opened", "arrived", "staged", "updated", "broke", "order_failed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -94,12 +92,12 @@ class ShardReport(_message.Message):
     worker_exchanges: WorkerExchanges
     worker_gone: WorkerGone
     part_opened: PartOpened
-    arrived: ArrivedChunk
+    arrived: ArrivedPiece
     staged: StagedChunk
     updated: UpdatedPart
     broke: PartBroke
     order_failed: OrderFailed
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedChunk, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedPiece, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ...) -> None: ...
 
 class WorkerAttends(_message.Message):
     __slots__ = ("session", "incarnation", "name")
@@ -169,7 +167,7 @@ class OrderFailed(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
-class ArrivedChunk(_message.Message):
+class ArrivedPiece(_message.Message):
     __slots__ = ("session", "arrival", "header")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
@@ -187,89 +185,107 @@ class SumNode(_message.Message):
     count: int
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
-class KeepSum(_message.Message):
-    __slots__ = ("arrival", "node")
-    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    arrival: int
-    node: SumNode
-    def __init__(self, arrival: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
-
 class KeepPiece(_message.Message):
-    __slots__ = ("arrival",)
-    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
-    arrival: int
-    def __init__(self, arrival: _Optional[int] = ...) -> None: ...
-
-class AssembleSum(_message.Message):
-    __slots__ = ("lease", "chunk", "node")
-    LEASE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("job", "chunk", "arrival")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    lease: int
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    job: str
     chunk: int
+    arrival: int
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
+
+class DiscardPiece(_message.Message):
+    __slots__ = ("job", "chunk", "arrival")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    chunk: int
+    arrival: int
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
+
+class KeepSum(_message.Message):
+    __slots__ = ("job", "chunk", "lease", "node")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    chunk: int
+    lease: int
     node: SumNode
-    def __init__(self, lease: _Optional[int] = ..., chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., lease: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
 
 class DropPieces(_message.Message):
-    __slots__ = ("lease",)
+    __slots__ = ("job", "lease")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    job: str
     lease: int
-    def __init__(self, lease: _Optional[int] = ...) -> None: ...
-
-class DiscardChunk(_message.Message):
-    __slots__ = ("arrival",)
-    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
-    arrival: int
-    def __init__(self, arrival: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class DropSum(_message.Message):
-    __slots__ = ("chunk", "node")
+    __slots__ = ("job", "chunk", "node")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    job: str
     chunk: int
     node: SumNode
-    def __init__(self, chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
 
 class MergeSums(_message.Message):
-    __slots__ = ("chunk", "left", "right", "parent")
+    __slots__ = ("job", "chunk", "left", "right", "parent")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     RIGHT_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    job: str
     chunk: int
     left: SumNode
     right: SumNode
     parent: SumNode
-    def __init__(self, chunk: _Optional[int] = ..., left: _Optional[_Union[SumNode, _Mapping]] = ..., right: _Optional[_Union[SumNode, _Mapping]] = ..., parent: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., left: _Optional[_Union[SumNode, _Mapping]] = ..., right: _Optional[_Union[SumNode, _Mapping]] = ..., parent: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
 
 class FinishSum(_message.Message):
-    __slots__ = ("chunk", "node")
+    __slots__ = ("job", "chunk", "node", "header")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    job: str
     chunk: int
     node: SumNode
-    def __init__(self, chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+    header: _tensors_pb2.ChunkHeader
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ...) -> None: ...
 
 class DropSums(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class StageChunk(_message.Message):
-    __slots__ = ("chunk", "initial")
+    __slots__ = ("job", "chunk", "initial")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     INITIAL_FIELD_NUMBER: _ClassVar[int]
+    job: str
     chunk: int
     initial: bool
-    def __init__(self, chunk: _Optional[int] = ..., initial: _Optional[bool] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., initial: _Optional[bool] = ...) -> None: ...
 
 class StagedChunk(_message.Message):
-    __slots__ = ("chunk", "block_sums")
+    __slots__ = ("job", "chunk", "block_sums")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SUMS_FIELD_NUMBER: _ClassVar[int]
+    job: str
     chunk: int
     block_sums: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, chunk: _Optional[int] = ..., block_sums: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., block_sums: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class UpdatePart(_message.Message):
     __slots__ = ("job", "generation", "step", "applied", "grad_norm", "learning_rate")
@@ -288,12 +304,14 @@ class UpdatePart(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., applied: _Optional[bool] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class UpdatedPart(_message.Message):
-    __slots__ = ("step", "chunks")
+    __slots__ = ("job", "step", "chunks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
     step: int
     chunks: int
-    def __init__(self, step: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class MakeWeights(_message.Message):
     __slots__ = ("job", "generation", "step")
@@ -322,10 +340,12 @@ class SendUpTo(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ..., restart: _Optional[bool] = ..., parts: _Optional[_Iterable[_Union[_cluster_pb2.LayoutPart, _Mapping]]] = ...) -> None: ...
 
 class CopyPart(_message.Message):
-    __slots__ = ("copy",)
+    __slots__ = ("job", "copy")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
+    job: str
     copy: int
-    def __init__(self, copy: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., copy: _Optional[int] = ...) -> None: ...
 
 class ReadPartRequest(_message.Message):
     __slots__ = ("copy", "own_crc32c")
