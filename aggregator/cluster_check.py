@@ -1,7 +1,7 @@
 """`tiermesh check --cluster` at the aggregator: it orders each check, one link at a time, and collects the results.
 
 No job runs meanwhile: the check is refused while one does, and jobs that are submitted wait for its end. The bytes take
-streams of their own (services/transport/link_check), so no core but the queue's knows of a check.
+streams of their own (plane/link_check), so no core but the queue's knows of a check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from typing import Any, Protocol
 import grpc
 
 from aggregator.core.events import ClusterCheckBegan, ClusterCheckEnded
-from aggregator.worker_sessions import WorkerSession, WorkerSessions
+from plane.link_check.measure import LINK_SECONDS, LinkPeer, check_link
+from plane.link_check.serve import serve_link_check
+from plane.streams.data_streams import DataStreamConnector
+from plane.streams.exchange_server import read_incarnation
+from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.checks_pb2 import LinkReport, MeshReport
 from protos.jobs_pb2 import CheckedLink, CheckedMesh, CheckPlan, CheckRequest, CheckResult
@@ -26,10 +30,6 @@ from services.errors import Failed, NotYet, Refused
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.tasks import start_awaited
 from services.transport.access.enforcement import check_daemon
-from services.transport.data.data_streams import DataStreamConnector
-from services.transport.data.exchange_server import read_incarnation
-from services.transport.link_check.measure import LINK_SECONDS, LinkPeer, check_link
-from services.transport.link_check.serve import serve_link_check
 from services.transport.links import LinkClosed, run_until_first_ends
 from services.transport.security import Security
 

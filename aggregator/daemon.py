@@ -119,7 +119,7 @@ def _timeouts(options: AggregatorOptions) -> Timeouts:
 
 
 def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry]:
-    from aggregator.shards.server.service import ShardService
+    from aggregator.shards.service import ShardService
 
     make_state_dir(options.state_dir)
     metrics = AggregatorMetrics()

@@ -10,12 +10,12 @@ import grpc
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import Clock
-from aggregator.data_plane.plane import DataPlane
+from aggregator.data_plane import DataPlane
 from aggregator.jobs_service import ENDED_STATES
 from aggregator.optimizer_links.link import OptimizerLink
 from aggregator.reporting import EventPublisher
 from aggregator.storage.job_queue import JobQueue
-from aggregator.worker_sessions import WorkerSessions
+from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
 from services.files.store import FileStore
 from services.protocol.bounds import MessageTooLarge

@@ -41,7 +41,7 @@ from aggregator.tracking import JobTracking
 from aggregator.uploads import ROLES_BYTES, Uploads
 from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
-from aggregator.worker_sessions import WorkerSessions
+from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
@@ -339,8 +339,8 @@ class AggregatorService:
             self._metrics.set_workers(len(self.core.members))
             self._metrics.set_idle_workers(self.core.activities.times.count_idle())
             self._wait_reporter.report(self.core.waits(time.monotonic()))
-            if self._wiring.shards is not None:
-                self._metrics.set_shards(sum(link.is_up for link in self._wiring.shards.links))
+            if self._wiring.shards:
+                self._metrics.set_shards(sum(link.is_up for link in self._wiring.shards))
             states = [(record.job.state, record.job.id) for record in self.core.jobs.records.values()]
             self._metrics.set_jobs(
                 queued=sum(state == QUEUED for state, _ in states),
@@ -395,8 +395,9 @@ class AggregatorService:
             self._fail(error)
             return
         if orders:
-            self._plane.submit(orders, chunk)
+            self._plane.submit(orders)
         if not isinstance(event, ev.ChunkArrived):  # a gradient brings no new weights to send
+            self._plane.pass_job()
             self._plane.wake_senders()
 
     def _optimizer_message(self, body: OptimizerBody) -> None:
@@ -448,8 +449,7 @@ class AggregatorService:
     def status(self) -> ClusterStatus:
         """Return the cluster's current status."""
         status = self.core.status(time.monotonic())
-        if self._wiring.shards is not None:
-            status.shards.extend(self._wiring.shards.status())
+        status.shards.extend(link.status() for link in self._wiring.shards)
         status.leader = self._name
         for name, seconds in self._silent_seconds_of_standbys().items():
             status.standbys.add(name=name, seconds_since_heard=seconds)
@@ -488,8 +488,8 @@ class AggregatorService:
             "/tiermesh.Cluster/MeasureLink": lambda stream: self._serve_measure_link(None, stream),
         }
 
-    async def _serve_exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await self._plane.serve(requests, context)
+    async def _serve_exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await self._plane.serve(context)
 
     async def _serve_measure_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self.check.serve(context)

@@ -10,23 +10,26 @@ from typing import Protocol
 from aggregator.cluster_check import OwnLink
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.data_plane.plane import DataPlane, LocalDataPlane
-from aggregator.optimizer_links.link import GradientLink, OptimizerLink, OptimizerLinkCallbacks
-from aggregator.optimizer_links.local import LocalOptimizerLink
+from aggregator.data_plane import DataPlane
+from aggregator.optimizer_links.in_process import InProcessOptimizerLink
+from aggregator.optimizer_links.link import OptimizerLink, OptimizerLinkCallbacks
 from aggregator.optimizer_links.remote import RemoteOptimizerLink
-from aggregator.shards.client.data_plane import ShardedDataPlane
-from aggregator.shards.client.group import ShardGroup
-from aggregator.shards.client.optimizer_link import ShardedOptimizerLink
-from aggregator.shards.client.tensor_store import ShardedTensorStore
+from aggregator.shards.link import ShardLink
 from aggregator.storage.job_queue import JobQueue
-from aggregator.worker_sessions import WorkerSessions
 from optimizer.engine import OptimizerEngine
-from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
+from plane.group import PlaneGroup
+from plane.link import LocalPlane
+from plane.plane import Plane, PlaneOwner
+from plane.streams.worker_sessions import WorkerSessions
+from protos import plane_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
 from services.files.store import FileStore
 from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.handover import Handover
 from services.tensors.chunk_messages import TensorChunk
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
-from services.transport.data.newest_weights import NewestWeights
 from services.transport.security import Security
 
 
@@ -64,7 +67,7 @@ class Wiring:
         link: the link to the optimizer.
         plane: the data plane.
         engine: the optimizer's engine in 2-tier; None in 3-tier.
-        shards: the links to the shards; None without shards.
+        shards: the links to the shards; empty without shards.
         own_links: links to other roles that this process opens, for `ClusterCheck`.
     """
 
@@ -107,68 +110,77 @@ class Wiring:
         self._callbacks = callbacks
         self._on_failure = on_failure
         self.engine: OptimizerEngine | None = None
-        self.shards: ShardGroup | None = None
+        self.shards: Sequence[ShardLink] = ()
         self.own_links: Sequence[OwnLink] = ()
         self.link: OptimizerLink
         self.plane: DataPlane
-        if shards:
+        if optimizer:
+            self._use_remote_optimizer(optimizer)
+        elif shards:
             self._use_shards(shards)
         else:
-            self._use_this_process(optimizer)
+            plane = LocalPlane(self._make_plane, self._on_failure)
+            self._use_own_optimizer(PlaneGroup([plane], self._timeouts.beat))
+
+    def _make_plane(self, owner: PlaneOwner) -> Plane:
+        return Plane(
+            owner,
+            epoch=self._queue.epoch,
+            stripe=Stripe(0, 1),
+            incarnation=self._incarnation,
+            metrics=self._metrics,
+            update_metrics=None,
+            shared_memory=self._shared_memory,
+        )
 
     def _use_shards(self, addresses: Sequence[str]) -> None:
         """Keep payloads and the optimizer's tensors in other processes."""
-        shards = ShardGroup(
-            tuple(addresses),
-            self._security,
+        self.shards = [
+            ShardLink(
+                address,
+                Stripe(index, len(addresses)),
+                security=self._security,
+                name=self._name,
+                incarnation=self._incarnation,
+                epoch=self._queue.epoch,
+                cluster=self._queue.cluster,
+                timeouts=self._timeouts,
+                on_killed=lambda link, killed: self.plane.shard_killed(link, killed),
+            )
+            for index, address in enumerate(addresses)
+        ]
+        self.own_links = [
+            OwnLink(each, str(each).removeprefix("shard "), "shard", "/tiermesh.Shard/MeasureLink")
+            for each in self.shards
+        ]
+        self._use_own_optimizer(PlaneGroup(self.shards, self._timeouts.beat))
+
+    def _use_own_optimizer(self, planes: PlaneGroup) -> None:
+        """Run the optimizer in this process, with its tensors in planes."""
+        self.engine = OptimizerEngine(
             name=self._name,
             incarnation=self._incarnation,
-            epoch=self._queue.epoch,
-            cluster=self._queue.cluster,
-            timeouts=self._timeouts,
+            state_dir=self._state_dir,
+            files=self._files,
+            metrics=self._metrics.optimizer,
+            record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
+            planes=planes,
+            fence=self._queue.fenced,
         )
-        metrics = self._metrics.optimizer
-        link = ShardedOptimizerLink(
-            self._make_engine(lambda callbacks: ShardedTensorStore(callbacks, shards, metrics)),
-            shards,
+        self.link = link = InProcessOptimizerLink(
+            self.engine,
+            planes,
             name=self._name,
             epoch=self._queue.epoch,
             connected=self._callbacks.connected,
             lost=self._callbacks.lost,
             message=self._callbacks.message,
-            weights=lambda header: self._feed(ev.WeightsArrived(header)),
+            weights=lambda header: self._callbacks.weights(header, None, None),
         )
-        self.link, self.shards = link, shards
-        self.own_links = [
-            OwnLink(each, str(each).removeprefix("shard "), "shard", "/tiermesh.Shard/MeasureLink")
-            for each in shards.links
-        ]
-        self.plane = ShardedDataPlane(
-            shards,
-            core=self._core,
-            sessions=self._sessions,
-            feed=self._feed,
-            on_sum_finished=link.sum_finished,
-            on_failure=self._on_failure,
-            call_soon=asyncio.get_running_loop().call_soon,
-        )
+        self.plane = self._make_data_plane(planes, link.sum_finished)
 
-    def _use_this_process(self, optimizer: str | None) -> None:
-        """Let all payloads go through this process."""
-        link, newest = self._make_remote_link(optimizer) if optimizer else self._make_local_link()
-        self.link = link
-        self.plane = LocalDataPlane(
-            core=self._core,
-            newest=newest,
-            sessions=self._sessions,
-            metrics=self._metrics,
-            feed=self._feed,
-            link=link,
-            on_failure=self._on_failure,
-            shared_memory=self._shared_memory,
-        )
-
-    def _make_remote_link(self, optimizer: str) -> tuple[GradientLink, NewestWeights]:
+    def _use_remote_optimizer(self, optimizer: str) -> None:
+        """Send sums to an optimizer in another process."""
         link = RemoteOptimizerLink(
             optimizer,
             self._security,
@@ -183,24 +195,33 @@ class Wiring:
             count=self._metrics.change_shared_memory_links,
         )
         self.own_links = [OwnLink(link, optimizer, "optimizer", "/tiermesh.Optimizer/MeasureLink")]
-        return link, NewestWeights()
+        prepared = Handover(link.send)
 
-    def _make_local_link(self) -> tuple[GradientLink, NewestWeights]:
-        engine = self._make_engine()
-        link = LocalOptimizerLink(engine, name=self._name, epoch=self._queue.epoch, callbacks=self._callbacks)
-        return link, engine.newest  # workers are sent the chunks that the engine updates
+        def send_sum(order: pb.FinishSum, values: Float32Array) -> None:
+            """Hand a finished sum over to the event loop; called on the kernel thread."""
+            elements = self._core.expected_elements(order.job)
+            if elements is not None:  # None if the job is over
+                prepared.put(link.prepare(order.header, values, elements))
 
-    def _make_engine(
-        self, make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None
-    ) -> OptimizerEngine:
-        self.engine = OptimizerEngine(
-            name=self._name,
-            incarnation=self._incarnation,
-            state_dir=self._state_dir,
-            files=self._files,
-            metrics=self._metrics.optimizer,
-            record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
-            make_tensor_store=make_tensor_store,
-            fence=self._queue.fenced,
+        plane = LocalPlane(
+            self._make_plane, self._on_failure, send_sum=send_sum, wait_to_send=link.wait_for_room
         )
-        return self.engine
+        self.link = link
+        self.plane = self._make_data_plane(
+            PlaneGroup([plane], self._timeouts.beat), lambda header: None, passes_jobs=True
+        )
+
+    def _make_data_plane(
+        self, planes: PlaneGroup, on_sum_finished: Callable[[ChunkHeader], None], *, passes_jobs: bool = False
+    ) -> DataPlane:
+        return DataPlane(
+            planes,
+            core=self._core,
+            sessions=self._sessions,
+            feed=self._feed,
+            on_sum_finished=on_sum_finished,
+            on_failure=self._on_failure,
+            call_soon=asyncio.get_running_loop().call_soon,
+            shards=self.shards,
+            passes_jobs=passes_jobs,
+        )

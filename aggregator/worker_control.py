@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from aggregator.core.events import FromWorker, WorkerConnected, WorkerLost
-from aggregator.data_plane.plane import DataPlane
-from aggregator.worker_sessions import WorkerSession, WorkerSessions
+from aggregator.data_plane import DataPlane
+from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from services.checkpoints.format import check_description
 from services.errors import Refusal, Refused, TiermeshError

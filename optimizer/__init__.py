@@ -1,14 +1,10 @@
-"""The optimizer: keeps a job's float32 master weights, decides when a step happens, and writes checkpoints.
+"""The optimizer: decides when a step happens, keeps a job's master weights in planes, and writes checkpoints.
 
 Modules in reading order:
 
     core/                     decisions, without input or output
-    update_rules.py           AdamW, SGD, NoOp; compiled_update_rules.py has the same formulas for numba
-    schedules.py              learning rate and beta1 as functions of the step
-    huge_page_arrays.py       allocation of the flat arrays
-    master_tensors.py         weights, staged gradient and rule state of one job
-    tensor_store.py           where the tensors live: interface, with local_tensor_store.py for this process.
-                              aggregator/shards/client/tensor_store.py spreads them over shards
+    schedules.py              learning rate, clip and beta1 of an update: functions of its step and its gradient's norm
+    tensor_store.py           the tensors, which are in planes (plane/); staged_sums.py knows what they have staged
     checkpoint_store.py       checkpoints and generations on disk; checkpoint_use.py says which are being read, and
                               checkpoint_removal.py removes those of ended jobs; void_file.py lists void ones
     job_files.py              what is read from disk to open a job

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from optimizer.checkpoint_removal import CheckpointRemoval
 from optimizer.checkpoint_use import CheckpointUse
 from optimizer.core.open_job import is_void
-from optimizer.update_rules import initial_state
 from optimizer.void_file import VoidFile
+from plane.update_rules import initial_state
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FilePiece, FileRef, ReadFileRequest
 from services.checkpoints.format import (

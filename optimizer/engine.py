@@ -20,20 +20,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from optimizer import update_rules
 from optimizer.checkpoint_store import CheckpointStore
 from optimizer.core import events as ev
 from optimizer.core.checkpoint_schedule import SPACE_RETRY_SECONDS
 from optimizer.core.optimizer import OptimizerCore
 from optimizer.job_files import CheckpointContents, JobFiles
-from optimizer.local_tensor_store import LocalTensorStore
-from optimizer.tensor_store import (
-    TensorStore,
-    TensorStoreCallbacks,
-    TensorStoreLost,
-    to_operation_failed,
-    to_save_failed,
-)
+from optimizer.tensor_store import TensorStore, TensorStoreCallbacks, to_operation_failed, to_save_failed
+from plane import update_rules
+from plane.errors import PlaneLost
+from plane.group import PlaneGroup
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.checkpoints.write import Fence
@@ -48,7 +43,6 @@ from services.runtime.number_file import NumberFile
 from services.runtime.recording import make_core
 from services.tasks import call_in, start_call, start_task
 from services.tensors.kernels.arithmetic import Float32Array
-from services.transport.data.newest_weights import NewestWeights
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -81,14 +75,13 @@ class OptimizerEngine:
         files: files that orders refer to.
         metrics: metrics of the optimizer.
         record: file that receives the core's inputs and effects; None records nothing.
-        make_tensor_store: factory of the tensor store; None: a store in this process.
+        planes: planes that have the tensors.
         epoch_file: file of the highest epoch that was obeyed; None if the aggregator stores it.
         fence: context manager entered while a file gets its final name, see `CheckpointStore`.
 
     Attributes:
         core: state machine that decides.
         checkpoint_store: checkpoints on disk.
-        newest: newest weights, ready to be sent.
     """
 
     def __init__(
@@ -100,7 +93,7 @@ class OptimizerEngine:
         files: FileStore,
         metrics: OptimizerMetrics,
         record: Path | None,
-        make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None,
+        planes: PlaneGroup,
         epoch_file: NumberFile | None = None,
         fence: Fence = nullcontext,
     ) -> None:
@@ -119,16 +112,11 @@ class OptimizerEngine:
         self._callbacks: EngineCallbacks | None = None
         self._config: JobConfig | None = None
         self._contents: CheckpointContents | None = None
-        self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
         start_call(self._disk, "removal of checkpoints", self._finish_removals)
         self._loop = asyncio.get_running_loop()
         callbacks = TensorStoreCallbacks(report=self._reported, updated=self._updated)
-        self._tensor_store: TensorStore = (
-            make_tensor_store(callbacks)
-            if make_tensor_store
-            else LocalTensorStore(callbacks, self.newest, incarnation=incarnation, metrics=metrics)
-        )
+        self._tensor_store = TensorStore(callbacks, planes, metrics)
         self._closed = False
         self._idle: asyncio.Event | None = None  # set once the core is idle, after `save_weights` was called
         self._open_lock = asyncio.Lock()
@@ -178,16 +166,15 @@ class OptimizerEngine:
         self.feed(ev.ChunkArrived(header), values)
 
     async def next_weights(self) -> ChunkHeader | None:
-        """Return the header of the next chunk of weights to send, which is in `newest`; None: nothing to send yet."""
+        """Return the header of the next chunk of weights to send, which its plane has; None: nothing to send yet."""
         header = self.core.next_weights()
         if header is None or self._contents is None:
             return None
-        if not self.newest.has_version(header):
-            try:
-                await self._tensor_store.publish(header)  # it was sent before and forgotten
-            except Failed as failed:
-                self.feed(to_operation_failed(header.job, failed))
-                return None
+        try:
+            await self._tensor_store.publish(header)
+        except Failed as failed:
+            self.feed(to_operation_failed(header.job, failed))
+            return None
         return header
 
     # ---- the core ----
@@ -282,7 +269,6 @@ class OptimizerEngine:
             case ev.DropJob():
                 self._contents, self._config = None, None
                 self._tensor_store.drop()
-                self.newest.clear()
                 self._metrics.end_job()
 
     def _save_epoch(self, epoch: int) -> None:
@@ -310,7 +296,7 @@ class OptimizerEngine:
         async with self._open_lock:
             try:
                 await work
-            except TensorStoreLost as lost:
+            except PlaneLost as lost:
                 log.info("job %s: %s", job, lost)
             except Exception as error:
                 if not self._closed:  # else the threads that work have stopped

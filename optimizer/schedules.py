@@ -1,4 +1,4 @@
-"""Learning rate schedules: pure functions of the step, so that a resumed job needs no schedule state."""
+"""The numbers of an update: pure functions of its step and its gradient's norm, so that a resumed job stores none."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ def first_moment_decay(schedule: ScheduleConfig, step: int) -> float | None:
         return None
     share = min(1.0, step / schedule.beta1_warmup_steps)
     return (1.0 - share) * schedule.beta1_start + share * schedule.beta1_end
+
+
+def clip_coefficient(norm: float, max_norm: float | None) -> float:
+    """Return the factor that brings a gradient of this global norm down to `max_norm`; None: no clipping.
+
+    The 1e-6 is that of torch.nn.utils.clip_grad_norm_.
+    """
+    return 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
 
 
 def _warmup_linear_factor(schedule: ScheduleConfig, update: int) -> float:

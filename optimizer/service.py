@@ -16,6 +16,13 @@ import grpc
 from optimizer.checkpoint_store import epoch_file
 from optimizer.core.events import Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
+from plane.group import PlaneGroup
+from plane.link import LocalPlane
+from plane.link_check.serve import serve_link_check
+from plane.plane import Plane, PlaneOwner
+from plane.streams.data_streams import write_message
+from plane.streams.exchange_server import ExchangeServer, read_incarnation
+from plane.streams.shared_memory_link import ServerTensorLink
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import FLOAT32
@@ -33,17 +40,14 @@ from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.file_locks import try_lock
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import TensorChunk, check_chunk
+from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.access.enforcement import check_daemon
 from services.transport.access.permissions import FILES_OF_DAEMON
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
 from services.transport.control.heartbeats import Heartbeats
-from services.transport.data.data_streams import write_message
-from services.transport.data.exchange_server import ExchangeServer, read_incarnation
-from services.transport.data.shared_memory_link import ServerTensorLink
 from services.transport.http2.server import Handler
-from services.transport.link_check.serve import serve_link_check
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
 
@@ -154,6 +158,10 @@ class OptimizerService:
             )
         self._lock = lock
         self._identity = ClusterIdentity(self._state_dir)
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        planes = LocalPlane(self._make_plane, self._failed.set_exception)
+        assert planes.local is not None
+        self._plane = planes.local
         self.engine = OptimizerEngine(
             name=self.name,
             incarnation=self._incarnation,
@@ -162,11 +170,23 @@ class OptimizerService:
             metrics=self._metrics,
             record=self._record,
             epoch_file=epoch_file(self._state_dir / "epoch"),
+            planes=PlaneGroup([planes]),
+        )
+
+    def _make_plane(self, owner: PlaneOwner) -> Plane:
+        return Plane(
+            owner,
+            epoch=0,  # no worker's chunks come here, so none is checked
+            stripe=Stripe(0, 1),
+            incarnation=self._incarnation,
+            metrics=None,
+            update_metrics=None,
+            shared_memory=False,
         )
 
     async def run(self) -> None:
-        """Serve until cancelled."""
-        await asyncio.Event().wait()
+        """Serve until cancelled, or until the plane fails."""
+        await self._failed
 
     async def stop(self) -> None:
         """Save the open job's weights, and end the session."""
@@ -174,6 +194,7 @@ class OptimizerService:
         if self._session is not None:
             self._session.mailbox.close("the optimizer stops")
         await asyncio.to_thread(self.engine.close)
+        self._plane.close("the optimizer stops")
         self._lock.close()
         self._use.close()
 
@@ -282,7 +303,7 @@ class OptimizerService:
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
         server = ExchangeServer(
-            self.engine.newest, wait_for_room=self.engine.wait_for_room, shared_memory=self._shared_memory
+            self._plane.newest, wait_for_room=self.engine.wait_for_room, shared_memory=self._shared_memory
         )
         await server.serve(
             context,
@@ -344,8 +365,8 @@ class OptimizerService:
             if header is None:
                 await session.wake.wait()
                 continue
-            await self.engine.newest.send(tensors, (header,), partial(write_message, context))
-            self.engine.newest.drop_message(header.index)
+            await self._plane.newest.send(tensors, (header,), partial(write_message, context))
+            self._plane.newest.drop_message(header.index)
 
     async def _read_piece(self, request: ReadFileRequest) -> FilePiece:
         return await asyncio.to_thread(self.engine.checkpoint_store.read_piece, request)

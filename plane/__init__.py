@@ -1,6 +1,20 @@
-"""What moves and computes tensors' bytes, and decides nothing.
+"""What moves and adds the bytes of tensors, and decides nothing.
 
-Cores decide, and give a plane orders (protos/plane.proto); it reports what has happened.
+Cores decide. They give a plane the orders of protos/plane.proto, and it reports what has happened; docs/plane.md says
+which there are and what they promise. A plane has sums, or tensors (master weights, staged gradient, the rule's state),
+or both. It serves workers' data streams and sends them weights.
 
-    sums.py   pieces of chunks and sums of the reduction tree
+Files in reading order:
+
+    plane.py              `Plane`: orders, reports, workers' streams; kernel_state.py has what its kernel thread owns
+    bookkeeping.py        pure: which chunks it takes, which weights it may send a worker
+    sums.py               pieces of chunks, and sums of nodes of the reduction tree
+    master_tensors.py     weights, staged gradient and rule state of one job; huge_page_arrays.py allocates them
+    update_rules.py       AdamW, SGD, NoOp; compiled_update_rules.py has the same formulas for numba
+    link.py, group.py     links to planes: the one in this process, or several as one
+    messages.py           orders and reports on a stream: their envelopes, and their sequence
+    tensor_copies.py      copies for checkpoints; array_pieces.py and gathered_tensors.py take them between processes
+    streams/              data streams: chunks in messages or in shared memory, and the newest weights
+    link_check/           known values on the path of tensors, compared and timed
+    errors.py             errors of planes
 """

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from plane.errors import NotStored
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services.instrumentation import timeline
@@ -44,10 +45,6 @@ class SiblingSum:
 
 
 Sum: TypeAlias = "TensorChunk | Float32Array | SiblingSum"
-
-
-class NotStored(LookupError):
-    """An order on a sum, or on pieces, that are not stored: what decided it expects other payloads here."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ class PlaneOrders(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[PlaneOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class PlaneOrder(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy", "keep_sum", "drop_pieces")
+    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy", "keep_sum", "drop_pieces", "pass_job")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ATTENDS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class PlaneOrder(_message.Message):
     COPY_FIELD_NUMBER: _ClassVar[int]
     KEEP_SUM_FIELD_NUMBER: _ClassVar[int]
     DROP_PIECES_FIELD_NUMBER: _ClassVar[int]
+    PASS_JOB_FIELD_NUMBER: _ClassVar[int]
     hello: _cluster_pb2.Hello
     heartbeat: _cluster_pb2.Heartbeat
     worker_attends: WorkerAttends
@@ -61,7 +62,8 @@ class PlaneOrder(_message.Message):
     copy: CopyPart
     keep_sum: KeepSum
     drop_pieces: DropPieces
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ...) -> None: ...
+    pass_job: PassJob
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ..., pass_job: _Optional[_Union[PassJob, _Mapping]] = ...) -> None: ...
 
 class PlaneReports(_message.Message):
     __slots__ = ("epoch", "reports", "number", "own_crc32c")
@@ -131,6 +133,20 @@ class WorkerGone(_message.Message):
     reason: str
     def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class PassJob(_message.Message):
+    __slots__ = ("job", "elements", "gradients", "weights", "pieces")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    elements: int
+    gradients: _tensors_pb2.DType
+    weights: _tensors_pb2.DType
+    pieces: bool
+    def __init__(self, job: _Optional[str] = ..., elements: _Optional[int] = ..., gradients: _Optional[_Union[_tensors_pb2.DType, str]] = ..., weights: _Optional[_Union[_tensors_pb2.DType, str]] = ..., pieces: _Optional[bool] = ...) -> None: ...
+
 class OpenPart(_message.Message):
     __slots__ = ("opening", "job", "spec_json", "layout")
     OPENING_FIELD_NUMBER: _ClassVar[int]
@@ -168,14 +184,16 @@ class OrderFailed(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ArrivedPiece(_message.Message):
-    __slots__ = ("session", "arrival", "header")
+    __slots__ = ("session", "arrival", "header", "in_place")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
     session: int
     arrival: int
     header: _tensors_pb2.ChunkHeader
-    def __init__(self, session: _Optional[int] = ..., arrival: _Optional[int] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ...) -> None: ...
+    in_place: bool
+    def __init__(self, session: _Optional[int] = ..., arrival: _Optional[int] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ..., in_place: _Optional[bool] = ...) -> None: ...
 
 class SumNode(_message.Message):
     __slots__ = ("first", "count")
@@ -288,20 +306,26 @@ class StagedChunk(_message.Message):
     def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., block_sums: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class UpdatePart(_message.Message):
-    __slots__ = ("job", "generation", "step", "applied", "grad_norm", "learning_rate")
+    __slots__ = ("job", "epoch", "generation", "step", "applied", "grad_norm", "learning_rate", "clip", "beta1")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    BETA1_FIELD_NUMBER: _ClassVar[int]
     job: str
+    epoch: int
     generation: int
     step: int
     applied: bool
     grad_norm: float
     learning_rate: float
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., applied: _Optional[bool] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    clip: float
+    beta1: float
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., applied: _Optional[bool] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., clip: _Optional[float] = ..., beta1: _Optional[float] = ...) -> None: ...
 
 class UpdatedPart(_message.Message):
     __slots__ = ("job", "step", "chunks")
@@ -314,14 +338,16 @@ class UpdatedPart(_message.Message):
     def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class MakeWeights(_message.Message):
-    __slots__ = ("job", "generation", "step")
+    __slots__ = ("job", "epoch", "generation", "step")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     job: str
+    epoch: int
     generation: int
     step: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class SendUpTo(_message.Message):
     __slots__ = ("session", "generation", "step", "limit", "restart", "parts")

@@ -9,15 +9,15 @@ from typing import Any
 
 import grpc
 
+from plane.link_check.measure import LinkPeer, check_link
+from plane.link_check.serve import serve_link_check
+from plane.streams.data_streams import DataStreamConnector
 from protos import cluster_pb2 as pb
 from protos.checks_pb2 import LinkReport, MeshReport
 from services.errors import Refused
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.tasks import describe_error, start_task
 from services.transport.addresses import split_address
-from services.transport.data.data_streams import DataStreamConnector
-from services.transport.link_check.measure import LinkPeer, check_link
-from services.transport.link_check.serve import serve_link_check
 from services.transport.links import LinkClosed
 from services.transport.security import Security
 from worker.device_thread import DeviceThread

@@ -56,7 +56,18 @@ NOT_COMPUTING = (
 )
 """Files and folders in COMPUTING on which no gradient and no loss depends."""
 
-PACKAGES = ("aggregator", "cli", "mesh", "optimizer", "protos", "services", "tiermesh", "training", "worker")
+PACKAGES = (
+    "aggregator",
+    "cli",
+    "mesh",
+    "optimizer",
+    "plane",
+    "protos",
+    "services",
+    "tiermesh",
+    "training",
+    "worker",
+)
 """Packages of Tiermesh, which an own model imports but does not own."""
 
 INSTALLED = ("site-packages", "dist-packages")

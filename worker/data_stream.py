@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from plane.streams.data_streams import write_message
+from plane.streams.shared_memory_link import MAX_PLACES, ClientTensorLink
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refused
 from services.instrumentation import timeline
@@ -31,8 +33,6 @@ from services.tensors.chunk_messages import (
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
-from services.transport.data.data_streams import write_message
-from services.transport.data.shared_memory_link import MAX_PLACES, ClientTensorLink
 from services.transport.links import LinkClosed, raise_call_status, run_until_first_ends
 from worker.core.events import WeightsArrived
 from worker.core.worker import WorkerCore

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import grpc
 
+from plane.streams.data_streams import DataStreamConnector
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Refusal, Refused, TiermeshError
@@ -34,7 +35,6 @@ from services.transport.addresses import AddressRotation
 from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.control.heartbeats import Heartbeats
-from services.transport.data.data_streams import DataStreamConnector
 from services.transport.http2.server import Handler
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 
+from plane.link_check.measure import LinkPeer
+from plane.streams.data_streams import DataStreamConnector
+from plane.streams.shared_memory_link import ClientTensorLink
 from protos import cluster_pb2 as pb
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.stripes import Stripe
-from services.transport.data.data_streams import DataStreamConnector
-from services.transport.data.shared_memory_link import ClientTensorLink
-from services.transport.link_check.measure import LinkPeer
 from services.transport.links import INCARNATION_KEY, SESSION_KEY, LinkClosed, run_until_first_ends
 from worker.core.events import WeightsArrived
 from worker.core.worker import WorkerCore

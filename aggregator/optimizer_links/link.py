@@ -20,7 +20,6 @@ from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.tensors.chunk_messages import Message, TensorChunk
-from services.tensors.kernels.arithmetic import Float32Array
 
 
 @dataclass(frozen=True)
@@ -83,22 +82,3 @@ class OptimizerLink(Protocol):
         Raises:
             Failed: the optimizer is not connected, or its disk failed.
         """
-
-
-class GradientLink(OptimizerLink, Protocol):
-    """A link that also carries finished sums from this process."""
-
-    def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Any:
-        """Return a finished sum in the form that `send` takes; called on the kernel thread.
-
-        Args:
-            header: the sum's header.
-            values: the sum, [header.elements] float32.
-            elements: the number of elements in the whole layout.
-        """
-
-    def send(self, prepared: Any) -> None:
-        """Send what `prepare` returned; called on the event loop."""
-
-    async def wait_for_room(self) -> None:
-        """Wait until few enough sums are on their way for workers to send more."""

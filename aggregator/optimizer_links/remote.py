@@ -13,6 +13,10 @@ import grpc
 from aggregator.epoch_check import check_epoch
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.optimizer_links.orders_with_files import OrdersWithFiles
+from plane.link_check.measure import LinkPeer
+from plane.streams.data_streams import DataStreamConnector, write_message
+from plane.streams.newest_weights import version_mark
+from plane.streams.shared_memory_link import ClientTensorLink
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import ChunkHeader
@@ -38,10 +42,6 @@ from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.control.heartbeats import Heartbeats
-from services.transport.data.data_streams import DataStreamConnector, write_message
-from services.transport.data.newest_weights import version_mark
-from services.transport.data.shared_memory_link import ClientTensorLink
-from services.transport.link_check.measure import LinkPeer
 from services.transport.links import (
     INCARNATION_KEY,
     LinkClosed,
@@ -70,7 +70,7 @@ _SUM_BYTES = 4
 
 
 class RemoteOptimizerLink:
-    """A `GradientLink` to an optimizer on another host.
+    """An `OptimizerLink` to an optimizer on another host, which also carries finished sums from this process.
 
     Args:
         address: the optimizer's `HOST:PORT`.
@@ -262,6 +262,8 @@ class RemoteOptimizerLink:
 
     def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Prepared:
         """Return a finished sum as a chunk, copied into shared memory if the optimizer reads that.
+
+        It is called on the plane's kernel thread.
 
         The previous step's sum in the same place can be overwritten, since that step is committed.
         """

@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.harness.job_settings import ROOT, load_setting
 from benchmarks.harness.report import median, report
-from optimizer import update_rules as rules
-from optimizer.master_tensors import MasterTensors
+from plane import update_rules as rules
+from plane.master_tensors import MasterTensors
 from services.errors import Failed
 from services.tensors.kernels import compiler
 from services.tensors.kernels.arithmetic import Float32Array, accumulate_wire, from_wire, to_wire
@@ -92,8 +92,8 @@ def measure() -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for counted in range(-1, ROUNDS):
         stage()  # Each round needs a staged gradient, as each step does.
-        measured = tensors.measure(1)
-        tensors.begin_update(measured.norm, measured.learning_rate, 1)
+        tensors.measure()
+        tensors.rule.begin(tensors.config.optimizer.lr)
         for name, kernel in work.items():
             started = time.perf_counter()
             kernel()

@@ -27,7 +27,6 @@ COLOURS = {
     "weights from the optimizer": "#3c7a37",
     "merge": "#b279a2",
     "stage": "#9d755d",
-    "measure": "#bab0ac",
     "update": "#79706e",
 }
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-MAX_WAITING_CHUNKS = 8
-"""Maximum number of chunks that wait for a thread. The core's windows do not bound it: they move on without it."""
-
 
 class Backlog:
     """Bounded count of waiting items. The event loop adds items; one other thread removes them.
@@ -15,7 +12,7 @@ class Backlog:
         max_waiting: maximum number of waiting items.
     """
 
-    def __init__(self, max_waiting: int = MAX_WAITING_CHUNKS) -> None:
+    def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._loop = asyncio.get_running_loop()
         # Each counter has one writing thread, so neither needs a lock.

@@ -149,7 +149,7 @@ def test_kernels_of_the_environment_give_the_same_bits(
         assert code == 0, line
         found[path] = result["model_sha256"]
         log = (tmp_path / path / "logs" / "optimizer.log").read_text()
-        assert ("optimizer.compiled_update_rules: numpy computes, as TIERMESH_KERNELS says" in log) == (
+        assert ("plane.compiled_update_rules: numpy computes, as TIERMESH_KERNELS says" in log) == (
             path == "numpy"
         )
     assert found["auto"] == found["numpy"]

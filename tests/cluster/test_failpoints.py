@@ -32,7 +32,7 @@ SHORT = {
     "optimizer": [
         "optimizer.commit.after=kill@3",
         "checkpoint.mid-file=kill@1",
-        "optimizer.update.mid=kill@2",
+        "plane.update.mid=kill@2",
     ],
 }
 """Kills in order, one for each process of a role."""
@@ -45,7 +45,7 @@ def roles_of(name: str) -> list[str]:
         return ["worker", "aggregator", "optimizer"]
     if role == "files":
         return ["aggregator", "optimizer"]
-    return ["optimizer"] if role == "checkpoint" else [role]
+    return ["optimizer"] if role in ("checkpoint", "plane") else [role]
 
 
 class Killer:

@@ -19,8 +19,8 @@ from tests.support.cluster.daemon import LIMIT_SECONDS
 from tests.support.cluster.harness import Cluster
 
 FEATURES = 2048
-PLACES = [*(name for name in FAILPOINTS if name.startswith("shard.")), EVERY_ROLE]
-SHORT = ["shard.update.mid=kill@2", "shard.read.mid=kill@2", "shard.write.mid=kill@1"]
+PLACES = [*(name for name in FAILPOINTS if name.startswith(("plane.", "shard."))), EVERY_ROLE]
+SHORT = ["plane.update.mid=kill@2", "shard.read.mid=kill@2", "shard.write.mid=kill@1"]
 """Failpoints of the processes. The third is reached only after one of them has died."""
 
 

@@ -15,7 +15,18 @@ from tests.support.cluster.daemon import environment, eventually, tiermesh
 from tests.support.cluster.harness import Cluster
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("aggregator", "cli", "configs", "mesh", "optimizer", "protos", "services", "training", "worker")
+PACKAGES = (
+    "aggregator",
+    "cli",
+    "configs",
+    "mesh",
+    "optimizer",
+    "plane",
+    "protos",
+    "services",
+    "training",
+    "worker",
+)
 CHANGED = Path("training/ops/normalisation.py")
 pytestmark = pytest.mark.long
 

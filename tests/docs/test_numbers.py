@@ -11,13 +11,15 @@ from aggregator.daemon import OWN_TIMEOUTS
 from aggregator.data_folder import MAX_FILES as MAX_INDEXED_FILES
 from aggregator.data_folder import SETTLED_SECONDS
 from aggregator.downloads import LONGEST_SHARE_SECONDS, MOST_DOWNLOADS
-from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
 from aggregator.storage.capped_log import END_BYTES
 from aggregator.uploads import ROLES_BYTES, WORKER_BYTES, WORKER_FILES
 from cli.daemon_commands import DEFAULT_CACHE_GB
 from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_use import READ_SECONDS
+from plane.plane import MAX_WAITING_CHUNKS
+from plane.streams.data_streams import CONNECT_SECONDS
+from plane.streams.shared_memory_link import MAX_PLACES
 from services.caps import MB, Caps
 from services.checkpoints.format import MAX_WORKER_FILES_BYTES
 from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, MOST_TOKENS
@@ -46,8 +48,6 @@ from services.tensors.layout import (
     MAX_ENTRIES,
 )
 from services.timeouts import STANDARD_TIMEOUTS
-from services.transport.data.data_streams import CONNECT_SECONDS
-from services.transport.data.shared_memory_link import MAX_PLACES
 from services.transport.http2.frame_budget import KNOWN_PEER, UNKNOWN_PEER
 from services.transport.http2.stream import WINDOW_BYTES
 from services.transport.limits import (
@@ -96,9 +96,10 @@ FACTS = {
         f"the aggregator died {MOST_STARTS} times",
         f"has lived for {PROBATION_SECONDS:g} s",
     ),
-    "docs/threads.md": (f"Above {WINDOW_CHUNKS} chunks",),
+    "docs/threads.md": (f"Above {MAX_WAITING_CHUNKS} chunks",),
     "docs/shared-memory.md": (f"up to {MAX_PLACES} chunks",),
-    "docs/shards.md": (f"At most {WAITING_IN_A_SHARD} arrived payloads",),
+    "docs/plane.md": (f"At most {MAX_WAITING_CHUNKS} payloads",),
+    "docs/shards.md": (f"At most {MAX_WAITING_CHUNKS} arrived payloads",),
     "docs/operations.md": (
         f"after {STANDARD_TIMEOUTS.stop:g} s",
         f"within {CONNECT_SECONDS:g} s",

@@ -22,7 +22,9 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md"))
 )
-FOLDERS = "protos|services|mesh|training|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs|tests"
+FOLDERS = (
+    "protos|services|plane|mesh|training|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs|tests"
+)
 
 OTHER_PROGRAMS_FLAGS = {"--pid"}
 MOST_WORDS = 1300
@@ -163,7 +165,11 @@ def test_failpoints_exist() -> None:
 def test_threads_are_in_the_table() -> None:
     rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/threads.md"), re.MULTILINE)
     listed = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
-    sources = [path for role in ("worker", "aggregator", "optimizer") for path in (ROOT / role).rglob("*.py")]
+    sources = [
+        path
+        for role in ("worker", "aggregator", "optimizer", "plane")
+        for path in (ROOT / role).rglob("*.py")
+    ]
     sources.append(ROOT / "services" / "runtime" / "metrics_server.py")
     text = "".join(path.read_text() for path in sources)
     made = re.findall(r"ThreadPoolExecutor\(1, \"(.+?)\"\)|start_thread\([^)]*, \"(.+?)\"\)", text)

@@ -17,6 +17,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from cli.certs.authority import make_authority
+from plane.streams.shared_memory_link import (
+    SHARED_MEMORY_KEY,
+    ClientTensorLink,
+    Metadata,
+    ServerTensorLink,
+)
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, Chunk, ChunkHeader
 from services.errors import Refused
 from services.tensors.shared_memory import SharedArray
@@ -25,12 +31,6 @@ from services.transport.access.identity import ROLE_PREFIX, identify
 from services.transport.access.permissions import CallerKind
 from services.transport.access.revocations import read_revoked
 from services.transport.access.tokens import make_token, read_token_file, read_tokens
-from services.transport.data.shared_memory_link import (
-    SHARED_MEMORY_KEY,
-    ClientTensorLink,
-    Metadata,
-    ServerTensorLink,
-)
 from services.transport.links import LinkClosed
 from services.transport.security import Security
 from tests.fuzz.draws import Draws, Known, draw_stream, record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from aggregator.shards.array_pieces import read_piece
+from plane.array_pieces import read_piece
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import FLOAT32, ChunkHeader

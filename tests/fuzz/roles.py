@@ -21,10 +21,10 @@ from google.protobuf.message import Message
 
 from aggregator.leader import LeaderService
 from aggregator.service import AggregatorService
-from aggregator.shards.array_pieces import make_piece
-from aggregator.shards.server.service import ShardService
+from aggregator.shards.service import ShardService
 from aggregator.storage.job_queue import JobQueue
 from optimizer.service import OptimizerService
+from plane.array_pieces import make_piece
 from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs

@@ -15,7 +15,9 @@ import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from aggregator.shards.array_pieces import make_piece
+from plane.array_pieces import make_piece
+from plane.link_check.rounds import client_values
+from plane.streams.shared_memory_link import SHARED_MEMORY_KEY
 from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
@@ -27,8 +29,6 @@ from services.protocol.checksums import set_checksum
 from services.protocol.file_refs import make_ref
 from services.protocol.hello import Role, make_hello
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
-from services.transport.data.shared_memory_link import SHARED_MEMORY_KEY
-from services.transport.link_check.rounds import client_values
 from tests.fuzz.calls import Call, Metadata, settle
 from tests.fuzz.draws import Draws, draw_stream, record
 from tests.fuzz.roles import (

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from cli.main import main
+from plane.streams.data_streams import write_message
 from protos import cluster_pb2 as pb
 from protos.pipeline_pb2 import ArrayHeader, PassMessage
 from services.files import transfer
@@ -23,7 +24,6 @@ from services.protocol.checksums import encode_with_checksum, set_checksum
 from services.runtime import process
 from services.tensors import chunk_messages
 from services.transport.control import attend_client
-from services.transport.data.data_streams import write_message
 from services.transport.links import LinkClosed, write_to_call
 from tests.insider.lies import Liar
 from tests.insider.lives import Lives

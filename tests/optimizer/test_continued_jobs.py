@@ -100,7 +100,7 @@ def test_two_jobs_give_the_bits_of_one(tmp_path: Path, rule: str, schedule: str)
                 await dialogue.go_on("k", pin_start(second, cut, sha256))
                 await train(dialogue, cut, STEPS)
         finally:
-            dialogue.engine.close()
+            dialogue.close()
 
     def run(cut: int) -> tuple[bytes, dict[str, bytes]]:
         folder = tmp_path / str(cut)

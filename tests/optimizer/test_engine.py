@@ -41,7 +41,7 @@ def run(folder: Path, scenario: Callable[[EngineDialogue], Awaitable[None]], **t
         try:
             await scenario(dialogue)
         finally:
-            dialogue.engine.close()
+            dialogue.close()
 
     asyncio.run(asyncio.wait_for(within(), LIMIT_SECONDS))
 
@@ -107,8 +107,10 @@ def test_a_callback_that_arrives_after_close_logs_no_error(
         await dialogue.begin()
         dialogue.chunk(GRADIENT, 1, 0)
         await dialogue.next_message(pb.Commit)
+        await asyncio.sleep(0)  # the plane takes the order
         # The update is done, but its callback has not run yet.
-        dialogue.engine._tensor_store._kernel.submit(lambda: None).result()
+        assert dialogue.planes.local is not None
+        dialogue.planes.local._kernel.submit(lambda: None).result()
         job = dialogue.engine.core.open_job
         assert job is not None and job.updated_chunks == 0
         dialogue.engine.close()
@@ -255,13 +257,14 @@ def test_a_job_without_its_last_checkpoint_fails(tmp_path: Path, disk: Disk) -> 
 def test_without_memory_for_a_copy_the_checkpoint_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def copy(self: Any) -> Any:
-        raise MemoryError("no room")
+    class Large:
+        def copy(self) -> Any:
+            raise MemoryError("no room")
 
     async def scenario(dialogue: EngineDialogue) -> None:
         await dialogue.begin()
         with monkeypatch.context() as patch:
-            patch.setattr("optimizer.master_tensors.MasterTensors.copy", copy)
+            patch.setattr("plane.kernel_state.PlaneTensors.arrays", lambda self: {"weights": Large()})
             await dialogue.step(0)
             assert "no room" in (await dialogue.next_message(pb.CheckpointMissed)).reason
         await dialogue.step(1)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from google.protobuf.message import Message
 
 from aggregator.core import events as ev
-from aggregator.shards.client.data_plane import ShardedDataPlane
-from aggregator.shards.client.group import ShardGroup
-from aggregator.shards.messages import SequenceFilter, unwrap, wrap_order
+from aggregator.data_plane import DataPlane
+from plane.group import PlaneGroup
+from plane.messages import SequenceFilter, unwrap, wrap_order
 from protos import cluster_pb2 as cluster
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
@@ -20,7 +20,6 @@ from services.protocol.hello import HelloExpectations, Role, check_hello, make_h
 from services.tensors.reduction_tree import Node
 from services.tensors.stripes import Stripe
 from services.timeouts import STANDARD_TIMEOUTS
-from services.transport.security import Security
 from tests.simulation.job_model import CLUSTER, SimulationFailed, require
 from tests.simulation.links import Link, is_end
 
@@ -31,9 +30,11 @@ if TYPE_CHECKING:
 
 
 class SimulatedShardLink:
-    """Link to one shard, opened again whenever it breaks: in place of a `ShardLink`, with its arguments.
+    """Link to one shard, opened again whenever it breaks: in place of a `ShardLink`.
 
     Args:
+        address: address of the shard.
+        stripe: chunks of the shard.
         aggregator: this end.
         take_tensors: called with what the shard sends of its weights.
     """
@@ -45,30 +46,32 @@ class SimulatedShardLink:
         *,
         aggregator: SimulatedAggregator,
         take_tensors: Callable[[SimulatedShardLink, int, dict[int, int]], None],
-        on_up: Callable[[Any], None],
-        on_down: Callable[[Any, str], None],
-        on_connect_error: Callable[[], None],
-        on_report: Callable[[Any, Message], None],
-        **_: object,
     ) -> None:
         self.address = address
         self.stripe = stripe
         self.tensor_port = 0
         self.is_up = False
-        self.killed = None
+        self.local = None
         self.down_reason = "not connected yet"
         self.heard_seconds = 0.0
         self.payload: Any = None  # what comes with the report that is being handled
         self._aggregator = aggregator
         self._take_tensors = take_tensors
-        self._on_up, self._on_down = on_up, on_down
-        self._on_connect_error, self._on_report = on_connect_error, on_report
+        self._links: Any = None
         self._link: Link | None = None
         self._numbers: Iterator[int] = count(1)
         self._in_order = SequenceFilter()
 
     def __str__(self) -> str:
         return f"shard {self.stripe.index} of {self.stripe.count}"
+
+    def join(self, links: Any) -> None:
+        """Take the group that this link is in."""
+        self._links = links
+
+    def describe(self, reason: str) -> str:
+        """Return what the shard says, with its name."""
+        return f"{self}: {reason}"
 
     def dial(self) -> None:
         """Connect to the shard, and retry until it is alive."""
@@ -119,10 +122,10 @@ class SimulatedShardLink:
                 raise SimulationFailed(f"{self}: {refusal}")
             aggregator.cluster.obeyed(str(self), aggregator)
             self.is_up, self.down_reason = True, ""
-            self._on_up(self)
+            self._links.link_up(self)
             return
         self.payload = payload
-        self._on_report(self, report)
+        self._links.take_report(self, report)
 
     def _tensors_arrived(self, link: Link, number: int, weights: dict[int, int]) -> None:
         if self._aggregator.alive and link is self._link and self.is_up:
@@ -136,7 +139,7 @@ class SimulatedShardLink:
             self._aggregator.exceed(link.obeyed_epoch)
         self.close(reason)
         self.down_reason = reason
-        self._on_connect_error()
+        self._links.report_waiting()
         self._aggregator.later(0.01 + self._aggregator.cluster.rng.random() ** 4 * 3, self.dial)
 
     def send_order(self, body: Message) -> None:
@@ -156,7 +159,7 @@ class SimulatedShardLink:
         if not self.is_up:
             return
         self.is_up, self.down_reason = False, reason
-        self._on_down(self, reason)
+        self._links.link_down(self, reason)
         if self._link is not None:
             self._link.abandon(reason)
 
@@ -219,24 +222,23 @@ class ShardedPayloads:
     ) -> None:
         self._aggregator = aggregator
         self._sessions: dict[int, _Session] = {}
-        addresses = [f"host-{index}:1" for index in range(aggregator.cluster.scenario.shards)]
-        self.group = ShardGroup(
-            addresses,
-            Security(),
-            name="aggregator",
-            incarnation=aggregator.title,
-            epoch=aggregator.epoch,
-            cluster=CLUSTER,
-            timeouts=STANDARD_TIMEOUTS,
-            make_link=partial(SimulatedShardLink, aggregator=aggregator, take_tensors=tensors.take_tensors),
-        )
-        links: Any = self.group.links
-        self.links: list[SimulatedShardLink] = links
+        shards = aggregator.cluster.scenario.shards
+        self.links = [
+            SimulatedShardLink(
+                f"host-{index}:1",
+                Stripe(index, shards),
+                aggregator=aggregator,
+                take_tensors=tensors.take_tensors,
+            )
+            for index in range(shards)
+        ]
+        links: Any = self.links  # have what a group calls
+        self.group = PlaneGroup(links)
         tensors.use(self)
         self.group.on_ready.append(aggregator.dial)
         self.group.on_lost.append(aggregator.shards_lost)
         sessions: Any = self  # has what a data plane calls
-        self.plane = ShardedDataPlane(
+        self.plane = DataPlane(
             self.group,
             core=aggregator.core,
             sessions=sessions,
@@ -244,6 +246,7 @@ class ShardedPayloads:
             on_sum_finished=on_sum_finished,
             on_failure=self._fail,
             call_soon=lambda call: aggregator.later(0.0, call),
+            shards=links,
         )
 
     def _fail(self, error: Exception) -> None:
@@ -291,7 +294,7 @@ class ShardedPayloads:
     def submit(self, orders: list[ev.SumOrder]) -> None:
         """Send orders to the shards that have their payloads."""
         if orders:
-            self.plane.submit(orders, None)
+            self.plane.submit(orders)
         self.plane.wake_senders()
 
     def dial(self) -> None:

@@ -12,8 +12,8 @@ from aggregator.core.sums import chunk_router
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.piece_book import PieceBook
 from aggregator.core.sums.sum_orders import keep_sum
-from aggregator.shards.client.data_plane import ShardedDataPlane
-from aggregator.shards.messages import SequenceFilter
+from aggregator.data_plane import DataPlane
+from plane.messages import SequenceFilter
 from protos import plane_pb2 as plane
 from services.tensors.layout_parts import Piece
 
@@ -27,12 +27,12 @@ def counts_a_piece_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_pieces_of_former_rows(patch: pytest.MonkeyPatch) -> None:
-    submit = ShardedDataPlane.submit
+    submit = DataPlane.submit
 
-    def submit_others(self: ShardedDataPlane, orders: Sequence[ev.SumOrder], chunk: None) -> None:
-        submit(self, [each for each in orders if not isinstance(each, plane.DropPieces)], chunk)
+    def submit_others(self: DataPlane, orders: Sequence[ev.SumOrder]) -> None:
+        submit(self, [each for each in orders if not isinstance(each, plane.DropPieces)])
 
-    patch.setattr(ShardedDataPlane, "submit", submit_others)
+    patch.setattr(DataPlane, "submit", submit_others)
 
 
 def expects_pieces_in_restarted_shards(patch: pytest.MonkeyPatch) -> None:
@@ -40,13 +40,13 @@ def expects_pieces_in_restarted_shards(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_arrived_pieces(patch: pytest.MonkeyPatch) -> None:
-    arrived = ShardedDataPlane._arrived
+    arrived = DataPlane._arrived
 
-    def arrived_as_whole(self: ShardedDataPlane, link: Any, body: Any) -> None:
+    def arrived_as_whole(self: DataPlane, link: Any, body: Any) -> None:
         if body.header.elements % 7:
             arrived(self, link, body)
 
-    patch.setattr(ShardedDataPlane, "_arrived", arrived_as_whole)
+    patch.setattr(DataPlane, "_arrived", arrived_as_whole)
 
 
 def keeps_no_chunk_that_is_put_together(patch: pytest.MonkeyPatch) -> None:

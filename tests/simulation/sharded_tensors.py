@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aggregator.shards.client.staged_sums import StagedSums
 from optimizer.core import events as ev
+from optimizer.staged_sums import StagedSums
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.versions import Version
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ShardedTensors:
-    """Weights and staged sums in shards: in place of a `ShardedTensorStore`.
+    """Weights and staged sums in shards: in place of a `TensorStore`.
 
     Args:
         optimizer: the optimizer, which is told what is done.

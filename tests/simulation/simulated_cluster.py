@@ -179,9 +179,7 @@ class SimulatedCluster:
                 found = self.disk.newest_checkpoint(job.id)
                 left += (job.plan.steps - (found[0].step if found else 0)) * (1 + job.plan.verify_fraction)
         left_seconds = RECOVERY_SECONDS + left * self.scenario.step_seconds
-        if (
-            self.scenario.upgrade_seconds is not None
-        ):  # workers of old code are waited for before others replace them
+        if self.scenario.upgrade_seconds is not None:  # workers of old code are waited for first
             left_seconds += STANDARD_TIMEOUTS.comeback
         bound = left_seconds / STANDARD_TIMEOUTS.tick
         self.history.add(history.FaultsEnded(self.loop.now / STANDARD_TIMEOUTS.tick, bound))

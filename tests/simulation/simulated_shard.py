@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from aggregator.shards.messages import SequenceFilter, unwrap, wrap_report
-from aggregator.shards.server.core import ShardCore
+from plane.bookkeeping import PlaneCore
+from plane.messages import SequenceFilter, unwrap, wrap_report
 from plane.sums import SumOrder
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
@@ -65,7 +65,7 @@ class ShardSession:
         self.link = link
         self.incarnation = hello.incarnation
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
-        self.core = ShardCore(hello.epoch_seen, self.stripe)
+        self.core = PlaneCore(hello.epoch_seen, self.stripe)
         self.sums = SimulatedSums()
         self.finished: dict[int, Any] = {}
         self.part: ShardPart | None = None

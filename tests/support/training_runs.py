@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import open_mesh
-from optimizer.master_tensors import MasterTensors
+from optimizer.schedules import clip_coefficient, first_moment_decay, learning_rate
+from plane.master_tensors import MasterTensors
 from services.config.job import JobConfig
 from services.tensors.layout import chunk_range
 from training.step import TrainingStep
@@ -35,9 +36,13 @@ def train(config: JobConfig, steps: int) -> tuple[list[float], npt.NDArray[np.fl
             losses.append(float(np.mean(micro_batch_losses)))
             for chunk in chunks:
                 tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
-            norm, finite, rate = tensors.measure(number)
+            norm, finite = tensors.measure()
             assert finite
-            tensors.begin_update(norm, rate, number)
+            tensors.rule.begin(
+                learning_rate(config.schedule, config.optimizer.lr, number),
+                clip_coefficient(norm, config.clip_grad_norm),
+                beta1=first_moment_decay(config.schedule, number),
+            )
             for chunk in chunks:
                 tensors.update(chunk)
         return losses, tensors.weights.copy()

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from plane.streams.shared_memory_link import ClientTensorLink, ServerTensorLink
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
 from services.runtime.metrics import WorkerMetrics
@@ -19,7 +20,6 @@ from services.tensors.chunk_messages import Message, TensorChunk
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
-from services.transport.data.shared_memory_link import ClientTensorLink, ServerTensorLink
 from services.transport.links import LinkClosed
 from worker.data_stream import DataStream
 

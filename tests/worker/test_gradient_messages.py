@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plane.streams.shared_memory_link import ClientTensorLink, ServerTensorLink
 from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import bytes_per_element, check_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.layout_parts import LayoutParts
 from services.tensors.stripes import Stripe
-from services.transport.data.shared_memory_link import ClientTensorLink, ServerTensorLink
 from worker.data_stream import DataStream
 from worker.sum_memory import LeaseSum, SumMemory
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from plane.streams.shared_memory_link import TensorLink
 from protos.pipeline_pb2 import ArrayKind, LinkState
 from services.tensors.payload_last import Message
-from services.transport.data.shared_memory_link import TensorLink
 from services.transport.links import LinkClosed
 from worker.pipeline.link import Link
 from worker.pipeline.messages import PassRefused, PieceReference, Received, describe_array

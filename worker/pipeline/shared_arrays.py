@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from plane.streams.shared_memory_link import TensorLink
 from protos.pipeline_pb2 import ArrayKind
 from protos.tensors_pb2 import SharedPlaces
 from services.tensors.shared_memory import SharedArray
-from services.transport.data.shared_memory_link import TensorLink
 from worker.core.lanes import Piece
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.messages import PIECE_BYTES, ArrayPiece, PassRefused, PieceReference, describe_array

@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
+from plane.streams.data_streams import write_message
+from plane.streams.shared_memory_link import ClientTensorLink, ServerTensorLink, TensorLink
 from services.errors import Refused
 from services.printable import printable
 from services.tensors.payload_last import Message
 from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
-from services.transport.data.data_streams import write_message
-from services.transport.data.shared_memory_link import ClientTensorLink, ServerTensorLink, TensorLink
 from services.transport.http2.client import open_stream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed, raise_call_status, run_until_first_ends

@@ -16,6 +16,8 @@ from services.protocol.hello import PROTOCOL_RANGE
 from services.protocol.versions import LAST_EPOCH, PROTOCOL_VERSION
 from tests.support.dialogues.optimizer import PLAN, Dialogue, training
 
+NEXT_PROTOCOL = PROTOCOL_VERSION + 1
+
 # ---- aggregators ----
 
 
@@ -49,7 +51,10 @@ def test_an_epoch_beyond_the_last_is_refused(epoch: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "facts"),
     [
-        ({"protocol": 7, "protocol_min": 7}, ("agg", "protocol 7", f"optimizer {PROTOCOL_RANGE}")),
+        (
+            {"protocol": NEXT_PROTOCOL, "protocol_min": NEXT_PROTOCOL},
+            ("agg", f"protocol {NEXT_PROTOCOL}", f"optimizer {PROTOCOL_RANGE}"),
+        ),
         ({"role": "worker"}, ("agg", "'worker'")),
     ],
 )

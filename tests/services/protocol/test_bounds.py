@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import protos
 from aggregator.core.leasing.evaluation import MOST_BATCHES_PER_LEASE
+from plane.streams.shared_memory_link import MAX_PLACES
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
 from protos import plane_pb2 as plane
@@ -32,7 +33,6 @@ from services.protocol.bounds import (
 from services.protocol.envelope import wrap
 from services.protocol.plain_text import make_printable
 from services.tensors.layout import MAX_ELEMENTS, chunk_count
-from services.transport.data.shared_memory_link import MAX_PLACES
 
 F = FieldDescriptor
 FILES = [

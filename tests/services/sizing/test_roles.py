@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.update_rules import build_rule
+from plane.update_rules import build_rule
 from services.checkpoints.prune import surplus_steps
 from services.config.job import JobConfig
 from services.config.job_parts import CheckpointConfig, OptimizerConfig

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedPlaces
-from services.errors import Refused
-from services.tensors.shared_memory import MappedArray, NotShared
-from services.transport.data.shared_memory_link import (
+from plane.streams.shared_memory_link import (
     MAX_PLACES,
     SHARED_MEMORY_KEY,
     ClientTensorLink,
     ServerTensorLink,
 )
+from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedPlaces
+from services.errors import Refused
+from services.tensors.shared_memory import MappedArray, NotShared
 from services.transport.links import LinkClosed
+from tests.plane.streams.test_shared_memory_link import array_of, confirm
 from tests.services.tensors.test_shared_memory import memory
-from tests.services.transport.data.test_shared_memory_link import array_of, confirm
 from tests.support.anything import is_one_line, message
 
 NUMBERS = st.integers(-1, 70).map(str) | st.sampled_from([str(os.getpid()), "9" * 5000, "1_0", "x", ""])

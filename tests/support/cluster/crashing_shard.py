@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from aggregator.shards.server.kernel_state import ShardTensors
 from cli.main import main
+from plane.kernel_state import PlaneTensors
 from plane.sums import StoredSums
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import GRADIENT
@@ -19,10 +19,10 @@ from services.tensors.chunk_messages import TensorChunk
 _jobs: list[str] = []
 """Names of the jobs whose tensors this process had, the newest last."""
 _raised: set[str] = set()
-_init, _keep_piece = ShardTensors.__init__, StoredSums.keep_piece
+_init, _keep_piece = PlaneTensors.__init__, StoredSums.keep_piece
 
 
-def init(self: ShardTensors, order: pb.OpenPart, *arguments: Any, **named: Any) -> None:
+def init(self: PlaneTensors, order: pb.OpenPart, *arguments: Any, **named: Any) -> None:
     """Note the job's name."""
     _jobs.append(JobConfig.from_json(order.spec_json).name)
     _init(self, order, *arguments, **named)
@@ -39,7 +39,7 @@ def keep_piece(self: StoredSums, piece: TensorChunk) -> None:
 
 if __name__ == "__main__":
     for owner, name, replacement in (
-        (ShardTensors, "__init__", init),
+        (PlaneTensors, "__init__", init),
         (StoredSums, "keep_piece", keep_piece),
     ):
         setattr(owner, name, replacement)

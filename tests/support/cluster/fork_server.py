@@ -38,7 +38,7 @@ _MODULES = {
     "aggregator": (
         "aggregator.daemon",
         "aggregator.service",
-        "aggregator.shards.server.service",
+        "aggregator.shards.service",
         "optimizer.engine",
     ),
     "optimizer": ("optimizer.daemon", "optimizer.service"),

@@ -20,6 +20,7 @@ from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
+from tests.support.local_planes import make_local_planes
 
 LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
 
@@ -38,6 +39,7 @@ class EngineDialogue:
         self.root = folder / "checkpoints" / "j"
         self.metrics = OptimizerMetrics()
         self.files = FileStore(folder / "files")
+        self.planes = make_local_planes()
         self.engine = OptimizerEngine(
             name="opt",
             incarnation="i",
@@ -45,10 +47,17 @@ class EngineDialogue:
             files=self.files,
             metrics=self.metrics,
             record=None,
+            planes=self.planes,
         )
         self._sent: asyncio.Queue[OptimizerBody] = asyncio.Queue()
         hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=1)
         self.engine.connect(hello, EngineCallbacks(self._sent.put_nowait, lambda reason: None, lambda: None))
+
+    def close(self) -> None:
+        """Stop the engine and its plane."""
+        self.engine.close()
+        if self.planes.local is not None:
+            self.planes.local.close("the test is over")
 
     async def next_message(self, kind: type[Any]) -> Any:
         """Return the next message of this type; skip others."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.schedules import learning_rate
-from optimizer.update_rules import build_rule, clip_coefficient
+from optimizer.schedules import clip_coefficient, learning_rate
+from plane.update_rules import build_rule
 from services.config.job_parts import OptimizerConfig, ScheduleConfig
 from services.tensors.kernels import arithmetic
 from services.tensors.reduction_tree import Node, children

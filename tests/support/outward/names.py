@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.service import AggregatorService
-from aggregator.shards.server.service import ShardService
+from aggregator.shards.service import ShardService
 from aggregator.standby import StandbyService
 from optimizer.service import OptimizerService
+from plane.streams.shared_memory_link import SHARED_MEMORY_KEY
 from services.instrumentation.failpoints import FAILPOINTS
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.kernels import arithmetic
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.timeouts import TIMEOUTS_IN_HEARTBEATS
-from services.transport.data.shared_memory_link import SHARED_MEMORY_KEY
 from services.transport.links import INCARNATION_KEY, SESSION_KEY
 from tests.support.outward.common import (
     NOT_PRODUCT,

@@ -16,12 +16,12 @@ import grpc
 import numpy as np
 import pytest
 
+from plane.streams.shared_memory_link import TensorLink
 from protos.tensors_pb2 import FLOAT32
 from services.pipeline.schedule import Pass
 from services.pipeline.split import Split
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 from services.transport.access.permissions import CallerKind
-from services.transport.data.shared_memory_link import TensorLink
 from services.transport.http2.server import Handler
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from plane.streams.data_streams import DataStreamConnector
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import unwrap, wrap
 from services.transport.access import rechecks
@@ -19,7 +20,6 @@ from services.transport.access.permissions import CallerKind
 from services.transport.backoff import Backoff
 from services.transport.checked_channel import open_checked_channel
 from services.transport.control.attend_client import AttendMethod, LinkEnd, keep_attending
-from services.transport.data.data_streams import DataStreamConnector
 from services.transport.http2.client import open_stream
 from services.transport.http2.server import StreamServer
 from services.transport.links import LinkClosed

@@ -1,0 +1,240 @@
+"""Payloads between workers and the optimizer's tensors: the core's orders go to the plane that has the payload."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from aggregator.broken_jobs import ShardFailed
+from aggregator.core import events as ev
+from aggregator.core.aggregator import AggregatorCore
+from aggregator.core.leasing.deaths import FAULTS, describe_fault
+from aggregator.core.sums.sum_orders import discard_piece
+from aggregator.released_weights import ReleasedWeights
+from aggregator.shards.link import ShardLink
+from plane.group import PlaneGroup
+from plane.link import PlaneLink
+from plane.streams.exchange_server import read_incarnation
+from plane.streams.worker_sessions import WorkerSession, WorkerSessions
+from protos import cluster_pb2 as cluster
+from protos import plane_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.errors import Refusal
+from services.tensors.chunk_messages import Message, TensorChunk
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+class DataPlane:
+    """The planes as the aggregator's core sees them; all methods are called on the event loop.
+
+    Args:
+        planes: links to the planes.
+        shards: the same links, if the planes are in other processes.
+        core: the aggregator's core, which decides on chunks and on the weights for each worker.
+        sessions: sessions of the workers.
+        feed: called with inputs for the core.
+        on_sum_finished: called with the header of a finished sum in its plane, for the optimizer.
+        on_failure: called with the unexpected error of a shard.
+        passes_jobs: whether the tensors are in an optimizer's process, so that planes must be told of its jobs.
+        call_soon: has the event loop call something in its next turn.
+    """
+
+    def __init__(
+        self,
+        planes: PlaneGroup,
+        *,
+        core: AggregatorCore,
+        sessions: WorkerSessions,
+        feed: Callable[[ev.DataStreamOpened | ev.ChunkArrived], None],
+        on_sum_finished: Callable[[ChunkHeader], None],
+        on_failure: Callable[[Exception], None],
+        call_soon: Callable[[Callable[[], None]], object],
+        shards: Sequence[ShardLink] = (),
+        passes_jobs: bool = False,
+    ) -> None:
+        self._planes = planes
+        self._shards = shards
+        self._passes_jobs = passes_jobs
+        self._passed = pb.PassJob()
+        self._core = core
+        self._sessions = sessions
+        self._feed = feed
+        self._on_sum_finished = on_sum_finished
+        self._on_failure = on_failure
+        self._call_soon = call_soon
+        self._sums_lost = True  # the core may know sums that no plane has, until it drops all of them
+        # By session: the shards with an open data stream of the worker.
+        self._open_streams: dict[int, set[PlaneLink]] = {}
+        self._weights: dict[int, ReleasedWeights] = {}  # by session
+        self._last_refusal: Refusal | None = None
+        self._wake_scheduled = False
+        planes.on_lost.append(self._lost)
+        planes.report_handlers.update(
+            {
+                pb.ArrivedPiece: self._arrived,
+                pb.WorkerExchanges: self._worker_exchanges,
+                pb.WorkerGone: self._worker_gone,
+                pb.OrderFailed: self._order_failed,
+            }
+        )
+
+    def _lost(self, reason: str) -> None:
+        """Disconnect all workers: their payloads are lost with the shard."""
+        self._sums_lost = True
+        self._sessions.close_all(reason)
+
+    def _order_failed(self, link: PlaneLink, body: pb.OrderFailed) -> None:
+        """Fail as if the error had happened here: the job that causes it again and again is set aside."""
+        if self._core.run is not None:  # else the shard's stream ends alone
+            self._on_failure(ShardFailed(f"{link}: {body.reason}"))
+
+    def shard_killed(self, link: PlaneLink, killed: cluster.Predecessor) -> None:
+        """Fail as after an error of a shard, if a fault has killed it while it had the running job's tensors.
+
+        A person's kill is no fault, nor is one by the kernel for lack of memory: both are SIGKILL.
+        """
+        run = self._core.run
+        if run is not None and run.job.id == killed.job and killed.signal in FAULTS:
+            self._on_failure(ShardFailed(f"{link}: its process died: {describe_fault(killed)}"))
+
+    # ---- workers ----
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Serve a worker's data stream, or refuse it if tensors go to shards."""
+        plane = self._planes.local
+        if plane is not None:
+            await plane.serve(await plane.find_worker(read_incarnation(context)), context)
+            return
+        addresses = ", ".join(each.address for each in self._shards)
+        text = f"this aggregator takes no tensors; open Exchange with its shards, see Welcome: {addresses}"
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+    def check_ready(self) -> Refusal | None:
+        """Return which shard is not connected; None if all are."""
+        return self._planes.check_ready()
+
+    def worker_connected(self, session: WorkerSession) -> None:
+        """Announce a worker to all shards, before its data streams come to them."""
+        self._open_streams[session.number] = set()
+        self._weights[session.number] = ReleasedWeights(session.number, len(self._planes.links))
+        self._planes.send_to_all(
+            pb.WorkerAttends(session=session.number, incarnation=session.incarnation, name=session.name)
+        )
+
+    def fill_welcome(self, session: int, welcome: cluster.Welcome) -> None:
+        """Add the shards' addresses to a worker's Welcome, if there are shards."""
+        if self._shards:
+            welcome.session = session
+            welcome.shards.extend(each.address for each in self._shards)
+            welcome.shard_tensor_ports.extend(each.tensor_port for each in self._shards)
+
+    def worker_lost(self, session: WorkerSession, reason: str) -> None:
+        """End a worker's data streams to the shards."""
+        self._open_streams.pop(session.number, None)
+        self._weights.pop(session.number, None)
+        self._planes.send_to_all(pb.WorkerLeft(session=session.number, reason=reason))
+
+    def _worker_exchanges(self, link: PlaneLink, body: pb.WorkerExchanges) -> None:
+        shards = self._open_streams.get(body.session)
+        if shards is None:
+            return
+        shards.add(link)
+        if len(shards) == len(self._planes.links):
+            self._feed(ev.DataStreamOpened(body.session))
+
+    def _worker_gone(self, link: PlaneLink, body: pb.WorkerGone) -> None:
+        session = self._sessions.get(body.session)
+        if session is not None:
+            reason = link.describe(body.reason)
+            log.info("worker %s: %s", session.name, reason)
+            session.mailbox.close(reason)
+
+    # ---- chunks from workers ----
+
+    def _arrived(self, link: PlaneLink, body: pb.ArrivedPiece) -> None:
+        """Let the core decide on a piece of a chunk, unless it is stale."""
+        header = body.header
+        refusal = self._core.check_chunk(body.session, header)
+        elements = self._core.expected_elements(header.job)
+        if refusal is None and not (elements and header.index in link.stripe.chunk_indices(elements)):
+            refusal = Refusal(f"the chunk's index is {header.index}, expected a chunk of {link}")
+        if refusal is None:
+            in_place = body.in_place and self._planes.local is not None
+            self._feed(ev.ChunkArrived(body.session, header, in_place, body.arrival))
+            return
+        if refusal != self._last_refusal:  # logged once, not for every chunk of a lease
+            session = self._sessions.get(body.session)
+            log.info("worker %s: dropped a chunk: %s", session.name if session else "that left", refusal)
+            self._last_refusal = refusal
+        link.send_order(discard_piece(header, body.arrival))
+
+    def submit(self, orders: Sequence[ev.SumOrder]) -> None:
+        """Send orders to the planes that have their payloads."""
+        for order in orders:
+            match order:
+                case pb.DropSums():
+                    self._sums_lost = False
+                    self._planes.send_to_all(order)
+                case pb.DropPieces():
+                    self._planes.send_to_all(order)
+                case pb.KeepPiece() if self._sums_lost:
+                    discard = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
+                    self._planes.link_of_chunk(order.chunk).send_order(discard)
+                case _ if self._sums_lost and not isinstance(order, pb.DiscardPiece):
+                    pass
+                case _:
+                    self._planes.link_of_chunk(order.chunk).send_order(order)
+            if isinstance(order, pb.FinishSum) and not self._sums_lost:
+                self._on_sum_finished(order.header)
+
+    # ---- weights to workers ----
+
+    def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
+        """Give the plane a chunk of the newest weights, unless it has made them itself.
+
+        Args:
+            chunk: the chunk; None if it is of the planes' own tensors.
+            message: the message it came in; None if it came in shared memory.
+            elements: the number of elements in the whole layout.
+        """
+        if chunk is not None and self._planes.local is not None:
+            self._planes.local.put_weights(chunk, message, elements)
+
+    def pass_job(self) -> None:
+        """Tell a plane without tensors of the job whose payloads pass through it, if that has changed."""
+        if not self._passes_jobs:
+            return
+        run = self._core.run
+        elements = 0 if run is None else self._core.expected_elements(run.job.id) or 0
+        passed = pb.PassJob()
+        if run is not None and elements:
+            passed.job, passed.elements = run.job.id, elements
+            passed.gradients, passed.weights = run.plan.wire.gradients, run.plan.wire.weights
+            passed.pieces = run.plan.stages > 1
+        if passed != self._passed:
+            self._passed = passed
+            self._planes.send_to_all(passed)
+
+    def wake_senders(self) -> None:
+        """Send weights to workers, once in this turn of the event loop."""
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            self._call_soon(self._send_weights)
+
+    def _send_weights(self) -> None:
+        self._wake_scheduled = False
+        for session, weights in self._weights.items():
+            parts = self._core.loads_of(session)
+            while (header := self._core.next_weights(session)) is not None:
+                weights.release(header, parts)
+            for shard, order in weights.take_orders():
+                self._planes.links[shard].send_order(order)
+
+    def close(self) -> None:
+        """Stop the threads of the plane in this process."""
+        if self._planes.local is not None:
+            self._planes.local.close("the aggregator stops")

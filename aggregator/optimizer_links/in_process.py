@@ -1,0 +1,127 @@
+"""The link to an optimizer in this process (2-tier), whose tensors are in a plane of this process or in shards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from optimizer.core.events import Ordered, TensorsLost
+from optimizer.engine import EngineCallbacks, OptimizerEngine
+from plane.group import PlaneGroup
+from protos import cluster_pb2 as pb
+from protos.files_pb2 import FilePiece, ReadFileRequest
+from protos.tensors_pb2 import ChunkHeader
+from services.errors import Failed
+from services.printable import counted
+from services.protocol.envelope import OptimizerBody, OptimizerOrder
+from services.protocol.hello import Role, make_hello
+from services.transport.links import run_until_first_ends
+
+
+class InProcessOptimizerLink:
+    """An `OptimizerLink` that is up while all planes are.
+
+    Args:
+        engine: optimizer engine in this process.
+        planes: links to the planes that have its tensors.
+        name: name of this aggregator.
+        epoch: epoch of this aggregator.
+        connected: called when the link comes up, with the optimizer's name.
+        lost: called with the reason when the link goes down, and whenever that reason changes.
+        message: called with each message of the optimizer.
+        weights: called with the header of each chunk of weights that can be sent by its plane.
+    """
+
+    def __init__(
+        self,
+        engine: OptimizerEngine,
+        planes: PlaneGroup,
+        *,
+        name: str,
+        epoch: int,
+        connected: Callable[[str], None],
+        lost: Callable[[str], None],
+        message: Callable[[OptimizerBody], None],
+        weights: Callable[[ChunkHeader], None],
+    ) -> None:
+        self._engine = engine
+        self._planes = planes
+        self._epoch = epoch
+        self._connected, self._lost, self._weights = connected, lost, weights
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._refused: asyncio.Future[None] = self._loop.create_future()
+        self._hello = make_hello(Role.AGGREGATOR, name, epoch_seen=epoch)
+        self._callbacks = EngineCallbacks(
+            send=lambda body: _later(self._loop, message, body),
+            refuse=lambda reason: self._refused.set_exception(Failed(reason)),
+            wake=self._wake.set,
+        )
+        planes.on_ready.append(self._planes_ready)
+        planes.on_lost.append(self._planes_lost)
+        planes.on_waiting.append(lost)
+
+    async def run(self) -> None:
+        """Keep the links to the planes up, and pass on the headers of their weights.
+
+        Raises:
+            EpochBehind: a shard has obeyed a newer epoch, whose aggregator is gone.
+        """
+        await run_until_first_ends(self._planes.run(), self._take_weights(), _wait(self._refused))
+
+    def _planes_ready(self) -> None:
+        self._engine.connect(self._hello, self._callbacks)
+        name = self._engine.name
+        if self._planes.local is None:
+            name += f", tensors in {counted(len(self._planes.links), 'shard')}"
+        self._connected(name)
+
+    def _planes_lost(self, reason: str) -> None:
+        self._engine.feed(TensorsLost())
+        self._engine.disconnect(self._callbacks)
+        self._lost(reason)
+
+    async def _take_weights(self) -> None:
+        while True:
+            self._wake.clear()
+            while (header := await self._engine.next_weights()) is not None:
+                self._weights(header)
+            await self._wake.wait()
+
+    def send_order(self, body: OptimizerOrder) -> None:
+        """Queue an order to the engine."""
+        _later(self._loop, self._order, body)
+
+    def _order(self, body: OptimizerOrder) -> None:
+        if self._planes.ready:
+            self._engine.feed(Ordered(self._epoch, body))
+            self._wake.set()
+
+    def sum_finished(self, header: ChunkHeader) -> None:
+        """Tell the engine that the sum of a chunk is finished and is in its plane."""
+        _later(self._loop, self._engine.chunk_arrived, header, None)
+
+    async def list_files(self, request: pb.CheckpointRequest) -> pb.CheckpointFiles:
+        """Return the files of a checkpoint (FileMissing)."""
+        return await asyncio.to_thread(self._engine.checkpoint_store.list_files, request)
+
+    async def read_piece(self, request: ReadFileRequest) -> FilePiece:
+        """Return the piece of a checkpoint's file that begins at a request's offset (TiermeshError)."""
+        return await asyncio.to_thread(self._engine.checkpoint_store.read_piece, request)
+
+    def list_checkpoints(self, request: pb.ListCheckpointsRequest) -> Any:
+        """Return an async iterator over the checkpoints of some jobs."""
+        return self._engine.list_checkpoints(request)
+
+    async def remove_checkpoints(self, request: pb.RemoveCheckpointsRequest) -> pb.RemoveCheckpointsReply:
+        """Remove checkpoints of a job that has ended."""
+        return await self._engine.remove_checkpoints(request)
+
+
+def _later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    loop.call_soon(call, *arguments)
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await future

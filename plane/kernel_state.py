@@ -1,0 +1,187 @@
+"""State of a plane's kernel thread: stored sums, finished sums, and the tensors of the plane's chunks.
+
+Everything here is used on that thread alone, which carries out orders in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from plane.array_pieces import STATE_PREFIX, WEIGHTS
+from plane.master_tensors import MasterTensors
+from plane.streams.newest_weights import NewestWeights
+from plane.sums import StoredSums
+from protos import plane_pb2 as pb
+from protos import tensors_pb2 as tensors_pb
+from protos.tensors_pb2 import ChunkHeader
+from services.config.job import JobConfig
+from services.errors import Refused
+from services.instrumentation import timeline
+from services.instrumentation.failpoints import hit_failpoint
+from services.runtime.metrics import OptimizerMetrics
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import Layout
+from services.tensors.stripes import Stripe
+
+
+@dataclass(frozen=True)
+class WeightsReady:
+    """Notice that another chunk of weights can be sent.
+
+    Attributes:
+        header: header with the fields that all chunks of the version share.
+        chunks: number of the plane's chunks of this version that can be sent by now.
+    """
+
+    header: ChunkHeader
+    chunks: int
+
+
+class PlaneTensors:
+    """Tensors of one job's chunks in this plane.
+
+    Args:
+        order: order that names the job.
+        layout: layout of the whole model.
+        stripe: chunks of this plane.
+        newest: receives new weights, ready to be sent.
+        incarnation: incarnation of this process, for the headers of weights.
+        metrics: metrics of this plane's updates; None if the optimizer's core is in this process and counts them.
+
+    Attributes:
+        job: id of the job.
+        elements: elements of the whole layout.
+        wire: types in which the job's tensors travel.
+        sends_pieces: whether they travel in pieces of chunks, since workers have stages of the job's model.
+    """
+
+    def __init__(
+        self,
+        order: pb.OpenPart,
+        layout: Layout,
+        stripe: Stripe,
+        newest: NewestWeights,
+        *,
+        incarnation: str,
+        metrics: OptimizerMetrics | None,
+    ) -> None:
+        self.job = order.job
+        self._stripe = stripe
+        self._newest = newest
+        self._incarnation = incarnation
+        self._metrics = metrics
+        config = JobConfig.from_json(order.spec_json)
+        plan = config.plan()
+        self.wire, self.sends_pieces, self.elements = plan.wire, plan.stages > 1, layout.elements
+        self.master = MasterTensors(config, stripe.layout_of(layout))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that a checkpoint keeps, not copied, by their names in `ArrayPiece`."""
+        state = {f"{STATE_PREFIX}{name}": array for name, array in self.master.rule.state.items()}
+        return {WEIGHTS: self.master.weights, **state}
+
+    def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
+        """Stage a finished sum, [elements of the chunk] float32, and return its block sums, [blocks] float64."""
+        local = self._stripe.to_local(chunk)
+        with timeline.span("kernel", "stage", chunk=chunk):
+            self.master.stage(local, values)
+        return self.master.pop_block_sums(local)
+
+    def store_initial(self, chunk: int, values: Float32Array) -> None:
+        """Store a chunk of initial weights, [elements of the chunk] float32."""
+        self.master.store_initial(self._stripe.to_local(chunk), values)
+
+    def update(self, order: pb.UpdatePart, on_ready: Callable[[WeightsReady], None]) -> None:
+        """Update all chunks; call `on_ready` after each, when its weights can be sent."""
+        started = time.perf_counter()
+        if order.applied:
+            beta1 = order.beta1 if order.HasField("beta1") else None
+            self.master.rule.begin(order.learning_rate, order.clip, beta1=beta1)
+        for local in range(self.master.layout.chunks):
+            with timeline.span("kernel", "update", order.step, chunk=self._stripe.to_global(local)):
+                if order.applied:
+                    self.master.update(local)
+                hit_failpoint("plane.update.mid")
+                ready = self._publish(local, order.epoch, order.generation, order.step + 1)
+            on_ready(ready)
+        if self._metrics is not None:
+            self._metrics.record_update(
+                self.job,
+                seconds=time.perf_counter() - started,
+                grad_norm=order.grad_norm,
+                learning_rate=order.learning_rate,
+            )
+
+    def publish_weights(self, order: pb.MakeWeights, on_ready: Callable[[WeightsReady], None]) -> None:
+        """Encode the current weights; call `on_ready` after each chunk, when it can be sent."""
+        for local in range(self.master.layout.chunks):
+            on_ready(self._publish(local, order.epoch, order.generation, order.step))
+
+    def publish_chunk(self, header: ChunkHeader) -> None:
+        """Encode the current weights of one chunk, whose header has its index."""
+        self._publish(self._stripe.to_local(header.index), header.epoch, header.generation, header.step)
+
+    def _publish(self, local: int, epoch: int, generation: int, step: int) -> WeightsReady:
+        header = ChunkHeader(
+            job=self.job,
+            epoch=epoch,
+            generation=generation,
+            step=step,
+            incarnation=self._incarnation,
+            kind=tensors_pb.WEIGHTS,
+            dtype=self.wire.weights,
+        )
+        values, elements = self.master.chunk_weights(local), self.master.layout.elements
+        self._newest.put(header, self._stripe.to_global(local), values, elements)
+        return WeightsReady(header, local + 1)
+
+
+class KernelState:
+    """Sums and tensors of a plane.
+
+    Args:
+        send_sum: called with the order and the values, [elements] float32, of a finished sum whose tensors are in
+            another process; None if they are here.
+
+    Attributes:
+        tensors: tensors of the open job; None if there are none.
+        opening: number of the newest OpenPart, whether or not it succeeded.
+        sums: sums of subtrees of the reduction tree.
+    """
+
+    def __init__(self, send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None) -> None:
+        self.tensors: PlaneTensors | None = None
+        self.opening = 0
+        self.sums = StoredSums(send_sum or self._keep_finished)
+        self._finished_sums: dict[int, Float32Array] = {}  # by chunk, until they are staged
+
+    def _keep_finished(self, order: pb.FinishSum, values: Float32Array) -> None:
+        self.put_finished_sum(order.chunk, values)
+
+    def put_finished_sum(self, chunk: int, values: Float32Array) -> None:
+        """Keep the finished sum of a chunk, [elements of the chunk] float32, until it is staged."""
+        self._finished_sums[chunk] = values
+
+    def pop_finished_sum(self, chunk: int) -> Float32Array:
+        """Return the finished sum of a chunk, [elements of the chunk] float32, and forget it.
+
+        Raises:
+            Refused: there is none.
+        """
+        if chunk not in self._finished_sums:
+            raise Refused(f"chunk {chunk}: no finished sum to stage; send FinishSum before StageChunk")
+        return self._finished_sums.pop(chunk)
+
+    def replace_tensors(self, tensors: PlaneTensors | None) -> None:
+        """Replace the tensors; finished sums of the former ones are discarded."""
+        self.tensors = tensors
+        self._finished_sums.clear()
+
+    def discard_finished_sums(self) -> None:
+        """Discard finished sums that were not staged: their step is decided."""
+        self._finished_sums.clear()

@@ -1,0 +1,218 @@
+"""Links to planes: what every link does, and the link to a plane in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from plane.gathered_tensors import GatheredTensors
+from plane.plane import Plane, PlaneOwner
+from protos import plane_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.checkpoints.format import Checkpoint
+from services.errors import Failed
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import Layout
+from services.tensors.stripes import Stripe
+
+Result = TypeVar("Result")
+
+
+class PlaneLinks(Protocol):
+    """What a link calls, on the event loop: the group that it is in."""
+
+    def link_up(self, link: PlaneLink) -> None:
+        """Note that a link has come up."""
+
+    def link_down(self, link: PlaneLink, reason: str) -> None:
+        """Note that a link which was up has gone down."""
+
+    def report_waiting(self) -> None:
+        """Note that an attempt to connect failed for another reason than the one before."""
+
+    def take_report(self, link: PlaneLink, body: Message) -> None:
+        """Take a report."""
+
+
+class PlaneLink(Protocol):
+    """A link to one plane.
+
+    Attributes:
+        stripe: chunks of the plane.
+        down_reason: reason why the link is down; empty while it is up.
+        local: the plane, if it is in this process.
+    """
+
+    stripe: Stripe
+    down_reason: str
+    local: Plane | None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether orders reach the plane."""
+
+    def describe(self, reason: str) -> str:
+        """Return what a plane says, with its name if there are several."""
+
+    def join(self, links: PlaneLinks) -> None:
+        """Take the group that this link is in, before anything else."""
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+
+    def beat(self) -> None:
+        """Send a heartbeat, and end the link of a plane that has been silent for too long."""
+
+    def send_order(self, body: Message) -> None:
+        """Queue an order; drop it while the link is down, since the plane has no tensors then."""
+
+    def close(self, reason: str) -> None:
+        """End the connection; `run` opens another one."""
+
+    async def wait_for(self, awaited: Awaitable[Result], what: str) -> Result:
+        """Wait for the plane's work on its tensors, at most as long as the `stall` timeout of another process.
+
+        Raises:
+            PlaneLost: the time is over; the link ends too.
+        """
+
+    def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
+        """End the link to another process if its work for a step is still pending after the `stall` timeout."""
+
+    async def send_layout(self, layout: Layout, text: bytes) -> None:
+        """Give the plane the layout that the next OpenPart refers to.
+
+        Raises:
+            Failed: the plane can't store it.
+            PlaneLost: the link went down.
+        """
+
+    async def restore(self, checkpoint: Checkpoint, opening: int) -> None:
+        """Put the plane's chunks of a checkpoint into the tensors of an OpenPart.
+
+        Raises:
+            Refused: the checkpoint does not fit this job's model or optimizer.
+            PlaneLost: the link went down.
+        """
+
+    async def gather(self, copy: int, into: GatheredTensors) -> None:
+        """Add the plane's chunks of a copy that CopyPart ordered.
+
+        Raises:
+            Failed: the plane had not enough memory for the copy; its tensors are unchanged.
+            PlaneLost: the link went down.
+        """
+
+    async def publish(self, header: ChunkHeader) -> None:
+        """Have the plane encode the weights of a version again, unless they can be sent as they are.
+
+        Raises:
+            Failed: a weight does not fit the wire type.
+        """
+
+
+class LocalPlane:
+    """A `PlaneLink` to a plane in this process, which is always up and has all chunks.
+
+    Orders are handed over once in a turn of the event loop, so that the kernel thread gets many at once.
+
+    Args:
+        make_plane: makes the plane for its owner.
+        on_failure: called with an unexpected error of the plane; it ends the process.
+        send_sum, wait_to_send: see `PlaneOwner`.
+    """
+
+    def __init__(
+        self,
+        make_plane: Callable[[PlaneOwner], Plane],
+        on_failure: Callable[[Exception], None],
+        *,
+        send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None,
+        wait_to_send: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.stripe = Stripe(0, 1)
+        self.down_reason = ""
+        owner = PlaneOwner(
+            report=self._report,
+            fail=on_failure,
+            read_layout=lambda order: self._layout,
+            send_sum=send_sum,
+            wait_to_send=wait_to_send,
+        )
+        self.local: Plane | None = make_plane(owner)
+        self._plane = self.local
+        self._layout: Layout
+        self._loop = asyncio.get_running_loop()
+        self._orders: list[Message] = []
+        self._links: PlaneLinks
+
+    def __str__(self) -> str:
+        return "the plane in this process"
+
+    def describe(self, reason: str) -> str:
+        """Return the reason: there is one plane."""
+        return reason
+
+    @property
+    def is_up(self) -> bool:
+        """Return True."""
+        return True
+
+    def join(self, links: PlaneLinks) -> None:
+        """Take the group that this link is in."""
+        self._links = links
+
+    async def run(self) -> None:
+        """Wait until cancelled."""
+        await asyncio.Event().wait()
+
+    def beat(self) -> None:
+        """Do nothing: what ends this process ends its plane."""
+
+    def send_order(self, body: Message) -> None:
+        """Queue an order for the next turn of the event loop.
+
+        A PassJob is handed over at once: the job's weights, which are no orders, may come in this turn.
+        """
+        if not self._orders:
+            self._loop.call_soon(self._hand_over)
+        self._orders.append(body)
+        if isinstance(body, pb.PassJob):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        orders, self._orders = self._orders, []
+        self._plane.carry_out(orders)
+
+    def _report(self, body: Message) -> None:
+        self._links.take_report(self, body)
+
+    def close(self, reason: str) -> None:
+        """Fail: a plane in this process reports nothing that it must be closed for."""
+        raise Failed(reason)
+
+    async def wait_for(self, awaited: Awaitable[Result], what: str) -> Result:
+        """Wait without a limit."""
+        return await awaited
+
+    def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
+        """Do nothing: a thread of this process that hangs can't be replaced."""
+
+    async def send_layout(self, layout: Layout, text: bytes) -> None:
+        """Keep the layout for the next OpenPart."""
+        self._layout = layout
+
+    async def restore(self, checkpoint: Checkpoint, opening: int) -> None:
+        """Copy a checkpoint's arrays into the tensors (Refused)."""
+        await self._plane.restore(checkpoint.weights, checkpoint.optimizer_state)
+
+    async def gather(self, copy: int, into: GatheredTensors) -> None:
+        """Give the copy itself (MemoryError)."""
+        into.adopt(await self._plane.copies.take(copy))
+
+    async def publish(self, header: ChunkHeader) -> None:
+        """Encode one chunk again, unless it can be sent as it is (Failed)."""
+        await self._plane.publish_chunk(header)

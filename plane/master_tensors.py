@@ -1,0 +1,105 @@
+"""The tensors of one job in one process: master weights, the staged gradient, and the update rule's state.
+
+Memory: one model copy each for weights, gradient and every array of the rule. A snapshot copies weights and state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plane.huge_page_arrays import allocate_zeros
+from plane.update_rules import UpdateRule, build_rule
+from services.config.job import JobConfig
+from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared_blocks, scale
+from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
+
+
+class GradientMeasurement(NamedTuple):
+    """Measurement of the whole gradient, on which the update depends.
+
+    Attributes:
+        norm: global L2 norm of the mean gradient.
+        finite: whether all elements are finite.
+    """
+
+    norm: float
+    finite: bool
+
+
+class MasterTensors:
+    """Flat arrays over one layout, [elements] float32, and the chunk-wise operations on them.
+
+    Args:
+        config: config of the job.
+        layout: layout of the arrays; all are zero at first.
+    """
+
+    def __init__(self, config: JobConfig, layout: Layout) -> None:
+        self.config = config
+        self.layout = layout
+        self.weights: Float32Array = allocate_zeros(layout.elements, slot=0)
+        self.rule: UpdateRule = build_rule(config.optimizer, layout)
+        self._gradient: Float32Array = allocate_zeros(layout.elements, slot=1)
+        self._block_sums: dict[int, NDArray[np.float64]] = {}
+
+    def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
+        """Copy a checkpoint's weights and rule state into these tensors.
+
+        Raises:
+            Refused: the state is not that of this job's update rule and layout.
+        """
+        self.weights[:] = weights
+        self.rule.restore(state)
+
+    def store_initial(self, chunk: int, values: Float32Array) -> None:
+        """Store a chunk of initial weights, [elements of the chunk] float32."""
+        start, stop = chunk_range(self.layout.elements, chunk)
+        self.weights[start:stop] = values
+
+    def stage(self, chunk: int, values: Float32Array) -> None:
+        """Divide a chunk of the step's sum by the number of micro-batches, store it, and measure it.
+
+        Args:
+            chunk: index of the chunk.
+            values: sum over the micro-batches, [elements of the chunk] float32.
+        """
+        start, stop = chunk_range(self.layout.elements, chunk)
+        mean = self._gradient[start:stop]
+        scale(values, float(np.float32(1.0) / np.float32(self.config.micro_batches)), mean)
+        self._block_sums[chunk] = norm_squared_blocks(mean)
+
+    def measure(self) -> GradientMeasurement:
+        """Measure the staged mean gradient; all chunks must be staged."""
+        sums = [self._block_sums[chunk] for chunk in range(self.layout.chunks)]
+        self._block_sums.clear()
+        return measure_gradient(sums)
+
+    def pop_block_sums(self, chunk: int) -> NDArray[np.float64]:
+        """Return a staged chunk's sums of squares, [blocks of the chunk] float64, and forget them.
+
+        A shard uses it: the aggregator measures the whole gradient.
+        """
+        return self._block_sums.pop(chunk)
+
+    def update(self, chunk: int) -> None:
+        """Update the weights of one chunk."""
+        self.rule.update(self.weights, self._gradient, *chunk_range(self.layout.elements, chunk))
+
+    def chunk_weights(self, chunk: int) -> Float32Array:
+        """Return a view of one chunk's weights, [elements of the chunk] float32."""
+        start = chunk * CHUNK_ELEMENTS
+        return self.weights[start : start + CHUNK_ELEMENTS]
+
+
+def measure_gradient(chunk_sums: Sequence[NDArray[np.float64]]) -> GradientMeasurement:
+    """Measure a mean gradient by the sums of squares of its blocks.
+
+    Args:
+        chunk_sums: for each chunk in layout order, the sums of squares of its 64 Ki-element blocks, float64.
+    """
+    sums = np.concatenate(chunk_sums)
+    return GradientMeasurement(norm=norm(sums), finite=bool(np.isfinite(sums).all()))

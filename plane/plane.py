@@ -1,0 +1,486 @@
+"""A plane: pieces of chunks, their sums, and a stripe of a job's tensors, behind the orders of protos/plane.proto.
+
+Bookkeeping happens on the event loop, work on payloads and tensors on one kernel thread (kernel_state.py), in the
+sequence of the orders. What a plane has to say it says by reports, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from plane.array_pieces import write_piece
+from plane.bookkeeping import PlaneCore
+from plane.errors import reason_of
+from plane.kernel_state import KernelState, PlaneTensors, WeightsReady
+from plane.streams.newest_weights import NewestWeights
+from plane.streams.worker_sessions import WorkerSession, WorkerSessions
+from plane.streams.worker_streams import WorkerDataStreams
+from plane.sums import SumOrder
+from plane.tensor_copies import TensorCopies
+from protos import cluster_pb2 as cluster
+from protos import plane_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.errors import Refusal, Refused
+from services.instrumentation.failpoints import hit_failpoint
+from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WireTypes
+from services.protocol.versions import Version
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.backlog import Backlog
+from services.runtime.handover import Handover
+from services.runtime.metrics import OptimizerMetrics
+from services.tasks import call_in, start_call
+from services.tensors.chunk_messages import ChunkRefused, TensorChunk
+from services.tensors.chunk_messages import Message as ChunkMessage
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import MAX_ELEMENTS, Layout
+from services.tensors.layout_parts import LayoutParts, parse_parts
+from services.tensors.stripes import Stripe
+from services.transport.limits import HELLO_SECONDS
+from services.transport.links import LinkClosed
+
+MAX_WAITING_CHUNKS = TOTAL_WINDOW_CHUNKS
+"""Payloads that may wait for a decision and for the kernel thread; then no worker's stream is read."""
+
+
+@dataclass(frozen=True)
+class PlaneOwner:
+    """What a plane calls; all but `note_job` and `send_sum` on the event loop.
+
+    Attributes:
+        report: called with each report.
+        fail: called with an unexpected error, or an order that can't be carried out. What the plane has no longer
+            matches what was decided, so it carries out no further order.
+        read_layout: returns the layout of the job that an OpenPart names; called on the kernel thread.
+        note_job: called with the id of the job whose tensors are to be here, empty for none; on any thread.
+        send_sum: called on the kernel thread with the order and the values of a finished sum whose tensors are in
+            another process; None if they are here.
+        wait_to_send: waits until few enough sums are on their way to another process.
+    """
+
+    report: Callable[[Message], None]
+    fail: Callable[[Exception], None]
+    read_layout: Callable[[pb.OpenPart], Layout]
+    note_job: Callable[[str], None] = lambda job: None
+    send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None
+    wait_to_send: Callable[[], Awaitable[None]] | None = None
+
+
+class Plane:
+    """Sums, and tensors unless they are in another process, of a stripe of a job's chunks.
+
+    Args:
+        owner: what the plane calls.
+        epoch: epoch of the aggregator whose orders it carries out.
+        stripe: chunks of this plane.
+        incarnation: incarnation of this process.
+        metrics: metrics of data streams; None for a plane that workers do not reach.
+        update_metrics: metrics of updates; None if the optimizer's core is in this process and counts them.
+        shared_memory: whether payloads may go through memory shared with a worker on the same host.
+
+    Attributes:
+        newest: weights that can be sent.
+        copies: copies of the tensors for checkpoints.
+    """
+
+    def __init__(
+        self,
+        owner: PlaneOwner,
+        *,
+        epoch: int,
+        stripe: Stripe,
+        incarnation: str,
+        metrics: AggregatorMetrics | None,
+        update_metrics: OptimizerMetrics | None,
+        shared_memory: bool,
+    ) -> None:
+        self._owner = owner
+        self._stripe = stripe
+        self._incarnation = incarnation
+        self._update_metrics = update_metrics
+        self.newest = NewestWeights(stripe)
+        self.copies = TensorCopies()
+        self._loop = asyncio.get_running_loop()
+        self._core = PlaneCore(epoch, stripe)
+        self._workers = WorkerSessions(epoch)
+        self._worker_attended = asyncio.Event()
+        self._backlog = Backlog(MAX_WAITING_CHUNKS)
+        self._data_streams = (
+            None
+            if metrics is None
+            else WorkerDataStreams(
+                core=self._core,
+                newest=self.newest,
+                sessions=self._workers,
+                metrics=metrics,
+                opened=lambda session: owner.report(pb.WorkerExchanges(session=session)),
+                arrived=self._piece_arrived,
+                wait_for_room=self.wait_for_room,
+                shared_memory=shared_memory,
+            )
+        )
+        self._kernel_state = KernelState(owner.send_sum)
+        self._kernel = ThreadPoolExecutor(1, "kernel")
+        self._arrived: dict[int, TensorChunk] = {}  # by arrival, until it is decided on
+        self._last_arrival = 0
+        self._opening = 0
+        self._calls = Handover(self._call)
+        self._broken = False  # an unexpected error happened; set on either thread
+
+    @property
+    def job(self) -> str:
+        """Id of the job whose tensors are here, or pass through; empty if there is none."""
+        return self._core.job
+
+    def close(self, reason: str) -> None:
+        """End the workers' streams, and drop all payloads and tensors; called on the event loop."""
+        self._broken = True
+        self._workers.close_all(reason)
+        self.copies.close()
+        self._kernel.shutdown(wait=False, cancel_futures=True)
+        self._arrived.clear()
+
+    # ---- workers ----
+
+    async def find_worker(self, incarnation: str, number: int | None = None) -> WorkerSession | None:
+        """Return the worker session that a data stream names; None if it is not announced in time.
+
+        A worker may connect to a shard before the aggregator's WorkerAttends has come.
+
+        Args:
+            incarnation: incarnation of the worker's process.
+            number: session number in the worker's Welcome; None for the newest, which must be known.
+        """
+        deadline = self._loop.time() + HELLO_SECONDS
+        while True:
+            worker = self._workers.of_incarnation(incarnation)
+            if number is None:
+                return worker
+            if worker is not None and worker.number >= number:
+                return worker if worker.number == number else None
+            self._worker_attended.clear()
+            try:
+                await asyncio.wait_for(self._worker_attended.wait(), deadline - self._loop.time())
+            except asyncio.TimeoutError:
+                return None
+
+    async def serve(self, worker: WorkerSession | None, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Serve a worker's data stream until it ends, and report its end; abort one of an unknown worker."""
+        assert self._data_streams is not None
+        reason = "its data stream ended"
+        try:
+            await self._data_streams.serve(context)
+        finally:
+            if worker is not None:
+                worker.mailbox.close(reason)
+                try:
+                    await worker.mailbox.wait_closed()  # raises the reason of the first close
+                except LinkClosed as closed:
+                    reason = str(closed)
+                self._worker_gone(worker, reason)
+
+    def _worker_gone(self, worker: WorkerSession, reason: str) -> None:
+        if self._workers.get(worker.number) is not None:
+            self._workers.close(worker.number)
+            self._core.worker_left(worker.number)
+            self._owner.report(pb.WorkerGone(session=worker.number, reason=reason))
+
+    def _piece_arrived(self, session: int, piece: TensorChunk) -> None:
+        """Report a piece of a chunk that a worker's data stream has brought."""
+        header = piece.header
+        if not self._stripe.contains(header.index):
+            count = self._stripe.count
+            raise ChunkRefused(
+                f"chunk {header.index} of job {header.job}, lease {header.lease}: it belongs to shard "
+                f"{header.index % count} of {count}, but this is shard {self._stripe.index}"
+            )
+        self._last_arrival += 1
+        self._arrived[self._last_arrival] = piece
+        if _costs_memory(piece):
+            self._backlog.add()
+        hit_failpoint("shard.arrived")
+        self._owner.report(
+            pb.ArrivedPiece(
+                session=session,
+                arrival=self._last_arrival,
+                header=header,
+                in_place=not _costs_memory(piece),
+            )
+        )
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many payloads are here; the caller must then bring its own without another await."""
+        if self._owner.wait_to_send is not None:
+            await self._owner.wait_to_send()
+        await self._backlog.wait_for_room()
+
+    def _pop_arrived(self, arrival: int) -> TensorChunk:
+        piece = self._arrived.pop(arrival, None)
+        if piece is None:
+            raise Refused(
+                f"order for arrived chunk {arrival}: expected one that waits for a decision, at most "
+                f"{self._last_arrival}"
+            )
+        return piece
+
+    # ---- payloads from other roles in this process ----
+
+    def put_finished_sum(self, chunk: int, values: Float32Array) -> None:
+        """Take a finished sum from another process, [elements of the chunk] float32, which an order stages."""
+        self._backlog.add()
+        start_call(self._kernel, "sum", self._put_finished_sum, chunk, values)
+
+    def _put_finished_sum(self, chunk: int, values: Float32Array) -> None:
+        self._kernel_state.put_finished_sum(chunk, values)
+        self._backlog.remove()
+
+    def put_weights(self, chunk: TensorChunk, message: ChunkMessage | None, elements: int) -> None:
+        """Take a chunk of new weights from another process, which workers are sent.
+
+        Args:
+            chunk: the chunk.
+            message: message in which it came; None if it came through shared memory.
+            elements: elements of the whole layout.
+        """
+        self.newest.put_received(chunk, message, elements)
+        header = chunk.header
+        version = Version(header.generation, header.step)
+        self._core.weights_ready(header.job, version, self._stripe.to_local(header.index) + 1)
+
+    # ---- orders ----
+
+    def carry_out(self, orders: Sequence[Message]) -> None:
+        """Carry out orders in their sequence; one that can't be carried out breaks the plane."""
+        if self._broken:
+            return
+        try:
+            work = [task for task in map(self._begin, orders) if task is not None]
+        except Exception as error:  # a defect of this process or of who decides, not of the link
+            self._fail(error)
+            return
+        if work:
+            start_call(self._kernel, "orders", self._run, work)
+
+    def _run(self, work: list[Callable[[], None]]) -> None:
+        try:
+            work.reverse()
+            while work and not self._broken:
+                work.pop()()  # popped, so that a payload is freed as soon as its sum does not need it
+        except Exception as error:  # the thread pool would swallow it
+            if not self._broken:  # else the plane is closed, and the event loop may be too
+                self._broken = True  # at once, so that no order that waits is carried out
+                self._loop.call_soon_threadsafe(self._owner.fail, error)
+
+    def _fail(self, error: Exception) -> None:
+        self._broken = True
+        self._owner.fail(error)
+
+    def _call_on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        """Have the event loop do something for the kernel thread; an error breaks the plane."""
+        if not self._broken:  # else the event loop may be closed
+            self._calls.put(partial(call, *arguments))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        if self._broken:
+            return
+        try:
+            call()
+        except Exception as error:  # the event loop would only log it
+            self._fail(error)
+
+    def _begin(self, order: Message) -> Callable[[], None] | None:
+        """Do an order's work on the event loop; return its work for the kernel thread, if there is any."""
+        match order:
+            case pb.KeepPiece():
+                return partial(self._keep_piece, self._pop_arrived(order.arrival))
+            case pb.DiscardPiece():
+                if _costs_memory(self._pop_arrived(order.arrival)):
+                    self._backlog.cancel()
+            case pb.SendUpTo():
+                self._core.send_up_to(
+                    order.session,
+                    Version(order.generation, order.step),
+                    order.limit,
+                    parts=_read_parts(order),
+                    restart=order.restart,
+                )
+                worker = self._workers.get(order.session)
+                if worker is not None:
+                    worker.wake.set()
+            case pb.WorkerAttends():
+                hello = cluster.Hello(name=order.name, incarnation=order.incarnation)
+                self._workers.open(hello, order.session)
+                self._core.worker_attends(order.session)
+                self._worker_attended.set()
+            case pb.WorkerLeft():
+                worker = self._workers.get(order.session)
+                if worker is not None:
+                    self._workers.close(order.session)
+                    self._core.worker_left(order.session)
+                    worker.mailbox.close(order.reason)
+            case pb.PassJob():
+                self.newest.clear()
+                wire = WireTypes(order.gradients, order.weights)
+                self._core.open_job(order.job, order.elements, wire, sends_pieces=order.pieces)
+            case cluster.Heartbeat():
+                self._owner.report(cluster.Heartbeat())
+            case _ if isinstance(order, SumOrder):
+                return partial(self._kernel_state.sums.carry_out, order)
+            case _:
+                return partial(self._guarded, order)
+        return None
+
+    # ---- on the kernel thread ----
+
+    def _keep_piece(self, piece: TensorChunk) -> None:
+        self._kernel_state.sums.keep_piece(piece)
+        if _costs_memory(piece):
+            self._backlog.remove()
+
+    def _guarded(self, order: Message) -> None:
+        """Carry out an order on the tensors so that an error fails the job, not the process."""
+        try:
+            self._work(order)
+        except Exception as error:
+            self._report_from_kernel(
+                pb.PartBroke(opening=self._kernel_state.opening, reason=reason_of(error))
+            )
+
+    def _report_from_kernel(self, body: Message) -> None:
+        self._call_on_loop(self._owner.report, body)
+
+    def _work(self, order: Message) -> None:
+        state, tensors = self._kernel_state, self._kernel_state.tensors
+        if isinstance(order, pb.OpenPart | pb.DropPart):
+            self._open(order)
+            return
+        if tensors is None:
+            return  # a later OpenPart brings new ones; PartBroke has reported why there are none
+        match order:
+            case pb.StageChunk(initial=True):
+                tensors.store_initial(order.chunk, state.pop_finished_sum(order.chunk))
+            case pb.StageChunk():
+                block_sums = tensors.stage(order.chunk, state.pop_finished_sum(order.chunk))
+                hit_failpoint("shard.staged")
+                staged = pb.StagedChunk(job=order.job, chunk=order.chunk, block_sums=block_sums.tolist())
+                self._report_from_kernel(staged)
+            case pb.UpdatePart():
+                state.discard_finished_sums()
+                tensors.update(order, self._on_updated)
+            case pb.MakeWeights():
+                tensors.publish_weights(order, self._on_published)
+            case pb.CopyPart():
+                self.copies.make(order.copy, tensors.arrays())
+
+    def _on_updated(self, ready: WeightsReady) -> None:
+        self._call_on_loop(self._weights_ready, ready, True)
+
+    def _on_published(self, ready: WeightsReady) -> None:
+        self._call_on_loop(self._weights_ready, ready, False)
+
+    def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
+        self._kernel_state.replace_tensors(None)  # first, so that two jobs never take memory at once
+        self.newest.clear()
+        self._call_on_loop(self._core.drop_job)
+        if self._update_metrics is not None:
+            self._update_metrics.end_job()
+        self._owner.note_job(order.job if isinstance(order, pb.OpenPart) else "")
+        if isinstance(order, pb.OpenPart):
+            self._kernel_state.opening = order.opening
+            tensors = PlaneTensors(
+                order,
+                self._owner.read_layout(order),
+                self._stripe,
+                self.newest,
+                incarnation=self._incarnation,
+                metrics=self._update_metrics,
+            )
+            self._kernel_state.replace_tensors(tensors)
+            self._call_on_loop(self._opened, order, tensors.elements, tensors.wire, tensors.sends_pieces)
+
+    def _opened(self, order: pb.OpenPart, elements: int, wire: WireTypes, sends_pieces: bool) -> None:
+        self._opening = order.opening
+        self._core.open_job(order.job, elements, wire, sends_pieces=sends_pieces)
+        hit_failpoint("shard.opened")
+        self._owner.report(pb.PartOpened(opening=order.opening))
+
+    def _weights_ready(self, ready: WeightsReady, updated: bool) -> None:
+        """Send a chunk of weights to the workers, on the event loop; report it if it was just updated."""
+        header = ready.header
+        if not self._core.weights_ready(header.job, Version(header.generation, header.step), ready.chunks):
+            return
+        if updated:
+            self._owner.report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
+        self._workers.wake_all()
+
+    # ---- checkpoints, and weights that are sent again ----
+
+    async def publish_chunk(self, header: ChunkHeader) -> None:
+        """Encode the current weights of a chunk again, unless they can be sent as they are.
+
+        Raises:
+            Failed: a weight does not fit the wire type.
+        """
+        if not self.newest.has_version(header):
+            # No later update runs first: the core would have named the later version in the header.
+            await call_in(self._kernel, self._publish_chunk, header)
+        version = Version(header.generation, header.step)
+        self._core.weights_ready(header.job, version, self._stripe.to_local(header.index) + 1)
+
+    def _publish_chunk(self, header: ChunkHeader) -> None:
+        if self._kernel_state.tensors is not None:
+            self._kernel_state.tensors.publish_chunk(header)
+
+    async def write_piece(self, piece: pb.ArrayPiece) -> None:
+        """Write a piece of a checkpoint into the tensors.
+
+        Raises:
+            Refused: the piece is damaged, does not fit, or belongs to another OpenPart than the newest.
+        """
+        if piece.opening != self._opening:
+            raise Refused(
+                f"array {piece.array}: sent for OpenPart {piece.opening}, expected {self._opening}, the newest"
+            )
+        await call_in(self._kernel, self._write_piece, piece)
+
+    def _write_piece(self, piece: pb.ArrayPiece) -> None:
+        if self._kernel_state.tensors is not None:
+            write_piece(piece, self._kernel_state.tensors.arrays())
+            hit_failpoint("shard.write.mid")
+
+    async def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
+        """Copy a checkpoint's weights and rule state, which are in this process, into the tensors.
+
+        Raises:
+            Refused: the state is not that of this job's update rule and layout.
+        """
+        await call_in(self._kernel, self._restore, weights, state)
+
+    def _restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
+        if self._kernel_state.tensors is not None:
+            self._kernel_state.tensors.master.restore(weights, state)
+
+
+def _costs_memory(piece: TensorChunk) -> bool:
+    """Return whether a payload takes memory here; one in its worker's shared memory does not."""
+    return piece.memory is None
+
+
+def _read_parts(order: pb.SendUpTo) -> LayoutParts | None:
+    """Return the parts of the layout that a worker loads; None for all of it.
+
+    Raises:
+        Refused: they are none of any layout.
+    """
+    parts = parse_parts(order.parts, MAX_ELEMENTS) if order.parts else None
+    if isinstance(parts, Refusal):
+        raise Refused(f"order to send weights to worker session {order.session}: {parts}")
+    return parts

@@ -1,0 +1,343 @@
+"""The core's orders go to the shard that has the payload, and stale pieces are discarded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from aggregator.core import events as ev
+from aggregator.data_plane import DataPlane
+from aggregator.shards.link import ShardLink
+from plane.group import PlaneGroup
+from plane.messages import SequenceFilter, unwrap, wrap_order, wrap_report
+from plane.streams.worker_sessions import WorkerSessions
+from protos import cluster_pb2 as cluster
+from protos import plane_pb2 as pb
+from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
+from services.errors import Refusal
+from services.protocol.plan import WireTypes
+from services.tensors.chunk_messages import pack_chunk, serialize_chunk
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts
+from services.tensors.stripes import Stripe
+from services.timeouts import Timeouts
+from services.transport.links import LinkClosed
+from services.transport.security import Security
+from tests.support.local_planes import make_local_planes
+
+ROOT, LEFT, RIGHT = (pb.SumNode(first=first, count=count) for first, count in ((0, 2), (0, 1), (1, 1)))
+MERGE = pb.MergeSums(chunk=3, left=LEFT, right=RIGHT, parent=ROOT)
+
+
+def line(body: Message) -> str:
+    """Return an order as one line."""
+    match body:
+        case pb.KeepPiece():
+            return f"keep piece {body.arrival}"
+        case pb.DiscardPiece():
+            return f"discard piece {body.arrival}"
+        case pb.SendUpTo():
+            again = " again" if body.restart else ""
+            return f"send {body.session} {body.generation}.{body.step} up to {body.limit}{again}"
+        case pb.PassJob():
+            return f"pass job {body.job or 'none'}"
+        case pb.KeepSum() | pb.MergeSums() | pb.FinishSum() | pb.DropSum():
+            return f"{type(body).__name__} #{body.chunk}"
+    return type(body).__name__
+
+
+class Core:
+    """A core whose answers a test sets."""
+
+    def __init__(self) -> None:
+        self.run: object | None = object()
+        self.stale: Refusal | None = None
+        self.weights: dict[int, list[ChunkHeader]] = {}
+        self.loads: LayoutParts | None = None
+
+    def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
+        return self.stale
+
+    def expected_elements(self, job: str) -> int | None:
+        return 4 * CHUNK_ELEMENTS
+
+    def loads_of(self, session: int) -> LayoutParts | None:
+        return self.loads
+
+    def next_weights(self, session: int) -> ChunkHeader | None:
+        queue = self.weights.get(session)
+        return queue.pop(0) if queue else None
+
+
+class Dialogue:
+    """A data plane over links to shards, which record orders and have no shards behind them."""
+
+    def __init__(self, shards: int = 2, *, passes_jobs: bool = False) -> None:
+        self.sent: list[tuple[int, str]] = []
+        self.fed: list[ev.DataStreamOpened | ev.ChunkArrived] = []
+        self.finished: list[int] = []
+        self.failures: list[str] = []
+        self.core = Core()
+        self.sessions = WorkerSessions(1)
+        links = [
+            ShardLink(
+                f"host-{index}:7073",
+                Stripe(index, shards),
+                security=Security(),
+                name="agg",
+                incarnation="i",
+                epoch=1,
+                cluster="c0ffee00c0ffee00",
+                timeouts=Timeouts.from_heartbeat(1.0),
+            )
+            for index in range(shards)
+        ]
+        for index, link in enumerate(links):
+            vars(link)["send_order"] = lambda body, index=index: self.sent.append((index, line(body)))
+        self.shards = PlaneGroup(links)
+        self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumOrder]] = lambda event: ()
+        self.data_plane = DataPlane(
+            self.shards,
+            core=self.core,  # type: ignore[arg-type]  # has what a data plane calls
+            sessions=self.sessions,
+            feed=self._feed,
+            on_sum_finished=lambda header: self.finished.append(header.index),
+            on_failure=lambda error: self.failures.append(str(error)),
+            call_soon=lambda call: asyncio.get_running_loop().call_soon(call),
+            shards=links,
+            passes_jobs=passes_jobs,
+        )
+        self.data_plane.submit([pb.DropSums()])
+        self.orders()
+
+    def _feed(self, event: ev.DataStreamOpened | ev.ChunkArrived) -> None:
+        self.fed.append(event)
+        if isinstance(event, ev.ChunkArrived) and (effects := self.decide(event)):
+            self.data_plane.submit(effects)
+
+    def report(self, shard: int, body: Any) -> None:
+        """Give a report of a shard to its handler."""
+        self.shards.report_handlers[type(body)](self.shards.links[shard], body)
+
+    def arrive(self, shard: int, arrival: int, chunk: int) -> None:
+        self.report(shard, pb.ArrivedPiece(session=1, arrival=arrival, header=ChunkHeader(index=chunk)))
+
+    def orders(self) -> list[tuple[int, str]]:
+        """Return the orders since the last call, with the shard's number."""
+        sent, self.sent = self.sent, []
+        return sent
+
+
+def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2, *, passes_jobs: bool = False) -> None:
+    async def run() -> None:
+        result = scenario(Dialogue(shards, passes_jobs=passes_jobs))
+        if result is not None:
+            await result
+
+    asyncio.run(run())
+
+
+def test_an_error_of_a_shard_counts_against_the_running_job_alone() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.report(1, pb.OrderFailed(reason="KeyError"))
+        assert dialogue.failures == ["shard 1 of 2 (host-1:7073): KeyError"]
+        dialogue.core.run = None
+        dialogue.report(1, pb.OrderFailed(reason="KeyError"))
+        assert len(dialogue.failures) == 1, "the end of the shard's stream has all shards start over"
+
+    with_dialogue(scenario)
+
+
+def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.decide = lambda event: (
+            pb.KeepPiece(chunk=3, arrival=event.arrival),
+            pb.KeepSum(chunk=3, lease=7, node=RIGHT),
+            MERGE,
+            pb.FinishSum(chunk=3, node=ROOT, header=ChunkHeader(index=3)),
+        )
+        dialogue.arrive(1, 5, chunk=3)
+        expected = ["keep piece 5", "KeepSum #3", "MergeSums #3", "FinishSum #3"]
+        assert dialogue.orders() == [(1, each) for each in expected]
+        assert dialogue.finished == [3]
+
+    with_dialogue(scenario)
+
+
+def test_a_stale_piece_is_discarded() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.arrive(0, 1, chunk=0)
+        assert dialogue.fed == [ev.ChunkArrived(1, ChunkHeader(index=0), arrival=1)]
+        dialogue.core.stale = Refusal("its step is 9")
+        dialogue.arrive(0, 2, chunk=2)
+        dialogue.core.stale = None
+        for arrival, chunk in ((3, 1), (4, 99)):  # a chunk of another shard, and one beyond the layout
+            dialogue.arrive(0, arrival, chunk)
+        assert len(dialogue.fed) == 1, "the core does not see stale pieces"
+        assert dialogue.orders() == [(0, f"discard piece {arrival}") for arrival in range(2, 5)]
+
+    with_dialogue(scenario)
+
+
+def test_pieces_of_a_lease_are_dropped_in_all_shards() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.data_plane.submit([pb.KeepSum(chunk=0, node=LEFT), pb.KeepSum(chunk=1)])
+        assert dialogue.orders() == [(0, "KeepSum #0"), (1, "KeepSum #1")]
+        dialogue.data_plane.submit([pb.DropPieces(lease=7)])
+        assert dialogue.orders() == [(0, "DropPieces"), (1, "DropPieces")]
+
+    with_dialogue(scenario)
+
+
+def test_no_orders_are_sent_for_sums_that_were_lost_with_a_shard() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        for callback in dialogue.shards.on_lost:
+            callback("shard 0 of 2: gone")
+        dialogue.decide = lambda event: (
+            pb.KeepPiece(chunk=0, arrival=event.arrival),
+            pb.KeepSum(chunk=0, node=RIGHT),
+            pb.MergeSums(chunk=0, left=LEFT, right=RIGHT, parent=ROOT),
+        )
+        dialogue.arrive(0, 1, chunk=0)
+        dialogue.data_plane.submit([pb.DiscardPiece(chunk=0, arrival=2)])
+        expected = [(0, "discard piece 1"), (0, "discard piece 2")]
+        assert dialogue.orders() == expected, "the core still knows LEFT, which no shard has"
+        dialogue.data_plane.submit([pb.DropSums()])
+        dialogue.decide = lambda event: (pb.KeepPiece(chunk=0, arrival=event.arrival),)
+        dialogue.arrive(0, 3, chunk=0)
+        assert dialogue.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep piece 3")]
+
+    with_dialogue(scenario)
+
+
+def test_a_worker_counts_as_exchanging_once_all_shards_have_its_streams() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        session = dialogue.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        dialogue.data_plane.worker_connected(session)
+        assert dialogue.orders() == [(0, "WorkerAttends"), (1, "WorkerAttends")]
+        dialogue.report(1, pb.WorkerExchanges(session=session.number))
+        assert dialogue.fed == []
+        dialogue.report(0, pb.WorkerExchanges(session=session.number))
+        assert dialogue.fed == [ev.DataStreamOpened(session.number)]
+        welcome = cluster.Welcome()
+        dialogue.data_plane.fill_welcome(session.number, welcome)
+        assert (welcome.session, list(welcome.shards)) == (session.number, ["host-0:7073", "host-1:7073"])
+        dialogue.data_plane.worker_lost(session, "it stops")
+        assert dialogue.orders() == [(0, "WorkerLeft"), (1, "WorkerLeft")]
+
+    with_dialogue(scenario)
+
+
+def test_a_worker_that_one_shard_lost_is_disconnected() -> None:
+    async def scenario(dialogue: Dialogue) -> None:
+        session = dialogue.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        dialogue.data_plane.worker_connected(session)
+        dialogue.report(1, pb.WorkerGone(session=session.number, reason="refused a chunk"))
+        with pytest.raises(Exception, match=r"shard 1 of 2 \(host-1:7073\): refused a chunk"):
+            await session.mailbox.wait_closed()
+
+    with_dialogue(scenario)
+
+
+def test_each_shard_is_ordered_to_send_its_own_weights() -> None:
+    async def scenario(dialogue: Dialogue) -> None:
+        session = dialogue.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        dialogue.data_plane.worker_connected(session)
+        dialogue.orders()
+
+        def due(step: int, *chunks: int) -> None:
+            headers = [ChunkHeader(generation=1, step=step, index=chunk) for chunk in chunks]
+            dialogue.core.weights[session.number] = headers
+            dialogue.data_plane.wake_senders()
+            dialogue.data_plane.wake_senders()
+
+        due(4, 0, 1, 2)
+        assert dialogue.orders() == [], "once in a turn of the event loop"
+        await asyncio.sleep(0)
+        assert dialogue.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 1")]
+        due(4, 3)
+        await asyncio.sleep(0)
+        assert dialogue.orders() == [(1, "send 1 1.4 up to 2")], (
+            "no order to a shard whose limit is unchanged"
+        )
+        due(4, 0, 1)  # the worker builds the job again
+        await asyncio.sleep(0)
+        assert dialogue.orders() == [(0, "send 1 1.4 up to 1 again"), (1, "send 1 1.4 up to 1 again")]
+        due(4, 2, 3)
+        await asyncio.sleep(0)
+        assert dialogue.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 2")]
+        due(5, 0)
+        await asyncio.sleep(0)
+        assert dialogue.orders() == [(0, "send 1 1.5 up to 1")]
+
+    with_dialogue(scenario)
+
+
+def run_of_job(job: str) -> Any:
+    """Return what a data plane reads of a run."""
+    plan = SimpleNamespace(wire=WireTypes(), stages=1)
+    return SimpleNamespace(job=SimpleNamespace(id=job), plan=plan)
+
+
+def test_a_plane_without_tensors_is_told_of_each_job_once_and_of_its_end() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.core.run = None
+        for run, expected in ((None, []), (run_of_job("j"), ["pass job j"]), (None, ["pass job none"])):
+            dialogue.core.run = run
+            dialogue.data_plane.pass_job()
+            dialogue.data_plane.pass_job()
+            assert dialogue.orders() == [(0, each) for each in expected]
+
+    with_dialogue(scenario, shards=1, passes_jobs=True)
+
+
+def test_weights_that_come_as_soon_as_their_job_is_known_can_be_sent() -> None:
+    async def scenario() -> None:
+        core, planes = Core(), make_local_planes()
+        data_plane = DataPlane(
+            planes,
+            core=core,  # type: ignore[arg-type]  # has what a data plane calls
+            sessions=WorkerSessions(1),
+            feed=lambda event: None,
+            on_sum_finished=lambda header: None,
+            on_failure=lambda error: None,
+            call_soon=asyncio.get_running_loop().call_soon,
+            passes_jobs=True,
+        )
+        core.run = run_of_job("j")
+        data_plane.pass_job()
+        identity = ChunkHeader(job="j", epoch=1, generation=1, step=3, kind=WEIGHTS, dtype=FLOAT32)
+        chunk = pack_chunk(identity, 0, np.ones(CHUNK_ELEMENTS, np.float32))
+        data_plane.store_weights(chunk, serialize_chunk(chunk), 4 * CHUNK_ELEMENTS)  # in the same turn
+        await asyncio.sleep(0)
+        assert planes.local is not None
+        assert planes.local.newest.has_version(chunk.header)
+        data_plane.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_envelope_of_a_newer_version_is_ignored() -> None:
+    assert unwrap(pb.PlaneOrder()) is None
+    assert unwrap(wrap_report(cluster.Heartbeat())) == cluster.Heartbeat()
+    assert unwrap(pb.PlaneOrder.FromString(wrap_order(MERGE).SerializeToString())) == MERGE
+
+
+def test_a_repeated_message_is_ignored_and_a_missing_one_ends_the_stream() -> None:
+    in_order = SequenceFilter()
+    assert [in_order.is_new(number) for number in (1, 2, 2, 1, 0, 3)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(LinkClosed, match=r"5, expected at most 4"):
+        in_order.is_new(5)

@@ -1,0 +1,173 @@
+"""A plane's bookkeeping: which chunks of workers it takes, and which weights each worker gets when."""
+
+from __future__ import annotations
+
+from plane.bookkeeping import PlaneCore
+from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.protocol.plan import WireTypes
+from services.protocol.versions import Version
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import LayoutParts, Piece
+from services.tensors.stripes import Stripe
+
+V1, V2 = Version(1, 1), Version(1, 2)
+
+
+def core_with_job(chunks: int = 6) -> PlaneCore:
+    """Return the bookkeeping of plane 1 of 2, with a job of so many chunks and one worker."""
+    core = PlaneCore(7, Stripe(1, 2))
+    core.open_job("j", chunks * CHUNK_ELEMENTS, WireTypes(BFLOAT16, FLOAT32))
+    core.worker_attends(1)
+    return core
+
+
+def sent(core: PlaneCore, session: int = 1) -> list[tuple[int, int]]:
+    """Take all weights that may be sent now; return their steps and indices."""
+    headers = []
+    while (header := core.next_weights(session)) is not None:
+        assert (header.kind, header.epoch, header.job, header.generation) == (WEIGHTS, 7, "j", 1)
+        assert (header.offset, header.elements) == (header.index * CHUNK_ELEMENTS, CHUNK_ELEMENTS)
+        headers.append((header.step, header.index))
+    return headers
+
+
+def test_chunks_of_another_epoch_or_job_are_refused() -> None:
+    core = core_with_job()
+    assert core.check_chunk(1, ChunkHeader(job="j", epoch=7)) is None
+    older = str(core.check_chunk(1, ChunkHeader(job="j", epoch=6)))
+    assert "6" in older and "epoch 7" in older
+    other = str(core.check_chunk(1, ChunkHeader(job="k", epoch=7)))
+    assert "'k'" in other and "holds j" in other
+    core.drop_job()
+    assert "holds none" in str(core.check_chunk(1, ChunkHeader(job="j", epoch=7)))
+
+
+def test_the_expected_elements_are_those_of_the_whole_layout() -> None:
+    core = core_with_job(6)
+    assert core.expected_elements("j") == 6 * CHUNK_ELEMENTS
+    assert core.expected_elements("k") is None
+    assert [core.wire_type(kind) for kind in (GRADIENT, WEIGHTS, INITIAL_WEIGHTS)] == [
+        BFLOAT16,
+        FLOAT32,
+        FLOAT32,
+    ]
+
+
+def test_a_worker_gets_the_weights_that_are_allowed_and_ready() -> None:
+    core = core_with_job(6)
+    core.send_up_to(1, V1, 2)
+    assert sent(core) == [], "no weights are ready yet"
+    core.weights_ready("j", V1, 1)
+    assert sent(core) == [(1, 1)]
+    core.weights_ready("j", V1, 3)
+    assert sent(core) == [(1, 3)], "the third is ready but above the limit"
+    core.send_up_to(1, V1, 3)
+    assert sent(core) == [(1, 5)]
+    core.send_up_to(1, V1, 3)
+    assert sent(core) == [], "each once"
+
+
+def test_a_worker_that_builds_the_job_again_gets_all_weights_again() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
+    assert len(sent(core)) == 3
+    core.send_up_to(1, V1, 2, restart=True)
+    assert sent(core) == [(1, 1), (1, 3)]
+    core.send_up_to(1, V1, 3)
+    assert sent(core) == [(1, 5)]
+
+
+def test_a_newer_version_is_sent_from_its_first_chunk() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
+    assert core.next_weights(1) is not None
+    core.weights_ready("j", V2, 1)
+    assert sent(core) == [], "the rest of the older version was overwritten"
+    core.send_up_to(1, V2, 3)
+    assert sent(core) == [(2, 1)]
+
+
+def test_unknown_workers_get_no_weights() -> None:
+    core = core_with_job()
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
+    core.worker_left(1)
+    core.send_up_to(9, V1, 3)
+    assert (sent(core, 1), sent(core, 9)) == ([], [])
+
+
+def test_weights_of_a_former_job_are_not_sent() -> None:
+    core = core_with_job()
+    core.open_job("k", CHUNK_ELEMENTS, WireTypes())
+    assert not core.weights_ready("j", V1, 1)
+    core.send_up_to(1, V1, 1)
+    assert sent(core) == []
+
+
+def test_a_job_that_begins_at_the_version_of_the_last_one_gets_all_its_weights() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
+    assert len(sent(core)) == 3
+    core.open_job("j", 6 * CHUNK_ELEMENTS, WireTypes())
+    core.weights_ready("j", V1, 3)
+    assert sent(core) == [], "nothing is allowed yet"
+    core.send_up_to(1, V1, 3)
+    assert sent(core) == [(1, 1), (1, 3), (1, 5)]
+
+
+def pieces_sent(core: PlaneCore, session: int = 1) -> list[Piece]:
+    """Take all pieces of weights that may be sent now."""
+    found = []
+    while (header := core.next_weights(session)) is not None:
+        found.append(Piece(header.index, header.offset, header.elements))
+    return found
+
+
+PARTS = LayoutParts(
+    [(CHUNK_ELEMENTS - 7, 2 * CHUNK_ELEMENTS - 5), (3 * CHUNK_ELEMENTS + 2, 5 * CHUNK_ELEMENTS + 9)]
+)
+OWN = [piece for piece in PARTS if piece.chunk % 2]
+"""Pieces of the parts that are in the plane's chunks: two of four in chunks 0, 1, 3, 4 and 5."""
+
+
+def test_a_worker_with_parts_gets_their_pieces_of_the_planes_chunks() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 1)
+    core.send_up_to(1, V1, 3, parts=PARTS)
+    assert pieces_sent(core) == OWN[:1], "the next chunk is not ready"
+    core.weights_ready("j", V1, 3)
+    assert pieces_sent(core) == OWN[1:]
+    assert [piece.chunk for piece in OWN] == [1, 3, 5]
+    core.send_up_to(1, V1, 9, parts=PARTS)
+    assert pieces_sent(core) == [], "each once"
+
+
+def test_no_more_pieces_are_sent_than_are_allowed() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 2, parts=PARTS)
+    assert pieces_sent(core) == OWN[:2]
+    core.send_up_to(1, V1, 3, parts=PARTS)
+    assert pieces_sent(core) == OWN[2:]
+
+
+def test_a_worker_with_other_parts_or_without_its_weights_gets_them_from_the_first() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3, parts=PARTS)
+    assert pieces_sent(core) == OWN
+    core.send_up_to(1, V1, 1, parts=PARTS, restart=True)
+    assert pieces_sent(core) == OWN[:1]
+    core.send_up_to(1, V1, 1, parts=LayoutParts([(CHUNK_ELEMENTS, CHUNK_ELEMENTS + 4)]))
+    assert pieces_sent(core) == [Piece(1, CHUNK_ELEMENTS, 4)]
+
+
+def test_a_chunk_with_two_pieces_of_a_worker_sends_both() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    first, second = (CHUNK_ELEMENTS + 1, CHUNK_ELEMENTS + 3), (CHUNK_ELEMENTS + 8, CHUNK_ELEMENTS + 9)
+    core.send_up_to(1, V1, 2, parts=LayoutParts([first, second]))
+    assert pieces_sent(core) == [Piece(1, first[0], 2), Piece(1, second[0], 1)]

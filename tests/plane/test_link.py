@@ -1,0 +1,145 @@
+"""The link to a plane in this process: orders reach it once in a turn of the event loop, reports reach the group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from plane.array_pieces import STATE_PREFIX, WEIGHTS
+from plane.gathered_tensors import GatheredTensors
+from plane.group import PlaneGroup
+from plane.link import LocalPlane, PlaneLink
+from plane.plane import Plane, PlaneOwner
+from protos import cluster_pb2 as cluster
+from protos import plane_pb2 as pb
+from services.errors import Failed
+from services.tensors.layout import Layout
+from services.tensors.stripes import Stripe
+
+LIMIT_SECONDS = 30
+LAYOUT = Layout.build([("w", (3,), True, "w", False)])
+ORDERS: list[Message] = [pb.DropSums(job="a"), pb.DropPieces(job="a", lease=1), pb.DropSums(job="b")]
+
+
+class RecordingPlane(Plane):
+    """A plane that keeps the orders of each call, and carries them out."""
+
+    def __init__(self, owner: PlaneOwner) -> None:
+        super().__init__(
+            owner,
+            epoch=1,
+            stripe=Stripe(0, 1),
+            incarnation="i",
+            metrics=None,
+            update_metrics=None,
+            shared_memory=False,
+        )
+        self.owner = owner
+        self.batches: list[Sequence[Message]] = []
+
+    def carry_out(self, orders: Sequence[Message]) -> None:
+        self.batches.append(orders)
+        super().carry_out(orders)
+
+
+class Linked:
+    """A link to a plane that keeps its orders, in a group."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.link = LocalPlane(self._make, self.failures.append)
+        self.group = PlaneGroup([self.link])
+
+    def _make(self, owner: PlaneOwner) -> Plane:
+        self.plane = RecordingPlane(owner)
+        return self.plane
+
+
+def test_orders_reach_the_plane_once_in_a_turn_and_in_order() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        for order in ORDERS:
+            linked.group.send_to_all(order)
+        assert linked.plane.batches == [], "more may follow in this turn"
+        await asyncio.sleep(0)
+        assert linked.plane.batches == [ORDERS]
+        linked.link.send_order(ORDERS[0])
+        await asyncio.sleep(0)
+        assert linked.plane.batches == [ORDERS, ORDERS[:1]]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(linked.plane.batches) == 2
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_reports_reach_the_group() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        assert (linked.group.ready, linked.group.check_ready()) == (True, None)
+        assert linked.group.local is linked.plane
+        reports: list[tuple[PlaneLink, Message]] = []
+        linked.group.report_handlers[cluster.Heartbeat] = lambda *report: reports.append(report)
+        linked.link.send_order(cluster.Heartbeat())
+        await asyncio.sleep(0)
+        assert reports == [(linked.link, cluster.Heartbeat())]
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_an_order_that_the_plane_can_not_carry_out_is_a_failure_of_the_process() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        linked.link.send_order(pb.KeepPiece(arrival=7))
+        await asyncio.sleep(0)
+        (failure,) = linked.failures
+        assert "arrived chunk 7" in str(failure)
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_the_group_with_a_plane_in_this_process_is_ready_as_it_runs() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        ready = asyncio.Event()
+        linked.group.on_ready.append(ready.set)
+        running = asyncio.ensure_future(linked.group.run())
+        await ready.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_copy_is_given_as_it_is() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        arrays = {WEIGHTS: np.arange(3, dtype=np.float32), f"{STATE_PREFIX}t": np.array([7])}
+        await asyncio.to_thread(linked.plane.copies.make, 1, arrays)
+        gathered = GatheredTensors(LAYOUT.elements, {"t": np.dtype(np.int64)})
+        await linked.link.gather(1, gathered)
+        gathered.check_complete()
+        assert gathered.weights.tolist() == [0, 1, 2]
+        assert gathered.state["t"].tolist() == [7]
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_plane_in_this_process_can_not_be_closed_for_what_it_says() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        with pytest.raises(Failed, match="7 block sums"):
+            linked.link.close("7 block sums")
+        assert linked.link.is_up
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -1,0 +1,313 @@
+"""A plane: its orders run in sequence on a thread of their own, and the payloads that wait for it are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+
+from plane.errors import NotStored
+from plane.plane import MAX_WAITING_CHUNKS, Plane, PlaneOwner
+from protos import plane_pb2 as pb
+from protos.cluster_pb2 import LayoutPart
+from protos.tensors_pb2 import BFLOAT16, FLOAT32
+from services.config.load import load_job
+from services.errors import Failed, Refused
+from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.tensors.chunk_messages import TensorChunk
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import Layout
+from services.tensors.stripes import Stripe
+from tests.plane.test_sums import in_place, received
+from tests.support.cluster.bits import sized_config, write_config
+
+LIMIT_SECONDS = 30
+SESSION = 1
+LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
+ROOT = pb.SumNode(first=0, count=4)
+
+
+class PlaneDialogue:
+    """A plane whose tensors are in another process; its finished sums and errors come here.
+
+    Args:
+        wait_to_send: see `PlaneOwner`.
+
+    Attributes:
+        reports: reports of the plane.
+        finished: first value of each finished sum, in order.
+        threads: ids of the threads that finished sums.
+        failed: errors that the plane has called `fail` with.
+        on_finished: called on the kernel thread for each finished sum.
+        on_open: called on the kernel thread when an OpenPart needs the layout.
+    """
+
+    def __init__(self, wait_to_send: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.reports: list[Message] = []
+        self.finished: list[float] = []
+        self.threads: set[int] = set()
+        self.failed: asyncio.Queue[Exception] = asyncio.Queue()
+        self.on_finished: Callable[[], None] = lambda: None
+        self.on_open: Callable[[], None] = lambda: None
+        owner = PlaneOwner(
+            report=self.reports.append,
+            fail=self.failed.put_nowait,
+            read_layout=self._read_layout,
+            send_sum=self._send_sum,
+            wait_to_send=wait_to_send,
+        )
+        self.plane = Plane(
+            owner,
+            epoch=1,
+            stripe=Stripe(0, 1),
+            incarnation="s",
+            metrics=AggregatorMetrics(),
+            update_metrics=None,
+            shared_memory=False,
+        )
+        self._arrivals = 0
+
+    def _send_sum(self, order: pb.FinishSum, values: Float32Array) -> None:
+        self.finished.append(float(values[0]))
+        self.threads.add(threading.get_ident())
+        self.on_finished()
+
+    def _read_layout(self, order: pb.OpenPart) -> Layout:
+        self.on_open()
+        return LAYOUT
+
+    def arrive(self, piece: TensorChunk) -> int:
+        """Let a worker's data stream bring a piece; return its arrival."""
+        self.plane._piece_arrived(SESSION, piece)
+        self._arrivals += 1
+        return self._arrivals
+
+    def block_kernel(self) -> threading.Event:
+        """Keep the kernel thread busy until the event is set."""
+        kernel_may_run = threading.Event()
+        self.plane._kernel.submit(kernel_may_run.wait, LIMIT_SECONDS)
+        return kernel_may_run
+
+    async def wait_for_kernel(self) -> None:
+        """Wait for all work that the kernel thread has by now, and for its calls on the event loop."""
+        await asyncio.get_running_loop().run_in_executor(self.plane._kernel, lambda: None)
+        await asyncio.sleep(0)
+
+    async def room(self) -> asyncio.Future[None]:
+        """Return a wait for room that has had the time to find some."""
+        room = asyncio.ensure_future(self.plane.wait_for_room())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return room
+
+
+def with_plane(
+    scenario: Callable[[PlaneDialogue], Awaitable[None]],
+    wait_to_send: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    async def run() -> None:
+        dialogue = PlaneDialogue(wait_to_send)
+        try:
+            await scenario(dialogue)
+        finally:
+            dialogue.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+
+
+def finish(arrival: int) -> list[Message]:
+    """Return the orders that make an arrived chunk a finished sum."""
+    return [pb.KeepPiece(arrival=arrival), pb.KeepSum(node=ROOT), pb.FinishSum(node=ROOT)]
+
+
+def first_value(seed: int) -> float:
+    """Return the first value of the chunk that `received` and `in_place` make of a seed."""
+    return float(received(FLOAT32, seed).values()[0])
+
+
+# ---- the sequence of orders ----
+
+
+def test_orders_are_carried_out_in_order_on_a_thread_of_their_own() -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        for seed in range(3):
+            dialogue.plane.carry_out(finish(dialogue.arrive(received(FLOAT32, seed))))
+        await dialogue.wait_for_kernel()
+        assert dialogue.finished == [first_value(seed) for seed in range(3)]
+        assert threading.get_ident() not in dialogue.threads
+        assert dialogue.failed.empty()
+
+    with_plane(scenario)
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [
+        pytest.param(pb.FinishSum(node=ROOT), NotStored, id="a sum that is not here"),
+        pytest.param(pb.KeepPiece(arrival=7), Refused, id="a payload that has not come"),
+        pytest.param(pb.DiscardPiece(arrival=7), Refused, id="a payload that has not come, discarded"),
+        pytest.param(pb.SendUpTo(session=SESSION, parts=[LayoutPart()]), Refused, id="parts of no layout"),
+    ],
+)
+def test_nothing_is_carried_out_after_an_order_that_can_not_be(
+    order: Message, error: type[Exception]
+) -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        first, second, third = (dialogue.arrive(received(FLOAT32, seed)) for seed in range(3))
+        dialogue.plane.carry_out(finish(first))
+        dialogue.plane.carry_out([order, *finish(second)])
+        dialogue.plane.carry_out(finish(third))
+        assert isinstance(await dialogue.failed.get(), error)
+        await dialogue.wait_for_kernel()
+        assert dialogue.finished in ([], [first_value(0)]), "an order before it may have come too late"
+        assert dialogue.failed.empty(), "it fails once"
+
+    with_plane(scenario)
+
+
+def test_orders_before_one_that_fails_on_the_kernel_thread_are_carried_out() -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        first, second = (dialogue.arrive(received(FLOAT32, seed)) for seed in range(2))
+        dialogue.plane.carry_out([*finish(first), pb.DropSum(node=ROOT), *finish(second)])
+        assert isinstance(await dialogue.failed.get(), NotStored)
+        await dialogue.wait_for_kernel()
+        assert dialogue.finished == [first_value(0)]
+
+    with_plane(scenario)
+
+
+def test_a_closed_plane_carries_out_nothing_and_does_not_fail() -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        kernel_may_run = dialogue.block_kernel()
+        arrival = dialogue.arrive(received(FLOAT32, 0))
+        dialogue.plane.carry_out(finish(arrival))
+        dialogue.plane.close("over")
+        dialogue.plane.carry_out([pb.KeepPiece(arrival=arrival)])
+        kernel_may_run.set()
+        await asyncio.to_thread(dialogue.plane._kernel.shutdown)
+        await asyncio.sleep(0)
+        assert not dialogue.finished
+        assert dialogue.failed.empty()
+
+    with_plane(scenario)
+
+
+@pytest.mark.parametrize("part", ["a sum", "tensors"])
+def test_a_plane_that_is_closed_during_an_order_says_nothing_of_it(
+    part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, _ = load_job(write_config(tmp_path, sized_config(8, 4)), [])
+    begun, may_end = threading.Event(), threading.Event()
+    kept: list[PlaneDialogue] = []
+
+    def wait_until_closed() -> None:
+        begun.set()
+        assert may_end.wait(LIMIT_SECONDS)
+
+    def fail_late() -> None:
+        wait_until_closed()
+        raise Failed("too late")
+
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        kept.append(dialogue)
+        dialogue.on_finished, dialogue.on_open = fail_late, wait_until_closed
+        orders = finish(dialogue.arrive(received(FLOAT32, 0)))
+        if part == "tensors":
+            orders = [pb.OpenPart(job="j", spec_json=config.to_json())]
+        dialogue.plane.carry_out(orders)
+        await asyncio.to_thread(begun.wait, LIMIT_SECONDS)
+        dialogue.reports.clear()
+
+    with_plane(scenario)
+    may_end.set()  # the event loop is closed
+    kept[0].plane._kernel.shutdown()
+    assert (kept[0].reports, kept[0].failed.empty()) == ([], True)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
+
+
+# ---- payloads that wait ----
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "discarded"])
+def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(kept: bool) -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        kernel_may_run = dialogue.block_kernel()
+        arrivals: list[int] = []
+        for seed in range(MAX_WAITING_CHUNKS):
+            await dialogue.plane.wait_for_room()
+            arrivals.append(dialogue.arrive(received(FLOAT32, seed)))
+            if kept:
+                dialogue.plane.carry_out([pb.KeepPiece(arrival=arrivals[-1])])
+        rooms = [await dialogue.room() for _ in range(3)]
+        assert not any(room.done() for room in rooms), "they take memory, whether decided on or not"
+        if kept:
+            kernel_may_run.set()
+        else:
+            dialogue.plane.carry_out([pb.DiscardPiece(arrival=each) for each in arrivals])
+        await asyncio.gather(*rooms)
+        kernel_may_run.set()
+
+    with_plane(scenario)
+
+
+def test_payloads_in_a_workers_shared_memory_do_not_count() -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        kernel_may_run = dialogue.block_kernel()
+        for seed in range(MAX_WAITING_CHUNKS - 1):
+            dialogue.arrive(received(FLOAT32, seed))
+        for seed, keep in enumerate([True, False, False] * MAX_WAITING_CHUNKS):
+            arrival = dialogue.arrive(in_place(FLOAT32, seed))
+            decision = pb.KeepPiece(arrival=arrival) if keep else pb.DiscardPiece(arrival=arrival)
+            dialogue.plane.carry_out([decision])
+            arrived = dialogue.reports[-1]
+            assert isinstance(arrived, pb.ArrivedPiece) and arrived.in_place
+        assert (await dialogue.room()).done(), "those of a message leave room for one more"
+        dialogue.arrive(received(FLOAT32, 0))
+        kernel_may_run.set()
+        await dialogue.wait_for_kernel()
+        assert not (await dialogue.room()).done(), "those in shared memory have given none back either"
+
+    with_plane(scenario)
+
+
+def test_payloads_wait_until_few_sums_are_on_their_way_to_another_process() -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        room = await dialogue.room()
+        assert not room.done()
+        may_send.set()
+        await room
+
+    may_send = asyncio.Event()
+
+    async def wait_to_send() -> None:
+        await may_send.wait()
+
+    with_plane(scenario, wait_to_send)
+
+
+@pytest.mark.parametrize("turns", [1, 2], ids=["in one turn", "in two turns"])
+def test_a_payload_is_freed_with_its_sum_though_more_orders_came(turns: int) -> None:
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        pieces: list[weakref.ref[TensorChunk]] = []
+        alive: list[list[bool]] = []
+        dialogue.on_finished = lambda: alive.append([piece() is not None for piece in pieces])
+        kernel_may_run = dialogue.block_kernel()
+        orders: list[Message] = []
+        for seed in range(2):
+            piece = received(BFLOAT16, seed)  # its values are not a view of its payload
+            pieces.append(weakref.ref(piece))
+            orders += finish(dialogue.arrive(piece))
+            del piece
+        for part in [orders] if turns == 1 else [orders[:3], orders[3:]]:
+            dialogue.plane.carry_out(part)
+        kernel_may_run.set()
+        await dialogue.wait_for_kernel()
+        assert len(alive) == 2
+        assert alive[1][0] is False
+
+    with_plane(scenario)
