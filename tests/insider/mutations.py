@@ -1,13 +1,15 @@
-"""Fixes taken out again, each of which the seeds must find: what held before an insider was reckoned with."""
+"""Defects that the seeds must find: most are fixes taken out again, as before an insider was reckoned with."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aggregator.core import events as ev
+from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.membership import job_members, members
 from aggregator.core.membership.claims import Answer, Claims, claim_of
 from aggregator.core.progress import JobProgress
@@ -88,6 +90,16 @@ def takes_a_first_stage_s_number_of_batches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job_members, "claim_of", without_batches)
 
 
+def cancels_whichever_job_runs(patch: pytest.MonkeyPatch) -> None:
+    """End the job that runs when a person cancels another one, which waits in the queue."""
+    cancel = AggregatorCore._cancel
+
+    def cancel_running(core: AggregatorCore, request: ev.CancelRequested) -> None:
+        cancel(core, request if core.run is None else replace(request, job=core.run.job.id))
+
+    patch.setattr(AggregatorCore, "_cancel", cancel_running)
+
+
 ALLOCATES_WHAT_IS_DESCRIBED = {
     "role": Role.WORKER, "tricks": [Trick.FIELD], "kind": "description", "field": "layout",
 }  # fmt: skip
@@ -108,6 +120,7 @@ MUTATIONS: list[Any] = [
     pytest.param(
         takes_a_first_stage_s_number_of_batches, {"rows": True, **COUNTS_OTHER_BATCHES}, "validation loss"
     ),
+    pytest.param(cancels_whichever_job_runs, {"role": Role.PERSON}, "job-0 is CANCELLED"),
     pytest.param(
         waits_for_chunks_for_ever,
         {"role": Role.WORKER, "tricks": [Trick.FIELD, Trick.WITHHELD], "kind": "ChunkHeader"},
