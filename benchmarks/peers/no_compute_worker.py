@@ -27,7 +27,6 @@ from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMes
 class NoComputeStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` that computes nothing."""
 
-    evaluation_batches = 1
     tokens_per_micro_batch = 1
     vocabulary = 0
     micro_batches = 0
@@ -40,7 +39,8 @@ class NoComputeStep(StepWithoutMesh):
         allowed_models: Collection[str],
         **callbacks: Any,
     ) -> None:
-        del config, data_dir, allowed_models, callbacks
+        del data_dir, allowed_models, callbacks
+        self.evaluation_batches = config.evaluation_batches or 1
         elements, tensors = (int(os.environ[f"TIERMESH_BENCH_{name}"]) for name in ("ELEMENTS", "TENSORS"))
         size = elements // tensors
         layout = Layout.build((f"t{index}", (size,), False, f"t{index}", False) for index in range(tensors))

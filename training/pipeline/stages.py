@@ -58,7 +58,8 @@ class PipelineStages:
         layout: layout of the whole model's parameters.
         ranges: the part of the layout that each range of these stages has, by the index of the range, in order.
         all_ranges: number of ranges of the whole pipeline.
-        evaluation_batches: number of held-out batches that the job evaluates; 0 if these stages read no data.
+        evaluation_batches: number of held-out batches that the job evaluates; 0 if neither these stages nor the
+            submitter could count them.
         tokens_per_micro_batch: tokens in one micro-batch.
         vocabulary: number of tokens.
         activation_bytes: most memory of one chip that forward passes kept for their backward passes in the newest
@@ -108,7 +109,9 @@ class PipelineStages:
             for index, each in self._ranges.items()
         }
         self.all_ranges = len(pipeline.split.ranges)
-        self.evaluation_batches = 0 if self._data is None else self._data.evaluation_batches
+        self.evaluation_batches = (
+            self._data.evaluation_batches if self._data else config.evaluation_batches or 0
+        )
         self.tokens_per_micro_batch = data.rows_per_micro_batch
         self.vocabulary = data.vocabulary
         self.activation_bytes: dict[int, int] = {}

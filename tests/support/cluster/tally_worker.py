@@ -44,7 +44,6 @@ def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
 class TallyStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep`, with the same interface."""
 
-    evaluation_batches = 1
     tokens_per_micro_batch = 1
     vocabulary = 0
 
@@ -58,6 +57,7 @@ class TallyStep(StepWithoutMesh):
     ) -> None:
         del data_dir, allowed_models, callbacks
         self._steps, self._micro_batches = config.steps, config.micro_batches
+        self.evaluation_batches = config.evaluation_batches or 1
         layout = Layout.build(
             (f"t{index}", (TENSOR_ELEMENTS,), False, f"t{index}", False) for index in range(TENSORS)
         )

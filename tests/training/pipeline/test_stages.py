@@ -129,6 +129,8 @@ def test_a_middle_stage_needs_no_corpus(config: JobConfig, mesh: Mesh) -> None:
         0,
         whole.evaluation_batches,
     ]
+    counted = blind.model_copy(update={"evaluation_batches": whole.evaluation_batches})
+    assert build(counted, mesh, 1, 1).evaluation_batches == whole.evaluation_batches
     assert {each.tokens_per_micro_batch for each in apart} == {whole.tokens_per_micro_batch}
     runs = run_apart(apart, weights)
     assert np.array_equal(sum(gradients for gradients, _ in runs), expected[0])
