@@ -168,11 +168,11 @@ async def _cluster(
         )
         yield AggregatorTarget(aggregator.address, Security(), ANSWER_SECONDS), daemons
     except asyncio.CancelledError:
-        output.say("stopping: the weights of the last step are saved; Ctrl-C again stops at once")
+        output.say("stopping: the weights of the last step are saved; Ctrl-C again stops without them")
         raise
     finally:
         try:
-            await asyncio.shield(stop_all(daemons))
+            await asyncio.shield(stop_all(daemons, output.say))
         except asyncio.CancelledError:
             kill_all(daemons)
             raise

@@ -123,7 +123,11 @@ def run_role(
     process.limit_blas_to_one_thread()
     log.debug("allocator %s", "tuned" if tuned else "not tuned")
 
-    return process.run_daemon(lambda: _serve(role, options, build), exit_with_parent=options.exit_with_parent)
+    return process.run_daemon(
+        lambda: _serve(role, options, build),
+        exit_with_parent=options.exit_with_parent,
+        ready_file=options.ready_file,
+    )
 
 
 async def _serve(
