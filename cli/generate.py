@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ def can_generate(checkpoint: Path) -> bool:
     return is_language_model and (checkpoint / TOKENIZER_FILE).is_file()
 
 
-def generate_text(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> str:
+def generate_text(
+    checkpoint: Path, prompt: str, output: Output, *, shows_prompt: bool = False, **settings: Any
+) -> str:
     """Generate text, print it token by token, and return it without the prompt.
 
     Args:
         checkpoint: folder of the checkpoint.
         prompt: text to continue.
         output: where the text goes.
+        shows_prompt: whether to print the prompt before it, once nothing is refused any more.
         settings: keyword arguments of `training.generation.generate.generate`.
 
     Raises:
@@ -35,8 +39,11 @@ def generate_text(checkpoint: Path, prompt: str, output: Output, **settings: Any
     limit_blas_to_one_thread()
     from training.generation.generate import generate
 
-    pieces = []
-    for piece in generate(checkpoint, prompt, **settings):
+    output.announce("reading the model")
+    pieces: list[str] = []
+    for piece in itertools.chain(generate(checkpoint, prompt, **settings), [""]):
+        if shows_prompt and not pieces:
+            output.write(prompt)
         output.write(piece)
         pieces.append(piece)
     output.say("")
@@ -46,8 +53,7 @@ def generate_text(checkpoint: Path, prompt: str, output: Output, **settings: Any
 def run(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> None:
     """Print the prompt and its continuation."""
     folder = _checkpoint_folder(checkpoint)
-    output.write(prompt)
-    text = generate_text(folder, prompt, output, **settings)
+    text = generate_text(folder, prompt, output, shows_prompt=True, **settings)
     output.result({"checkpoint": str(folder), "prompt": prompt, "text": text})
 
 
