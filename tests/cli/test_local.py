@@ -134,6 +134,15 @@ def test_shards_change_no_bit_and_leave_no_process(job_file: Path, tmp_path: Pat
     assert "is shard 1 of 2 of aggregator aggregator" in log
 
 
+def test_a_resume_where_nothing_ran_is_refused_before_anything_is_made(
+    job_file: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    code, _, line = run(job_file, state, "--resume")
+    assert code == 2 and f"--resume: no unfinished job in {state}" in line
+    assert not state.exists()
+
+
 def test_shards_with_3_tiers_are_refused(job_file: Path, tmp_path: Path) -> None:
     code, _, line = run(job_file, tmp_path, "--shards", "2", "--tiers", "3")
     assert code == 2
