@@ -10,6 +10,9 @@ from cli.output import Output
 from services.errors import Refused
 from services.runtime.process import limit_blas_to_one_thread
 
+_DEEPER = ("*", "checkpoints/*")
+"""Where folders of jobs are in a folder of checkpoints and in a state dir."""
+
 
 def can_generate(checkpoint: Path) -> bool:
     """Return whether a checkpoint that Tiermesh wrote holds a language model with a tokenizer."""
@@ -67,8 +70,14 @@ def _checkpoint_folder(path: Path) -> Path:
         return path
     found = list_checkpoints(path)
     if not found:
+        jobs = [each.parent for depth in _DEEPER for each in path.glob(f"{depth}/step-*")]
         raise Refused(
-            f"{path}: no checkpoint found; give a folder like step-00000500, a folder that contains such folders, "
-            "or a model saved by Hugging Face's tools"
+            f"{path}: no checkpoint found; give "
+            + (
+                f"the folder of a job below it, such as {max(jobs)}"
+                if jobs
+                else "a folder like step-00000500, a folder that contains such folders, or a model saved by "
+                "Hugging Face's tools"
+            )
         )
     return found[-1]

@@ -52,3 +52,11 @@ def test_a_prompt_that_is_refused_is_not_printed(
     with pytest.raises(Refused, match="unknown character"):
         run(checkpoint, "wrong", Output())
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("below", [".", "checkpoints"])
+def test_the_newest_job_below_a_folder_without_checkpoints_is_named(tmp_path: Path, below: str) -> None:
+    for job in ("1125-b", "1126-a"):
+        (tmp_path / below / job / "step-00000007").mkdir(parents=True)
+    with pytest.raises(Refused, match=r"no checkpoint found; give .*1126-a$"):
+        run(tmp_path, "The ", Output())
