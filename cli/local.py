@@ -73,6 +73,11 @@ def run(options: LocalOptions, output: Output) -> None:
     """
     from aggregator.storage.backup import QUEUE_FILE
 
+    if options.resume and options.overrides:
+        raise Refused(
+            f"--resume: {options.overrides[0]!r} given, but an unfinished job keeps the settings that it was submitted "
+            "with; leave the setting out, or leave out --resume and give another --state-dir"
+        )
     if options.resume and not (options.state_dir / QUEUE_FILE).exists():
         raise _nothing_to_resume(options)
     config = None if options.resume else read_job(options.job, options.overrides, output)

@@ -43,6 +43,7 @@ WRONG_INPUTS = (
     "local missing.yaml",
     "local job.yaml --workers 0",
     "local job.yaml --workers two",
+    "local job.yaml --resume max_steps=3",
     "local job.yaml --tiers 4",
     "local job.yaml --tiers 3 --shards 2",
     "local job.yaml --set max_steps",
