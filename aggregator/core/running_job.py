@@ -410,6 +410,7 @@ class RunningJob:
 
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
+        self.report.publish_refusals()
         self.job_members.mark_slow_builds(now, self._timeouts.stall)
         self.job_members.mark_hangs(self._timeouts.stall)
         self.holders.settle(now)

@@ -138,7 +138,7 @@ class JobMembers:
         member.ready, member.refusal, member.unfit = False, refusal, None
         member.building_since_seconds = member.fetch = member.claim_wait = None
         self._admission.withdraw(member.name)
-        self._report.note("member", f"worker {member.name} takes no part in the job: {refusal}")
+        self._report.note_refusal(member.name, refusal)
         self._orders.leave(member.session, str(refusal))
 
     def count_failure(self, member: Member, reason: str) -> Refusal | None:
