@@ -39,7 +39,6 @@ COMPUTING = (
     "services/tensors/kernels/arithmetic.py",
     "services/tensors/kernels/wire_types.py",
     "worker/node_sum.py",
-    "worker/range_sums.py",
 )
 """Files and folders of the code that computes, relative to the tree. Of kernels, the numpy path stands for all: tests
 prove that the compiled ones give its bits (tests/services/tensors/kernels). Of corpora, the rest describes a file of

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from protos import cluster_pb2 as pb
 from services.instrumentation import timeline
+from services.pipeline.schedule import Pass
 from services.tensors.kernels.arithmetic import Float32Array
 from training.pipeline.exchange import PassExchange
 from training.pipeline.stages import Compute, PipelineStages
 from training.range_step import FinishedPass
-from worker.gradient_checksum import GradientChecksum
+from worker.node_sum import Compute as ComputeLeaf
 from worker.node_sum import NodeSum
 from worker.pass_checksums import PassChecksums
-from worker.range_sums import RangeSums
 from worker.step_interface import Step
 
 
@@ -80,34 +81,25 @@ class ModelWork:
     def sum(self, lease: pb.Lease, out: Float32Array, ready: Callable[[int], None]) -> Sum:
         """Write the sum of a TRAIN lease's gradients to an array; see `LeaseWork`."""
         losses: list[float] = []
-        checksums: list[pb.Checksum] = []
-        wants_checksum = set(lease.checksums)
-        node_sum = NodeSum(out, lease.count, ready)
+        checksums = PassChecksums(1, frozenset(lease.checksums))
+        node_sum = NodeSum({0: slice(0, out.size)}, out, lease.count, ready)
         for index in range(lease.first, lease.first + lease.count):
             self._events.check()
-
-            def compute(out: Float32Array, done: Callable[[int], None], index: int = index) -> float:
-                last = index == lease.first + lease.count - 1
-                with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
-                    if index not in wants_checksum:
-                        return self._step.micro_batch(lease.step, index, out, done)
-                    loss, checksum = self._compute_with_checksum(lease.step, index, out, done)
-                    checksums.append(checksum)
-                    return loss
-
-            losses.append(node_sum.add_leaf(compute))
+            last = index == lease.first + lease.count - 1
+            with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
+                losses.append(self._add_leaf(lease.step, index, node_sum, checksums))
             self._events.end_micro_batch()
-        return Sum(losses, checksums)
+        return Sum(losses, checksums.to_messages())
 
     def verify(self, lease: pb.Lease, scratch: Float32Array) -> list[pb.Checksum]:
         """Return the checksums that a VERIFY lease asks for; see `LeaseWork`."""
-        checksums = []
+        checksums = PassChecksums(1, frozenset(lease.checksums))
         for index in lease.checksums:
             self._events.check()
+            node_sum = NodeSum({0: slice(0, scratch.size)}, scratch, 1, lambda offset: None)
             with timeline.span("device", "check", lease.step, index=index):
-                _, checksum = self._compute_with_checksum(lease.step, index, scratch, lambda offset: None)
-            checksums.append(checksum)
-        return checksums
+                self._add_leaf(lease.step, index, node_sum, checksums)
+        return checksums.to_messages()
 
     def evaluate(self, lease: pb.Lease) -> list[pb.BatchLoss]:
         """Return the losses of an EVALUATE lease; see `LeaseWork`."""
@@ -119,18 +111,11 @@ class ModelWork:
             losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
         return losses
 
-    def _compute_with_checksum(
-        self, number: int, index: int, out: Float32Array, done: Callable[[int], None]
-    ) -> tuple[float, pb.Checksum]:
-        """Compute a micro-batch, and the checksum of its gradient before `done` may add other gradients to it."""
-        checksum = GradientChecksum(self._step.layout.entries, out)
-
-        def ready(offset: int) -> None:
-            checksum.advance_to(offset)
-            done(offset)
-
-        loss = self._step.micro_batch(number, index, out, ready)
-        return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
+    def _add_leaf(self, step: int, index: int, node_sum: NodeSum, checksums: PassChecksums) -> float:
+        compute: ComputeLeaf[float] = partial(self._step.micro_batch, step, index)
+        if checksums.wants(index):
+            compute = checksums.watch_gradient(Pass(True, 0, index), self._step.layout.entries, compute)
+        return node_sum.add_leaf(0, compute)
 
 
 class StageWork:
@@ -155,12 +140,12 @@ class StageWork:
     def sum(self, lease: pb.Lease, out: Float32Array, ready: Callable[[int], None]) -> Sum:
         """Write the sum of a TRAIN lease's gradients to an array; see `LeaseWork`."""
         checksums = PassChecksums(self._stages.all_ranges, frozenset(lease.checksums))
-        sums = RangeSums(self._stages, out, lease.count, ready, checksums)
+        node_sum = NodeSum(self._stages.ranges, out, lease.count, ready)
         with (
             self._open_exchange() as exchange,
             timeline.span("device", "micro-batch", lease.step, index=lease.first, last=True),
         ):
-            losses = self._run(lease, lease.first, lease.count, sums, checksums.watch(exchange))
+            losses = self._run(lease, lease.first, lease.count, node_sum, checksums, exchange)
         return Sum(losses, checksums.to_messages())
 
     def verify(self, lease: pb.Lease, scratch: Float32Array) -> list[pb.Checksum]:
@@ -168,9 +153,9 @@ class StageWork:
         checksums = PassChecksums(self._stages.all_ranges, frozenset(lease.checksums))
         with self._open_exchange() as exchange:
             for index in lease.checksums:
-                sums = RangeSums(self._stages, scratch, 1, lambda offset: None, checksums)
+                node_sum = NodeSum(self._stages.ranges, scratch, 1, lambda offset: None)
                 with timeline.span("device", "check", lease.step, index=index):
-                    self._run(lease, index, 1, sums, checksums.watch(exchange))
+                    self._run(lease, index, 1, node_sum, checksums, exchange)
         return checksums.to_messages()
 
     def evaluate(self, lease: pb.Lease) -> list[pb.BatchLoss]:
@@ -188,18 +173,30 @@ class StageWork:
         ]
 
     def _run(
-        self, lease: pb.Lease, first: int, count: int, sums: RangeSums, exchange: PassExchange
+        self,
+        lease: pb.Lease,
+        first: int,
+        count: int,
+        node_sum: NodeSum,
+        checksums: PassChecksums,
+        exchange: PassExchange,
     ) -> list[float]:
         lowest = min(self._stages.ranges)
 
         def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
             self._events.check()
-            finished = sums.add_leaf(range_index, index, compute)
+            if checksums.wants(index):
+                own = self._stages.ranges[range_index]
+                entries = [
+                    each for each in self._stages.layout.entries if own.start <= each.offset < own.stop
+                ]
+                compute = checksums.watch_gradient(Pass(True, range_index, index), entries, compute)
+            finished = node_sum.add_leaf(range_index, compute)
             if range_index == lowest:
                 self._events.end_micro_batch()
             return finished
 
-        return self._stages.micro_batches(lease.step, first, count, add_leaf, exchange)
+        return self._stages.micro_batches(lease.step, first, count, add_leaf, checksums.watch(exchange))
 
     def _checked(self, indices: range) -> Iterator[int]:
         """Yield indices as long as the lease is not dropped."""

@@ -27,9 +27,9 @@ def train(config: JobConfig, steps: int) -> tuple[list[float], npt.NDArray[np.fl
             for index, entry in enumerate(step.layout.entries):
                 step.load(index, tensors.weights[entry.offset : entry.stop])
             total = np.empty(step.layout.elements, np.float32)
-            node_sum = NodeSum(total, config.micro_batches, lambda offset: None)
+            node_sum = NodeSum({0: slice(0, total.size)}, total, config.micro_batches, lambda offset: None)
             micro_batch_losses = [
-                node_sum.add_leaf(partial(step.micro_batch, number, index))
+                node_sum.add_leaf(0, partial(step.micro_batch, number, index))
                 for index in range(config.micro_batches)
             ]
             losses.append(float(np.mean(micro_batch_losses)))

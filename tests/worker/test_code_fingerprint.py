@@ -90,7 +90,6 @@ def test_the_lists_name_what_is_there_and_all_that_trains_is_in() -> None:
         "mesh/emulator/softmax.py",
         "mesh/transfer.py",
         "worker/node_sum.py",
-        "worker/range_sums.py",
         "services/pipeline/schedule.py",
         "services/config/windows.py",
         "services/corpora/token_file.py",

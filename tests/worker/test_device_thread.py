@@ -434,6 +434,6 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
         results.append((ended.losses, lease_sum.values.tobytes(), weights.values.tobytes()))
         device.thread.close()
     assert results[0] == results[1]
-    passes = [0, 1, 2, 4, 5, 6, 7]  # the last forward pass puts out nothing
+    passes = range(7)  # the last forward pass puts out nothing
     assert places[2, 1] == [(micro_batch, place) for micro_batch in (1, 3) for place in passes]
     assert places[1, 1] == [(1, 0), (3, 0)]
