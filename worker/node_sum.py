@@ -8,18 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from services.tensors.kernels.arithmetic import Float32Array, add
-
-Result = TypeVar("Result")
-
-Compute: TypeAlias = Callable[[Float32Array, Callable[[int], None]], Result]
-"""Function that writes a gradient to an array, from its end to its start, and returns what comes with it.
-
-It calls back with the index from which on the array is complete; the last call is with 0."""
+from training.pipeline.passes import Compute
+from training.range_step import FinishedPass
 
 
 class NodeSum:
@@ -44,7 +38,7 @@ class NodeSum:
             for place, (index, (start, stop)) in enumerate(zip(ranges, borders, strict=True))
         }
 
-    def add_leaf(self, range_index: int, compute: Compute[Result]) -> Result:
+    def add_leaf(self, range_index: int, compute: Compute) -> FinishedPass:
         """Compute and add a range's part of its next leaf, and return what `compute` returns."""
         return self._sums[range_index].add_leaf(compute)
 
@@ -60,7 +54,7 @@ class _RangeSum:
         self._added = 0
         self._merged_from = out.size  # from here on, the last leaf is added up
 
-    def add_leaf(self, compute: Compute[Result]) -> Result:
+    def add_leaf(self, compute: Compute) -> FinishedPass:
         self._added += 1
         if self._added == self._leaves:
             # The last leaf completes every open subtree: add them up while it is being computed.

@@ -13,7 +13,8 @@ from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Entry
 from training.pipeline.exchange import PassExchange
-from worker.node_sum import Compute, Result
+from training.pipeline.passes import Compute
+from training.range_step import FinishedPass
 
 
 class PassChecksums:
@@ -50,9 +51,7 @@ class PassChecksums:
     def _place(self, one: Pass) -> int:
         return 2 * (self._ranges - 1) - one.range_index if one.is_backward else one.range_index
 
-    def watch_gradient(
-        self, one: Pass, entries: Sequence[Entry], compute: Compute[Result]
-    ) -> Compute[Result]:
+    def watch_gradient(self, one: Pass, entries: Sequence[Entry], compute: Compute) -> Compute:
         """Return a function that computes a gradient and notes its checksums before others are added to it.
 
         Each parameter has a checksum of its own. So the result does not depend on the pieces in which the gradient
@@ -65,7 +64,7 @@ class PassChecksums:
         """
         start = entries[0].offset
 
-        def compute_and_note(out: Float32Array, ready: Callable[[int], None]) -> Result:
+        def compute_and_note(out: Float32Array, ready: Callable[[int], None]) -> FinishedPass:
             missing = list(entries)
             checksums: list[int] = []
 

@@ -28,7 +28,6 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk, pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
 from tests.support.facts import has_facts
-from training.pipeline.build import build_step
 from training.step import TrainingStep
 from worker import device_thread
 from worker.chip_memory import ChipMemoryShort
@@ -117,7 +116,7 @@ def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
 class DamagedCorpus(TrainingStep):
     """A training step whose corpus is damaged."""
 
-    def micro_batch(self, *arguments: Any) -> float:
+    def micro_batches(self, *arguments: Any) -> list[float]:
         raise TokenFileDamaged("ids.bin: differs", Path("ids.bin"), 7)
 
 
@@ -253,11 +252,11 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
     computed = []
 
     class BlockedStep(TrainingStep):
-        def micro_batch(self, step: int, index: int, out: Any, ready: Callable[[int], None]) -> float:
-            computed.append(index)
+        def micro_batches(self, step: int, first: int, *lease: Any) -> list[float]:
+            computed.append(first)
             begun.set()
             assert go_on.wait(LIMIT_SECONDS)
-            return 0.0
+            return [0.0]
 
     device = Device(BlockedStep)
     device.thread.build("a", JOB.encode())
@@ -276,7 +275,7 @@ def test_a_step_that_fails_is_reported_and_the_mesh_can_still_be_closed(
     make_device: Callable[..., Device],
 ) -> None:
     class FailingStep(TrainingStep):
-        def micro_batch(self, step: int, index: int, out: Any, ready: Callable[[int], None]) -> float:
+        def micro_batches(self, *lease: Any) -> list[float]:
             raise RuntimeError(
                 "TT_FATAL @ x.cpp:1: a\ninfo:\nTrying to get un-initialized fabric context\nbacktrace:\n x"
             )
@@ -409,7 +408,7 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
     split = whole.model_copy(update={"pipeline": stages, "num_workers": 2, "gradient_accumulation_steps": 6})
     results, places = [], {}
     for job, shape in ((whole, (1, 1)), (split, (2, 1))):
-        device = make_device(build_step)
+        device = make_device()
         device.thread.build("a", job.to_json().encode())
         built = device.next_input()
         assert isinstance(built, ev.Built)
