@@ -28,6 +28,7 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk, pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
 from tests.support.facts import has_facts
+from training.range_step import RangeStep
 from training.step import TrainingStep
 from worker import device_thread
 from worker.chip_memory import ChipMemoryShort
@@ -269,6 +270,34 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
     device.thread.close()
     assert computed == [0], "the remaining micro-batches are given up"
     assert _is_closed(device.meshes[0])
+
+
+def test_a_dropped_lease_ends_before_its_backward_pass(
+    monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    run_forward, begun, go_on = RangeStep.forward, threading.Event(), threading.Event()
+
+    def forward(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(LIMIT_SECONDS)
+        return run_forward(*arguments)
+
+    monkeypatch.setattr(RangeStep, "forward", forward)
+    monkeypatch.setattr(RangeStep, "backward", lambda *arguments: pytest.fail("the backward pass has begun"))
+    device.thread.build("a", JOB.encode())
+    built = device.next_input()
+    assert isinstance(built, ev.Built)
+    chunk = pack_chunk(
+        ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, np.zeros(built.elements, np.float32)
+    )
+    device.thread.carry_out(ev.Load(chunk.header), chunk)
+    device.carry_out(_make_lease(2))
+    assert begun.wait(LIMIT_SECONDS)
+    device.carry_out(ev.DropLease(7))
+    go_on.set()
+    device.thread.build("b", JOB.encode())
+    reported = [device.next_input() for _ in range(2)]
+    assert [type(each) for each in reported] == [ev.Loaded, ev.Built], "the lease ended without a report"
 
 
 def test_a_step_that_fails_is_reported_and_the_mesh_can_still_be_closed(
