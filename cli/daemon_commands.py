@@ -71,7 +71,7 @@ def make_worker_command(
     """Return the command `tiermesh worker`; tests and benchmarks replace its step and its clock.
 
     Args:
-        make_step: makes the training step of a job; None for `training.pipeline.build.build_step`.
+        make_step: makes the training step of a job; None for `training.step.TrainingStep`.
         clock: returns monotonic time in seconds, to measure computing.
     """
 

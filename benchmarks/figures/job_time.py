@@ -52,7 +52,7 @@ def _estimate_job(shape: Shape) -> JobTime:
         link_bits=shape.link_bits,
         workers=shape.workers,
         shards=shape.shards,
-        evaluation_batches=job.evaluation_batches,
+        evaluation_batches=job.config.evaluation_batches,
     )
 
 

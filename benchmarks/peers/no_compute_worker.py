@@ -17,7 +17,6 @@ from typing import Any
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
-from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import Layout
@@ -29,12 +28,12 @@ class NoComputeStep(StepWithoutMesh):
 
     tokens_per_micro_batch = 1
     vocabulary = 0
-    micro_batches = 0
+    micro_batches_computed = 0
 
     def __init__(
         self,
         config: JobConfig,
-        mesh: Mesh,
+        mesh: Any,
         data_dir: Path | None,
         allowed_models: Collection[str],
         **callbacks: Any,
@@ -60,7 +59,7 @@ class NoComputeStep(StepWithoutMesh):
         del step
         if self._fetch is not None:
             self._fetch(len(self.layout.entries) - 1)
-        NoComputeStep.micro_batches += 1
+        NoComputeStep.micro_batches_computed += 1
         out.fill(1e-3 * (index + 1))
         self._gate.sendall(b"r")
         self._gate.recv(1)
@@ -76,5 +75,7 @@ if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
     # This clock makes all workers look equally fast, wherever they wait.
-    no_compute_worker = make_worker_command(NoComputeStep, clock=lambda: float(NoComputeStep.micro_batches))
+    no_compute_worker = make_worker_command(
+        NoComputeStep, clock=lambda: float(NoComputeStep.micro_batches_computed)
+    )
     sys.exit(main(worker_command=no_compute_worker))

@@ -69,7 +69,7 @@ FAILPOINTS: Mapping[str, str] = {
     "shard.read.mid": "a shard's copy is read in part",
     "link-check.summed": "the sum of known values is made, and its receiver does not have it",
     "worker.load": "a piece of weights has arrived, and is not on the mesh",
-    "worker.pass": "a micro-batch, or a backward pass of a stage, is about to be computed",
+    "worker.pass": "a micro-batch, or its backward pass through a range, is about to be computed",
     "worker.gradient-ready": "the sum of a lease is complete, and the aggregator does not know it",
     "worker.mesh-check": "the mesh is open for a check, and its sums are not made",
     "worker.check": "a micro-batch is computed again, and the aggregator does not have its checksum",

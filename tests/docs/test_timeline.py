@@ -17,7 +17,12 @@ PAGE = (ROOT / "docs" / "timeline.md").read_text()
 def recorded() -> set[tuple[str, str, str]]:
     """Return (daemon, row, event) of each call in the code; a peer's name is in capitals."""
     found = set()
-    folders = {"worker": "worker", "aggregator": "aggregator", "optimizer": "optimizer", "plane": "aggregator"}
+    folders = {
+        "worker": "worker",
+        "aggregator": "aggregator",
+        "optimizer": "optimizer",
+        "plane": "aggregator",
+    }
     for folder, role in folders.items():
         for path in (ROOT / folder).rglob("*.py"):
             for call in ast.walk(ast.parse(path.read_text())):

@@ -113,7 +113,6 @@ def test_what_computes_imports_of_what_is_left_out_only_what_changes_no_bits() -
         ("mesh.device", "mesh.descriptors"),
         ("mesh.device", "mesh.ttnn_errors"),
         ("training.pipeline.activation_memory", "mesh.memory"),
-        ("training.pipeline.stages", "mesh.fingerprint"),
         ("training.step", "mesh.fingerprint"),
     }
 
