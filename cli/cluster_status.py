@@ -35,7 +35,9 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
     for standby in status.standbys:
         yield f"standby {standby.name}: last message {spell_duration(standby.seconds_since_heard)} ago"
     yield f"optimizer: {status.optimizer}"
-    waiting = f" ({status.waiting})" if status.waiting else ""
+    # An optimizer that is not connected has the reason in place of a name, which its own line says.
+    reason = f": {status.optimizer}"
+    waiting = f" ({status.waiting.removesuffix(reason)})" if status.waiting else ""
     yield f"running job: {status.running_job or 'none'}{waiting}"
     share = efficiency(status.worker_seconds)
     if share is not None:
@@ -59,7 +61,8 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
     for wait in status.waits:
         chunk = f", chunk {wait.bucket}" if wait.HasField("bucket") else ""
         waited = spell_duration(wait.seconds)
-        yield f"waiting {waited} for {wait.role} {wait.peer}: {wait.what}, step {wait.step}{chunk}"
+        peer = wait.role if wait.peer == wait.role else f"{wait.role} {wait.peer}"
+        yield f"waiting {waited} for {peer}: {wait.what.removesuffix(reason)}, step {wait.step}{chunk}"
     if not status.workers:
         yield "no workers; start one with: tiermesh worker --aggregator HOST:PORT"
 

@@ -8,7 +8,7 @@ SHELLS = ("bash", "zsh")
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print a script that completes commands and options in bash or zsh."""

@@ -17,6 +17,7 @@ from cli.options import (
     OPTIMIZER_ADDRESS,
     Command,
     FiniteRange,
+    WholeNumber,
     address_option,
     aggregator_option,
     allow_models_option,
@@ -70,7 +71,7 @@ def make_worker_command(
     """Return the command `tiermesh worker`; tests and benchmarks replace its step and its clock.
 
     Args:
-        make_step: makes the training step of a job; None for `training.pipeline.build.build_step`.
+        make_step: makes the training step of a job; None for `training.step.TrainingStep`.
         clock: returns monotonic time in seconds, to measure computing.
     """
 
@@ -91,7 +92,7 @@ def make_worker_command(
     )
     @option(
         "--cache-gb",
-        type=click.IntRange(1, MOST_UPLOAD_GB),
+        type=WholeNumber(1, MOST_UPLOAD_GB),
         default=DEFAULT_CACHE_GB,
         help="Largest size of these files in GB; the longest unused ones make room.",
     )
@@ -141,54 +142,54 @@ def _caps_options(command: Command) -> Command:
 
     @option(
         "--max-queued-jobs",
-        type=click.IntRange(1, MOST_JOBS),
+        type=WholeNumber(1, MOST_JOBS),
         default=Caps.queued_jobs,
         help="Largest number of jobs that are queued or running.",
     )
     @option(
         "--max-jobs-per-person",
-        type=click.IntRange(1, MOST_JOBS),
+        type=WholeNumber(1, MOST_JOBS),
         default=Caps.jobs_per_person,
         help="Largest number of them that one person has.",
     )
     @option(
         "--max-log-mb",
-        type=click.IntRange(1, MOST_LOG_MB),
+        type=WholeNumber(1, MOST_LOG_MB),
         default=Caps.log_mb,
         help="Largest size of a job's log in MB; what doesn't fit is removed from its middle.",
     )
     @option(
         "--max-download-mb-per-second",
-        type=click.IntRange(1, MOST_DOWNLOAD_MB_PER_SECOND),
+        type=WholeNumber(1, MOST_DOWNLOAD_MB_PER_SECOND),
         help="Largest bandwidth of all downloads together, in MB a second.  [default: no cap]",
     )
     @option(
         "--max-uploads",
-        type=click.IntRange(1, MOST_UPLOADS),
+        type=WholeNumber(1, MOST_UPLOADS),
         default=Caps.uploads,
         help="Largest number of files that people have uploaded for their jobs.",
     )
     @option(
         "--max-uploads-per-person",
-        type=click.IntRange(1, MOST_UPLOADS),
+        type=WholeNumber(1, MOST_UPLOADS),
         default=Caps.uploads_per_person,
         help="Largest number of them that one person has uploaded.",
     )
     @option(
         "--max-upload-gb",
-        type=click.IntRange(1, MOST_UPLOAD_GB),
+        type=WholeNumber(1, MOST_UPLOAD_GB),
         default=Caps.upload_gb,
         help="Largest size of all of them together, in GB.",
     )
     @option(
         "--max-upload-gb-per-person",
-        type=click.IntRange(1, MOST_UPLOAD_GB),
+        type=WholeNumber(1, MOST_UPLOAD_GB),
         default=Caps.upload_gb_per_person,
         help="Largest size of those of one person, in GB.",
     )
     @option(
         "--max-parameters",
-        type=click.IntRange(1, MOST_PARAMETERS),
+        type=WholeNumber(1, MOST_PARAMETERS),
         show_default="1 for each 20 bytes of this host's memory",
         help="Largest number of parameters of a job's model.",
     )

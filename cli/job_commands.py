@@ -13,6 +13,7 @@ import click
 from cli.options import (
     AggregatorTarget,
     Command,
+    WholeNumber,
     client_options,
     option,
     path_option,
@@ -107,14 +108,14 @@ def submit(
 @click.argument("job")
 @option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     required=True,
     help="Number of steps of the whole, those before included.",
 )
-@option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest]")
+@option("--step", type=WholeNumber(min=0), help="Step of the checkpoint.  [default: the newest]")
 @option(
     "--total-steps",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="Step at which the learning rate's schedule ends.  [default: as before]",
 )
 @_follow_option
@@ -148,7 +149,7 @@ _watch_option = option(
 @option("--all", "list_all", is_flag=True, help="List all jobs.")
 @option(
     "--limit",
-    type=click.IntRange(min=1, max=1_000_000),
+    type=WholeNumber(min=1, max=1_000_000),
     default=50,
     help="Number of newest jobs to list.",
 )
@@ -223,7 +224,7 @@ def status(*, job: str | None, watch: bool, target: AggregatorTarget, output: Ou
 @option("--follow", is_flag=True, help="Print new lines until the job ends.")
 @option(
     "--tail",
-    type=click.IntRange(min=1, max=10_000),
+    type=WholeNumber(min=1, max=10_000),
     metavar="N",
     help="Begin with the newest N lines.  [default: all]",
 )
@@ -284,7 +285,7 @@ def trust(*, job: str, worker: str, target: AggregatorTarget, output: Output) ->
 @click.command()
 @click.argument("job")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest]")
+@option("--step", type=WholeNumber(min=0), help="Step of the checkpoint.  [default: the newest]")
 @client_options
 def download(*, job: str, folder: Path, step: int | None, target: AggregatorTarget, output: Output) -> None:
     """Download a checkpoint of a job to DIR/step-XXXXXXXX and verify it."""

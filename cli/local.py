@@ -71,6 +71,15 @@ def run(options: LocalOptions, output: Output) -> None:
         Refused: the config is wrong, or the state dir is in use or has an unfinished job.
         Failed: the job failed or was cancelled, a daemon that it needs ended, or the command was interrupted.
     """
+    from aggregator.storage.backup import QUEUE_FILE
+
+    if options.resume and options.overrides:
+        raise Refused(
+            f"--resume: {options.overrides[0]!r} given, but an unfinished job keeps the settings that it was submitted "
+            "with; leave the setting out, or leave out --resume and give another --state-dir"
+        )
+    if options.resume and not (options.state_dir / QUEUE_FILE).exists():
+        raise _nothing_to_resume(options)
     config = None if options.resume else read_job(options.job, options.overrides, output)
     with lock_state_dir(options.state_dir):
         submission = (config.name, leave_trackers_to_aggregator(config).to_json()) if config else None
@@ -168,11 +177,11 @@ async def _cluster(
         )
         yield AggregatorTarget(aggregator.address, Security(), ANSWER_SECONDS), daemons
     except asyncio.CancelledError:
-        output.say("stopping: the weights of the last step are saved; Ctrl-C again stops at once")
+        output.say("stopping: the weights of the last step are saved; Ctrl-C again stops without them")
         raise
     finally:
         try:
-            await asyncio.shield(stop_all(daemons))
+            await asyncio.shield(stop_all(daemons, output.say))
         except asyncio.CancelledError:
             kill_all(daemons)
             raise
@@ -186,10 +195,7 @@ async def _submit_or_resume(
     unfinished = [job for job in known if job.state not in ENDED]
     if submission is None:
         if not unfinished:
-            raise Refused(
-                f"--resume: no unfinished job in {options.state_dir}; leave out --resume to start one, or give the "
-                "--state-dir of an unfinished job"
-            )
+            raise _nothing_to_resume(options)
         return unfinished[0]
     if unfinished:
         raise Refused(
@@ -269,6 +275,13 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
         )
     with lock:
         yield
+
+
+def _nothing_to_resume(options: LocalOptions) -> Refused:
+    return Refused(
+        f"--resume: no unfinished job in {options.state_dir}; leave out --resume to start one, or give the "
+        "--state-dir of an unfinished job"
+    )
 
 
 def _resume_command(options: LocalOptions) -> str:

@@ -11,6 +11,7 @@ from cli.job_commands import job_config
 from cli.options import (
     LOG_LEVELS,
     FiniteRange,
+    WholeNumber,
     allow_models_option,
     option,
     output_options,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _workers_option = option(
-    "--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons."
+    "--workers", type=WholeNumber(min=1, max=64), default=2, help="Number of worker daemons."
 )
 _log_level_option = option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", help="Lowest level that the daemons log."
@@ -44,7 +45,7 @@ _log_level_option = option(
 )
 @option(
     "--shards",
-    type=click.IntRange(min=0, max=64),
+    type=WholeNumber(min=0, max=64),
     default=0,
     help="Number of shard processes that tensors are split over (2 tiers only); 0 for none.",
 )
@@ -56,7 +57,7 @@ _log_level_option = option(
 )
 @option(
     "--sample-tokens",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=200,
     help="Number of tokens of sample text to generate at the end; 0 for none.",
 )
@@ -115,7 +116,7 @@ def local(
 @option("--seed", type=int, default=1, help="Seed of the faults; the same seed gives the same faults.")
 @option(
     "--faults",
-    type=click.IntRange(min=0, max=1000),
+    type=WholeNumber(min=0, max=1000),
     default=6,
     help="Number of faults, spread over the job's steps.",
 )

@@ -12,6 +12,7 @@ from cli.options import (
     AggregatorTarget,
     FiniteRange,
     LinkRate,
+    WholeNumber,
     allow_models_option,
     client_options,
     option,
@@ -26,7 +27,7 @@ from services.sizing.chips import CHIPS
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @option("--prompt", default="\n", show_default="an empty line", help="Text to continue.")
-@option("--max-new-tokens", type=click.IntRange(min=1), default=200, help="Number of tokens to generate.")
+@option("--max-new-tokens", type=WholeNumber(min=1), default=200, help="Number of tokens to generate.")
 @option(
     "--temperature",
     type=FiniteRange(min=0),
@@ -34,7 +35,7 @@ from services.sizing.chips import CHIPS
 )
 @option(
     "--top-k",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     help="Draw from this many likeliest tokens; 0 draws from all.  [default: the job's]",
 )
 @option(
@@ -47,7 +48,7 @@ from services.sizing.chips import CHIPS
     type=FiniteRange(min=0, min_open=True),
     help="Values above 1 make repetitions less likely.  [default: the job's]",
 )
-@option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random draws.")
+@option("--seed", type=WholeNumber(min=0), default=0, help="Seed of the random draws.")
 @output_options
 def generate(
     *,
@@ -85,7 +86,7 @@ def generate(
 @job_config
 @option(
     "--workers",
-    type=click.IntRange(min=1, max=65536),
+    type=WholeNumber(min=1, max=65536),
     show_default="the job's num_workers",
     help="Number of worker daemons that the figures are for.",
 )
@@ -97,7 +98,7 @@ def generate(
 )
 @option(
     "--shards",
-    type=click.IntRange(min=0, max=64),
+    type=WholeNumber(min=0, max=64),
     default=0,
     help="Number of shards that tensors are split over (2 tiers); 0 for none.",
 )
@@ -145,7 +146,7 @@ def validate(
 @click.command()
 @job_config
 @option(
-    "--passes", type=click.IntRange(min=1, max=1000), default=5, help="Number of timed passes of each range."
+    "--passes", type=WholeNumber(min=1, max=1000), default=5, help="Number of timed passes of each range."
 )
 @option(
     "--limit-seconds",

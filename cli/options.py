@@ -38,15 +38,42 @@ _RATE_UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LINK_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]?)(?:bit/s|bit|bps)?", re.ASCII)
 
 
+class WholeNumber(click.IntRange):
+    """Range of whole numbers whose errors are in words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return an option's value as a number of the range; fail otherwise."""
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!s} given, expected a whole number {_spell_range(self)}", param, ctx)
+
+
 class FiniteRange(click.FloatRange):
-    """Range of numbers that also excludes NaN and infinity, which click's own accepts."""
+    """Range of numbers whose errors are in words, without NaN and infinity, which click's own accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return an option's value as a number of the range; fail otherwise."""
-        number: float = super().convert(value, param, ctx)
+        try:
+            number = float(super().convert(value, param, ctx))
+        except click.BadParameter:
+            number = math.nan
         if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number", param, ctx)
+            self.fail(f"{value!s} given, expected a number {_spell_range(self)}", param, ctx)
         return number
+
+
+def _spell_range(numbers: click.IntRange | click.FloatRange) -> str:
+    """Return a range in words, such as "from 1 to 64"."""
+    least, most = numbers.min, numbers.max
+    if least is not None and most is not None and not numbers.min_open and not numbers.max_open:
+        return f"from {least:g} to {most:g}" if most < 1e6 else f"from {least} to {most}"
+    parts = []
+    if least is not None:
+        parts.append(f"{'above' if numbers.min_open else 'of at least'} {least}")
+    if most is not None:
+        parts.append(f"{'below' if numbers.max_open else 'at most'} {most}")
+    return " and ".join(parts) or "that is finite"
 
 
 class LinkRate(FiniteRange):
@@ -216,7 +243,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
         @timeline_options
         @option(
             "--tensor-port",
-            type=click.IntRange(0, 65535),
+            type=WholeNumber(0, 65535),
             default=0,
             help="Port for tensor streams, on the host of --listen; 0 takes any free one.",
         )

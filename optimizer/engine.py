@@ -41,6 +41,7 @@ from services.protocol.envelope import OptimizerBody
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.number_file import NumberFile
 from services.runtime.recording import make_core
+from services.runtime.stop_watch import saving
 from services.tasks import call_in, start_call, start_task
 from services.tensors.kernels.arithmetic import Float32Array
 
@@ -128,10 +129,13 @@ class OptimizerEngine:
     async def save_weights(self) -> None:
         """Close the open job, and wait until the weights of its last COMMIT are on disk, or until that has failed."""
         self._idle = asyncio.Event()
+        what = "the last checkpoint of a job"
         if job := self.core.open_job:
             log.info("job %s: its weights of step %d are saved before the stop", job.job, job.step)
-        self.feed(ev.Stopping())
-        await self._idle.wait()
+            what = f"the checkpoint of step {job.step} of job {job.job}"
+        with saving(what):
+            self.feed(ev.Stopping())
+            await self._idle.wait()
 
     def close(self) -> None:
         """Stop the threads, after the checkpoint that is being written."""

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 
 from services.errors import Refused
 
+SAVE_SECONDS = 900.0
+"""Longest time that a stopping daemon writes the last checkpoint. It depends on disk and model, on no heartbeat."""
+
 STANDARD_HEARTBEAT_SECONDS = 5.0
 """Heartbeat where none is configured or known yet. A worker learns its cluster's from the aggregator's Welcome."""
 

@@ -2,8 +2,8 @@
 
 Read it in this order:
 
-1. `step.py`: what a worker calls: load weights, compute micro-batches, evaluate.
-   `range_step.py`: the same for a range of a model's blocks. Both have `weights.py`, `job_data.py`, `gradient_sink.py`.
+1. `step.py`: what a worker calls: load weights, compute micro-batches, evaluate. `pipeline/` has the order of passes,
+   `range_step.py` a pass through a range of blocks or the whole model. `weights.py`, `job_data.py`, `gradient_sink.py`.
 2. `autograd/`: variables and parameters on the mesh, and the tape that computes gradients.
 3. `ops/`: one function for each operation, with its gradient.
 4. `modules/` and `models/`: layers and models made of operations.

@@ -1,15 +1,17 @@
 """A range of a model's blocks on a mesh: its weights, and its part of each micro-batch's passes.
 
-Several micro-batches may be in flight. Each has a tape of its own, which holds its activations and gradients.
+A whole model is a range with nothing before it and nothing after it, and need not declare blocks. Several micro-batches
+may be in flight. Each has a tape of its own, which holds its activations and gradients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +27,14 @@ from training.autograd.tape import Tape
 from training.autograd.variable import Gradient, Parameter, Tensor, Variable
 from training.data.dataset import Batch
 from training.job_data import RangeData
-from training.models.build import build_range
 from training.models.custom import name_own_model_in_errors
+from training.models.model import Model, RangeModel
 from training.ops.losses import read_losses
 from training.ops.placing import rows_of
 from training.parameter_placement import place_summand, shape_on_mesh
 from training.pipeline.exchange import ArraySizes, ReceivedKind, WrongArray
 from training.seeds import derive_dropout_seeds
+from training.traced_pass import TracedPass
 from training.weights import Weights
 
 Float32Array = npt.NDArray[np.float32]
@@ -75,16 +78,16 @@ class PassInFlight:
 
 
 class RangeStep:
-    """A range of the blocks of a job's model on a mesh, with what belongs to the range.
+    """A range of the blocks of a job's model on a mesh, with what belongs to the range; or the whole model.
 
     Args:
         config: config of the job.
         mesh: the mesh opened for the job; the caller closes it.
         data: data of the job; `UnreadData` suffices for a range that is neither first nor last.
         layout: layout of the whole model; see `build_layout`, which needs no values.
+        model: what `build_range` returned for the range; for the whole model, what `build_model` returned.
         blocks: the range.
         data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
-        allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
 
     Attributes:
         blocks: the range.
@@ -92,7 +95,7 @@ class RangeStep:
         takes_tied_part: whether `backward` needs the last range's part of the token embedding's gradient.
 
     Raises:
-        Refused: the model can't be built from a range of blocks, or the job asks for a trace.
+        Refused: the parameters are no part of the layout, or the job asks for a trace of a part of the model.
     """
 
     def __init__(
@@ -101,11 +104,11 @@ class RangeStep:
         mesh: Mesh,
         data: RangeData,
         layout: Layout,
+        model: Model,
         blocks: BlockRange,
         data_dir: Path | None = None,
-        allowed_models: Collection[str] = (),
     ) -> None:
-        if config.device.trace:
+        if config.device.trace and not blocks.is_whole:
             raise Refused(
                 "device_config.trace: true, expected false for a pipeline, whose micro-batches overlap; remove it"
             )
@@ -113,14 +116,22 @@ class RangeStep:
         self._mesh = mesh
         self._data = data
         self._data_dir = data_dir
-        self._model = build_range(config.model, data.vocabulary, mesh, blocks, allowed_models)
-        parameters, copy = tuple(self._model.parameters()), self._model.tied_copy
+        self._model = model
+        self._width = 0
+        self._tied_table: Parameter | None = None
+        self._tied_copy: Parameter | None = None
+        if not blocks.is_whole:
+            part = cast(RangeModel, model)
+            self._width = part.width
+            self._tied_table, self._tied_copy = part.tied_table, part.tied_copy
+        parameters = tuple(model.parameters())
         _check_contiguous(
             parameters, layout, f"{config.model.model_type}, blocks {blocks.first} to {blocks.stop - 1}"
         )
         self.blocks = blocks
-        self.takes_tied_part = self._model.tied_table is not None
-        self.weights = Weights(mesh, layout, parameters, () if copy is None else (copy,))
+        self.takes_tied_part = self._tied_table is not None
+        self.weights = Weights(mesh, layout, parameters, (self._tied_copy,) if self._tied_copy else ())
+        self._traced = TracedPass(mesh, self._compute_loss) if config.device.trace else None
 
     @property
     def array_sizes(self) -> ArraySizes:
@@ -131,19 +142,19 @@ class RangeStep:
         tied = self.tied_shape
         return ArraySizes(
             dtype=exact_dtype(self._mesh),
-            activation_elements=rows * self._model.width,
+            activation_elements=rows * self._width,
             tied_elements=0 if tied is None else math.prod(tied),
         )
 
     @property
     def activation_shape(self) -> tuple[int, ...]:
         """Shape of the activation of a micro-batch that enters or leaves the range, and of its gradient."""
-        return (1, 1, self._data.rows_per_micro_batch, self._model.width)
+        return (1, 1, self._data.rows_per_micro_batch, self._width)
 
     @property
     def tied_shape(self) -> tuple[int, ...] | None:
         """Shape of the last range's part of the token embedding's gradient; None where the range has no part in it."""
-        tied = self._model.tied_table or self._model.tied_copy
+        tied = self._tied_table or self._tied_copy
         # Each data-parallel device has a part.
         return None if tied is None else (self._mesh.data_size, 1, *shape_on_mesh(tied, self._mesh)[2:])
 
@@ -167,10 +178,15 @@ class RangeStep:
         Raises:
             WrongArray: the activation has another shape or dtype than this job's.
         """
-        tape = Tape(self._mesh, dropout_seed=derive_dropout_seeds(self._config.seed, step, index))
         batch = self._data.micro_batch(step, index)
         name = f"micro-batch {index} of step {step}"
-        entered, result = self._run(tape, batch, activation, name)
+        entered = None
+        if self._traced is not None:
+            self.weights.fetch_all()  # a trace can't wait for weights in between
+            tape, result = self._traced.forward(batch)
+        else:
+            tape = Tape(self._mesh, dropout_seed=derive_dropout_seeds(self._config.seed, step, index))
+            entered, result = self._run(tape, batch, activation, name)
         gradient = None if entered is None else entered.gradient
         if self.blocks.is_last:
             return PassInFlight(name, tape, gradient, result, batch.rows), None
@@ -199,7 +215,7 @@ class RangeStep:
         Raises:
             WrongArray: a gradient has another shape or dtype than this job's.
         """
-        mesh, copy = self._mesh, self._model.tied_copy
+        mesh, copy = self._mesh, self._tied_copy
         sink = self.weights.sink(out, ready)
         parts: list[ExactArray] = []
 
@@ -218,10 +234,11 @@ class RangeStep:
                 received = self._receive_rows("gradient", gradient, one.rows, one.name)
                 one.tape.backward(one.result, received, take)
             sink.finish()
+            loss = float(read_losses(mesh, one.result).sum() / one.rows) if self.blocks.is_last else None
         return FinishedPass(
             gradient=self._read_entered(one),
             tied=parts[0] if parts else None,
-            loss=float(read_losses(mesh, one.result).sum() / one.rows) if self.blocks.is_last else None,
+            loss=loss,
             non_finite=sink.non_finite,
         )
 
@@ -242,8 +259,16 @@ class RangeStep:
             The sum of the rows' losses (float64), and the number of rows.
         """
         batch = self._data.evaluation_batch(index)
-        losses = read_losses(self._mesh, self._evaluated(batch, activation, index))
+        result = self._evaluated(batch, activation, index)
+        with name_own_model_in_errors(self._config.model):
+            losses = read_losses(self._mesh, result)
         return float(losses[: batch.rows].sum()), batch.rows
+
+    def close(self) -> None:
+        """Free the weights on the mesh."""
+        if self._traced is not None:
+            self._traced.close()
+        self.weights.close()
 
     def _evaluated(self, batch: Batch, activation: ExactArray | None, index: int) -> Variable:
         tape = Tape(self._mesh, recording=False)
@@ -253,19 +278,26 @@ class RangeStep:
         self, tape: Tape, batch: Batch, activation: ExactArray | None, name: str
     ) -> tuple[Variable | None, Variable]:
         """Return the activation that entered, and the losses or the activation that leaves."""
-        entered = None
+        if self.blocks.is_whole:
+            return None, self._compute_loss(tape, batch)
+        model, entered = cast(RangeModel, self._model), None
         if not self.blocks.is_first:
             received = self._receive_rows("activation", activation, batch.inputs.size, name)
             entered = tape.begin(received, rows_of(self._mesh))
         with name_own_model_in_errors(self._config.model):
-            result = self._model.run_blocks(tape, batch.inputs if entered is None else entered)
+            result = model.run_blocks(tape, batch.inputs if entered is None else entered)
             if result.placements != rows_of(self._mesh):
                 raise ValueError(
                     f"run_blocks: the result is placed {result.placements}, expected {rows_of(self._mesh)}"
                 )
             if self.blocks.is_last:
-                result = self._model.leave(tape, result, batch.targets)
+                result = model.leave(tape, result, batch.targets)
         return entered, result
+
+    def _compute_loss(self, tape: Tape, batch: Batch) -> Variable:
+        """Return the losses of a batch that passes the whole model."""
+        with name_own_model_in_errors(self._config.model):
+            return self._model.loss(tape, batch.inputs, batch.targets)
 
     def _read(self, result: Variable, batch: Batch) -> ExactArray:
         """Return what run_blocks computed.
@@ -273,7 +305,7 @@ class RangeStep:
         Its shape is checked here, because the next range takes a wrong one for a lie.
         """
         array = download_exactly(self._mesh, result.value, result.placements)
-        expected = (1, 1, batch.inputs.size, self._model.width)
+        expected = (1, 1, batch.inputs.size, self._width)
         if array.shape != expected:
             raise ValueError(f"run_blocks: the result is {list(array.shape)}, expected {list(expected)}")
         return array
@@ -285,8 +317,7 @@ class RangeStep:
         return download_exactly(self._mesh, one.entered.complete(self._mesh), one.entered.target)
 
     def _add_tied_part(self, one: PassInFlight, tied: ExactArray | None) -> None:
-        table = self._model.tied_table
-        shape = self.tied_shape
+        table, shape = self._tied_table, self.tied_shape
         if table is None or shape is None:
             return
         # Each data-parallel device has a part, which is added to its own before the sum over devices.
@@ -295,7 +326,7 @@ class RangeStep:
         one.tape.add_summand(table, self._receive("tied part", tied, shape, placements, what), placements)
 
     def _receive_rows(self, kind: ReceivedKind, array: ExactArray | None, rows: int, name: str) -> Tensor:
-        return self._receive(kind, array, (1, 1, rows, self._model.width), rows_of(self._mesh), name)
+        return self._receive(kind, array, (1, 1, rows, self._width), rows_of(self._mesh), name)
 
     def _receive(
         self,

@@ -2,122 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
-from enum import Enum
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from mesh.device import Mesh
 from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
-from services.pipeline.schedule import Pass
-from services.tensors.layout import Layout
-from training.autograd.tape import Tape
-from training.autograd.variable import Parameter, Tensor, Variable
-from training.data.dataset import (
-    Batch,
-)
-from training.job_data import JobData
-from training.models.build import (
-    build_model,
-)
+from services.config.job_inputs import reads_data
+from services.config.pipeline import PipelineConfig
+from services.pipeline.schedule import Pass, Schedule
+from services.pipeline.split import StageRun
+from training.job_data import JobData, UnreadData
+from training.models.build import build_model, build_range
 from training.models.checkpoint_files import describe_model
-from training.models.custom import (
-    name_own_model_in_errors,
-)
-from training.models.initialise import (
-    build_layout,
-)
-from training.models.model import (
-    Model,
-)
-from training.ops.losses import read_losses
-from training.seeds import derive_dropout_seeds
-from training.traced_pass import TracedPass
-from training.weights import Weights
+from training.models.custom import name_own_model_in_errors
+from training.models.initialise import build_layout
+from training.pipeline.activation_memory import ActivationMemory
+from training.pipeline.exchange import ArraySizes, LocalExchange, PassExchange
+from training.pipeline.passes import AddLeaf, Passes, PassObserver, unobserved
+from training.range_step import Float32Array, RangeStep
 
-Float32Array = npt.NDArray[np.float32]
-
-
-class PassPhase(str, Enum):
-    """The two phases of a micro-batch that can be observed."""
-
-    FORWARD_PASS = "FORWARD_PASS"
-    BACKWARD_PASS = "BACKWARD_PASS"
-
-
-class PassObserver(Protocol):
-    """Gives a context manager that a pass runs in."""
-
-    def __call__(self, phase: PassPhase, one: Pass | None = None) -> AbstractContextManager[None]:
-        """Return the context of a pass.
-
-        Args:
-            phase: its phase.
-            one: its range and micro-batch in the step; None for the whole model.
-        """
-
-
-def unobserved(phase: PassPhase, one: Pass | None = None) -> AbstractContextManager[None]:
-    """Return a context in which nothing is observed."""
-    del phase, one
-    return nullcontext()
+ONE_STAGE = PipelineConfig(blocks_per_stage=(1,))
+"""The pipeline of a whole model: one stage with one range, whatever blocks the model has."""
 
 
 class TrainingStep:
-    """Model and data of a job on a mesh.
+    """Model and data of a job on a mesh: the whole model, or some stages of the job's pipeline.
+
+    A whole model is a pipeline of one stage. Each micro-batch has the same bits by stages as by a whole model on a mesh
+    like a stage's. Nothing of stages that are elsewhere is allocated; the exchange leads to them.
 
     Args:
         config: config of the job.
-        mesh: the mesh opened for the job; the caller closes it.
+        mesh: the mesh opened for the job; or, to build stages, the mesh of each, by stage. Meshes of stages have one
+            shape, and stages may share one. The caller closes them.
         data_dir: folder of this host that is searched for corpus, tokenizer and checkpoint missing at the job's path.
+            Stages between the first and the last one need neither corpus nor tokenizer.
         allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
         around_phase: gives a context manager that each forward and each backward pass runs in.
-        on_non_finite: callback, called for a micro-batch whose gradient has a NaN or an infinity. Its arguments are the
-            index and the first such parameter in the order of the backward pass.
+        on_non_finite: callback, called for a micro-batch whose gradient has a NaN or an infinity in these stages. Its
+            arguments are the index and the first such parameter in the order of the backward pass.
 
     Attributes:
-        layout: layout of the model's parameters.
-        data: batches, tokenizer and vocabulary.
-        weights: the parameters on the mesh.
-        evaluation_batches: number of held-out batches that the job evaluates.
+        layout: layout of the whole model's parameters.
+        range_steps: each range of these stages, by its index, in order.
+        all_ranges: number of ranges of the whole pipeline; with one, micro-batches don't overlap.
+        evaluation_batches: number of held-out batches that the job evaluates; 0 if neither these stages nor the
+            submitter could count them.
         tokens_per_micro_batch: tokens (samples, for a regression) in one micro-batch.
         vocabulary: number of tokens that the model knows; 0 for a model without tokens.
+        activation_bytes: most memory of one chip that forward passes kept for their backward passes in the newest
+            lease, for each mesh, by the first of its stages. It is empty before the first lease, and for a whole model.
 
     Raises:
-        Refused: data is missing or unusable, sizes are impossible, or the model can't be built.
+        Refused: data is missing or unusable, sizes are impossible, or the model or its stages can't be built.
     """
 
     def __init__(
         self,
         config: JobConfig,
-        mesh: Mesh,
+        mesh: Mesh | Mapping[int, Mesh],
         data_dir: Path | None = None,
         allowed_models: Collection[str] = (),
         *,
         around_phase: PassObserver = unobserved,
         on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
+        if isinstance(mesh, Mesh):
+            pipeline, meshes, run = ONE_STAGE, {0: mesh}, None
+        else:
+            assert config.pipeline is not None
+            pipeline, meshes, run = config.pipeline, dict(mesh), StageRun(min(mesh), len(mesh))
         self._config = config
-        self._mesh = mesh
-        self._data_dir = data_dir
-        self.data = JobData.open(config, data_dir)
-        self.vocabulary = self.data.vocabulary
-        self._model: Model = build_model(config.model, self.vocabulary, mesh, allowed_models)
-        self.layout: Layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
-        self.weights = Weights(mesh, self.layout, tuple(self._model.parameters()))
-        self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
+        self._pipeline = pipeline
+        self._meshes = meshes
+        self._mesh = next(iter(meshes.values()))
         self._around_phase = around_phase
         self._on_non_finite = on_non_finite
-        self.evaluation_batches = self.data.evaluation_batches
-        self.tokens_per_micro_batch = self.data.dataset.rows_per_micro_batch
+        self._data = JobData.open(config, data_dir) if reads_data(config, run) else None
+        data = self._data or UnreadData.of_job(config)
+        # Unless it is the only range, the whole model only names parameters here: they get no values.
+        self._model = build_model(config.model, data.vocabulary, self._mesh, allowed_models)
+        self.layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
+        split = pipeline.split
+        self.range_steps: dict[int, RangeStep] = {}
+        for index, blocks in enumerate(split.ranges):
+            own = meshes.get(split.stage_of(index))
+            if own is None:
+                continue
+            model = self._model
+            if not blocks.is_whole:
+                model = build_range(config.model, data.vocabulary, own, blocks, allowed_models)
+            self.range_steps[index] = RangeStep(config, own, data, self.layout, model, blocks, data_dir)
+        self.all_ranges = len(split.ranges)
+        self.evaluation_batches = (
+            self._data.evaluation_batches if self._data else config.evaluation_batches or 0
+        )
+        self.tokens_per_micro_batch = data.rows_per_micro_batch
+        self.vocabulary = data.vocabulary
+        self.activation_bytes: dict[int, int] = {}
+
+    @property
+    def ranges(self) -> dict[int, slice]:
+        """The part of the layout that each range of these stages has, by the index of the range, in order."""
+        weights = {index: each.weights for index, each in self.range_steps.items()}
+        return {index: slice(own.offset, own.offset + own.elements) for index, own in weights.items()}
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Indices of the layout's entries that these ranges load, in order: their own and those of tied tables."""
+        return tuple(sorted({index for each in self.range_steps.values() for index in each.weights.loaded}))
+
+    @property
+    def array_sizes(self) -> ArraySizes:
+        """Largest arrays that these ranges exchange with others."""
+        sizes = [each.array_sizes for each in self.range_steps.values()]
+        return replace(sizes[0], tied_elements=max(each.tied_elements for each in sizes))
 
     def initial_weights(self) -> Float32Array:
-        """Return the weights that training starts from, flat in layout order.
+        """Return the ranges' parts of the weights that training starts from, flat, one after another.
 
         They come from the checkpoint that the job names. Without one they follow from the job's seed and the
         parameters' names.
@@ -125,7 +131,12 @@ class TrainingStep:
         Raises:
             Refused: the checkpoint is not on this host, or has changed since the job was submitted.
         """
-        return self.weights.initial(self._config, self._data_dir)
+        sizes = [each.weights.elements for each in self.range_steps.values()]
+        weights, start = np.empty(sum(sizes), np.float32), 0
+        for each, size in zip(self.range_steps.values(), sizes, strict=True):
+            each.initial_weights(weights[start : start + size])
+            start += size
+        return weights
 
     def expect(self, fetch: Callable[[int], None]) -> None:
         """Let passes wait for newer weights, parameter by parameter.
@@ -134,84 +145,98 @@ class TrainingStep:
             fetch: callback, called before a pass uses a parameter that has not been loaded since, with the index of its
                 layout entry; returns when it has been loaded.
         """
-        self.weights.expect(fetch)
+        for each in self.range_steps.values():
+            each.weights.expect(fetch)
 
     def load(self, entry_index: int, values: Float32Array) -> None:
-        """Put one parameter on the mesh.
+        """Put one parameter on the mesh of each range that needs it; others are ignored.
 
         Args:
             entry_index: index of its layout entry.
             values: float32, flat.
         """
-        self.weights.load(entry_index, values)
+        for each in self.range_steps.values():
+            if each.weights.needs(entry_index):
+                each.weights.load(entry_index, values)
 
-    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Compute the gradient of micro-batch `index` of a step and return its mean loss.
+    def micro_batches(
+        self, step: int, first: int, count: int, add_leaf: AddLeaf, exchange: PassExchange | None = None
+    ) -> list[float]:
+        """Compute the gradients of a lease's micro-batches in the order of the schedule.
 
         Args:
             step: step of the job.
-            index: index in the step; with step and job seed it determines data and dropout.
-            out: float32 [layout.elements], filled with the gradient of the mean loss. The last entry is written first,
-                and each as early as the backward pass has it.
-            ready: callback, called with an offset when `out` is complete from there to its end; the last call is with
-                0.
-        """
-        config, mesh = self._config, self._mesh
-        batch = self.data.dataset.micro_batch(step, index)
-        gradients = self.weights.sink(out, ready, self.read_gradient)
-        with name_own_model_in_errors(config.model):
-            if self._traced is not None:
-                self.weights.fetch_all()  # a trace can't wait for weights in between
-                loss = self._traced.run(batch, gradients.take)
-            else:
-                tape = Tape(mesh, dropout_seed=derive_dropout_seeds(config.seed, step, index))
-                loss = self._forward_and_backward(tape, batch, gradients.take)
-            gradients.finish()
-            if gradients.non_finite and self._on_non_finite is not None:
-                self._on_non_finite(index, gradients.non_finite)
-            return float(read_losses(mesh, loss).sum() / batch.rows)
-
-    def read_gradient(self, parameter: Parameter, gradient: Tensor) -> Float32Array:
-        """Return a complete gradient from the mesh, flat and in the order of its logical shape."""
-        return self.weights.read_gradient(parameter, gradient)
-
-    def evaluate(self, index: int) -> tuple[float, int]:
-        """Compute the losses of the `index`-th held-out batch that the job evaluates, without dropout.
+            first: index of the first micro-batch. With step and job seed, an index determines data and dropout.
+            count: number of micro-batches.
+            add_leaf: takes the gradients, range by range. What it raises ends the passes.
+            exchange: carries activations and gradients between ranges; None if all of them are here.
 
         Returns:
-            The sum of the rows' losses (float64), and the number of rows: tokens or samples.
+            The mean loss of each micro-batch, in index order; empty without the last range.
         """
-        batch = self.data.evaluation_batch(index)
-        tape = Tape(self._mesh, recording=False)
-        with name_own_model_in_errors(self._config.model):
-            losses = read_losses(self._mesh, self._model.loss(tape, batch.inputs, batch.targets))
-        return float(losses[: batch.rows].sum()), batch.rows
+        schedule = self._pipeline.make_schedule(count, worker_stages=len(self._meshes))
+        passes = Passes(
+            step, first, schedule, self.range_steps, add_leaf, exchange or LocalExchange(), self._around_phase
+        )
+        lowest = min(self.range_steps)
+        memory = ActivationMemory(self._meshes) if self.all_ranges > 1 else None
+        try:
+            for one in self._order(schedule):
+                passes.run(one)
+                if not one.is_backward:
+                    if memory is not None:
+                        memory.sample(one.range_index % schedule.stages)
+                elif one.range_index == lowest:
+                    name = passes.non_finite.pop(one.micro_batch, "")
+                    if name and self._on_non_finite is not None:
+                        self._on_non_finite(first + one.micro_batch, name)
+        finally:
+            passes.clear()
+        if memory is not None:
+            self.activation_bytes = memory.peak_bytes()
+        return passes.losses
+
+    def evaluate(self, index: int, exchange: PassExchange | None = None) -> tuple[float, int] | None:
+        """Pass the `index`-th held-out batch that the job evaluates through these ranges, without dropout.
+
+        Args:
+            index: index of the batch.
+            exchange: carries activations between ranges; None if all of them are here.
+
+        Returns:
+            The sum of the rows' losses (float64), and the number of rows: tokens or samples. None without the last
+            range.
+        """
+        exchange = exchange or LocalExchange()
+        for range_index, each in self.range_steps.items():
+            one = Pass(is_backward=False, range_index=range_index, micro_batch=index)
+            activation = exchange.receive(one) if range_index else None
+            if each.blocks.is_last:
+                return each.evaluate(index, activation)
+            exchange.send(one._replace(range_index=range_index + 1), each.pass_evaluation(index, activation))
+        return None
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint that describe the model, by name.
+        """Return the files of a checkpoint that describe the whole model, by name.
 
         They are `config.json`, `tokenizer.json` for a model with a tokenizer, and `constants.safetensors` if other
-        programs expect untrained tensors.
+        programs expect untrained tensors. Stages that read no data don't know the tokenizer, and leave its file out.
         """
         with name_own_model_in_errors(self._config.model):
-            return describe_model(self._model, self.data.tokenizer)
+            return describe_model(self._model, None if self._data is None else self._data.tokenizer)
 
     def fingerprint(self) -> dict[str, str]:
         """Return what the bits of this worker's gradients depend on."""
         return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
-        """Free the weights on the mesh."""
-        if self._traced is not None:
-            self._traced.close()
-        self.weights.close()
+        """Free the weights on the meshes."""
+        for each in self.range_steps.values():
+            each.close()
 
-    def _forward_and_backward(
-        self, tape: Tape, batch: Batch, on_final: Callable[[Parameter, Tensor], None]
-    ) -> Variable:
-        with self._around_phase(PassPhase.FORWARD_PASS):
-            loss = self._model.loss(tape, batch.inputs, batch.targets)
-        with self._around_phase(PassPhase.BACKWARD_PASS):
-            # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
-            tape.backward(loss, 1 / batch.rows, on_final)
-        return loss
+    def _order(self, schedule: Schedule) -> Iterator[Pass]:
+        """Yield the passes of these stages in an order that one thread can run."""
+        if len(self._meshes) == 1:
+            return schedule.passes(next(iter(self._meshes)))
+        stages = schedule.stages
+        return (one for one in schedule.merged_passes() if one.range_index % stages in self._meshes)

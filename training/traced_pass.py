@@ -20,8 +20,10 @@ from training.inputs import KeptInputs
 
 log = logging.getLogger("tiermesh.worker")
 
-Compute = Callable[[Tape, Batch, Callable[[Parameter, Tensor], None]], Variable]
-"""Forward and backward pass of a batch on a tape, each complete gradient handed on; gives the loss."""
+Gradients = list[tuple[Parameter, Tensor]]
+
+ComputeLoss = Callable[[Tape, Batch], Variable]
+"""Forward pass of a batch on a tape; gives the loss of each row."""
 
 
 class TracedPass:
@@ -33,33 +35,31 @@ class TracedPass:
 
     Args:
         mesh: the mesh to run on, opened with memory for traces.
-        compute: the pass; it must do the same operations for every batch.
+        compute_loss: the forward pass; it must do the same operations for every batch.
     """
 
-    def __init__(self, mesh: Mesh, compute: Compute) -> None:
+    def __init__(self, mesh: Mesh, compute_loss: ComputeLoss) -> None:
         self._mesh = mesh
-        self._compute = compute
+        self._compute_loss = compute_loss
         self._inputs: KeptInputs | None = None
         self._trace: Trace | None = None
         self._refused = False
         self._loss: Variable | None = None
-        self._gradients: list[tuple[Parameter, Tensor]] = []
+        self._gradients: Gradients = []
 
-    def run(self, batch: Batch, on_final: Callable[[Parameter, Tensor], None]) -> Variable:
-        """Run one pass: pass each parameter's gradient to `on_final`, last used first, and return the loss."""
+    def forward(self, batch: Batch) -> tuple[Tape, Variable]:
+        """Run a forward pass, and return its tape and the loss; a repeated one runs the backward pass too."""
         mesh = self._mesh
         if self._inputs is None:
             self._inputs = KeptInputs(mesh, batch.inputs, batch.targets)
-            return self._compute(Tape(mesh, inputs=self._inputs), batch, on_final)
+            return self._run(batch)
         self._inputs.fill(batch.inputs, batch.targets)
         if self._trace is None and not self._refused:
             self._trace = self._captured(batch)
         if self._trace is None or self._loss is None:
-            return self._compute(Tape(mesh, inputs=self._inputs), batch, on_final)
+            return self._run(batch)
         self._trace.execute()
-        for parameter, gradient in self._gradients:
-            on_final(parameter, gradient)
-        return self._loss
+        return _RepeatedTape(mesh, self._gradients), self._loss
 
     def close(self) -> None:
         """Free the memory of the trace."""
@@ -68,13 +68,18 @@ class TracedPass:
         self._trace, self._loss = None, None
         self._gradients.clear()
 
+    def _run(self, batch: Batch) -> tuple[Tape, Variable]:
+        tape = Tape(self._mesh, inputs=self._inputs)
+        return tape, self._compute_loss(tape, batch)
+
     def _captured(self, batch: Batch) -> Trace | None:
         """Return the trace of a pass; None if the device refuses to capture."""
         try:
             with capture_trace(self._mesh) as trace:
-                self._loss = self._compute(
-                    Tape(self._mesh, inputs=self._inputs),
-                    batch,
+                tape, self._loss = self._run(batch)
+                tape.backward(
+                    self._loss,
+                    1 / batch.rows,
                     lambda parameter, gradient: self._gradients.append((parameter, gradient)),
                 )
         except RuntimeError as error:
@@ -88,3 +93,19 @@ class TracedPass:
             self._inputs.fill(batch.inputs, batch.targets)
             return None
         return trace
+
+
+class _RepeatedTape(Tape):
+    """The tape of a repeated pass, whose gradients are on the mesh already."""
+
+    def __init__(self, mesh: Mesh, gradients: Gradients) -> None:
+        super().__init__(mesh)
+        self._gradients = gradients
+
+    def backward(
+        self, result: Variable, gradient: float | Tensor, on_final: Callable[[Parameter, Tensor], None]
+    ) -> None:
+        """Hand on the gradients."""
+        del result, gradient  # as they were captured
+        for parameter, value in self._gradients:
+            on_final(parameter, value)

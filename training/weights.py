@@ -101,6 +101,10 @@ class Weights:
         for parameter in self._by_entry.values():
             _ = parameter.value
 
+    def needs(self, entry_index: int) -> bool:
+        """Return whether an entry of the layout is among those to load."""
+        return entry_index in self._by_entry
+
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Put one parameter on the mesh.
 
@@ -112,20 +116,14 @@ class Weights:
         parameter.fetch = None
         load_parameter(self._mesh, parameter, values)
 
-    def sink(
-        self,
-        out: Float32Array,
-        ready: Callable[[int], None],
-        read: Callable[[Parameter, Tensor], Float32Array] | None = None,
-    ) -> GradientSink:
+    def sink(self, out: Float32Array, ready: Callable[[int], None]) -> GradientSink:
         """Return a sink of one backward pass's gradients.
 
         Args:
             out: float32 [elements].
             ready: callback, called with an index of `out` from which on it is complete.
-            read: returns a gradient as `read_gradient` does; None for `read_gradient`.
         """
-        return GradientSink(self.entries, self._places, read or self.read_gradient, out, ready)
+        return GradientSink(self.entries, self._places, self.read_gradient, out, ready)
 
     def read_gradient(self, parameter: Parameter, gradient: Tensor) -> Float32Array:
         """Return a complete gradient from the mesh, flat and in the order of its logical shape."""

@@ -13,7 +13,7 @@ from services.sizing.device_memory import DeviceMemory, estimate_device_memory
 from services.sizing.fitting import LARGEST_ERROR, describe_shortage
 from services.sizing.pipeline import size_stages
 from services.sizing.sizes import format_bytes
-from training.pipeline.build import find_pipeline_mesh_shape
+from training.pipeline.submeshes import find_pipeline_mesh_shape
 
 _DTYPE = "bfloat16"
 """Type of weights and activations on real chips."""

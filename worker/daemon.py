@@ -77,7 +77,7 @@ def run(
 
     Args:
         options: the command line's options.
-        make_step: factory of a job's training step; None for `training.pipeline.build.build_step`.
+        make_step: factory of a job's training step; None for `training.step.TrainingStep`.
         clock: monotonic time in seconds, by which computing is measured.
 
     Returns:
@@ -86,7 +86,7 @@ def run(
 
     def build() -> tuple[Service, CollectorRegistry]:
         # Imported here: the command line and its --help should not wait for numpy and gRPC.
-        from training.pipeline.build import build_step
+        from training.step import TrainingStep
         from worker.service import WorkerService
 
         log_python_warnings()
@@ -104,7 +104,7 @@ def run(
             cache_bytes=options.cache_bytes,
             allowed_models=options.allowed_models,
             shared_memory=options.shared_memory,
-            make_step=make_step or build_step,
+            make_step=make_step or TrainingStep,
             clock=clock,
             pipeline_host=options.pipeline_host,
         )

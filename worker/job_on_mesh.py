@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from mesh.device import Mesh, is_mesh_of_host, open_mesh
@@ -23,9 +22,9 @@ from services.runtime.metrics import WorkerMetrics
 from services.sizing.flops import count_flops_per_token, find_peak_flops
 from services.tensors.chunk_messages import bytes_per_element
 from training.parameter_placement import choose_axes
-from training.pipeline.build import build_stages, build_step, find_pipeline_mesh_shape
-from training.pipeline.stages import PipelineStages
-from training.step import PassPhase
+from training.pipeline.passes import PassPhase
+from training.pipeline.submeshes import divide_mesh, find_pipeline_mesh_shape
+from training.step import TrainingStep
 from worker.chip_memory import check_chip_memory
 from worker.code_fingerprint import find_own_module, hash_code
 from worker.core.events import Built
@@ -138,7 +137,7 @@ class JobOnMesh:
     config: JobConfig
     stages: StageRun | None
     mesh: Mesh
-    step: Step | PipelineStages
+    step: Step
     share: LayoutShare
     weights: WeightLoader
     wire: WireTypes
@@ -146,6 +145,11 @@ class JobOnMesh:
     first_iteration: FirstIteration
     code: str
     flops_per_token: int | None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other workers have other stages of the model."""
+        return self.stages is not None and self.stages.count < self.config.stages
 
     @property
     def gradient_bytes(self) -> int:
@@ -194,7 +198,7 @@ class JobBuilder:
 
     data_dir: Path | None = None
     allowed_models: Collection[str] = ()
-    make_step: StepFactory = build_step
+    make_step: StepFactory = TrainingStep
     open_mesh: Callable[..., Mesh] = open_mesh
     clock: Callable[[], float] = time.perf_counter
 
@@ -253,11 +257,9 @@ class JobBuilder:
         try:
             check_chip_memory(config, mesh, stages)
             first_iteration.begin()
-            if stages is None or stages.count == config.stages:
-                make: Callable[..., Step | PipelineStages] = partial(self.make_step, config, mesh)
-            else:
-                make = partial(build_stages, config, mesh, stages)
-            step = make(
+            step = self.make_step(
+                config,
+                divide_mesh(config, mesh, stages),
                 self.data_dir,
                 self.allowed_models,
                 around_phase=first_iteration.around,

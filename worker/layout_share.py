@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from services.tensors.layout_parts import LayoutParts, join_parts
-from training.pipeline.stages import PipelineStages
-from worker.step_interface import BuiltModel
+from worker.step_interface import Step
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,9 @@ class LayoutShare:
     entries: tuple[int, ...]
 
     @classmethod
-    def of(cls, step: BuiltModel) -> LayoutShare:
+    def of(cls, step: Step) -> LayoutShare:
         """Return the share of what is built on a mesh."""
         layout = step.layout
-        if not isinstance(step, PipelineStages):
-            entries = tuple(range(len(layout.entries)))
-            return cls(LayoutParts([(0, layout.elements)]), LayoutParts(()), entries)
         parts = LayoutParts((own.start, own.stop) for own in step.ranges.values())
         others = (layout.entries[index] for index in step.loaded)
         shared = [(each.offset, each.stop) for each in others if parts.find(each.offset) is None]

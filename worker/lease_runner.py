@@ -23,14 +23,12 @@ from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
 from training.pipeline.exchange import LocalExchange, PassExchange, WrongArray
-from training.pipeline.stages import PipelineStages
-from training.pipeline.step import PipelineStep
-from training.step import PassPhase
+from training.pipeline.passes import PassPhase
 from worker.core import events as ev
 from worker.device_watch import DeviceWatch
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobOnMesh
-from worker.lease_work import LeaseEvents, LeaseWork, ModelWork, StageWork
+from worker.lease_work import LeaseWork
 from worker.observed_exchange import ObservedExchange
 from worker.row_exchange import LeaseDropped, NeighbourLost, OpenExchange, RowExchange
 from worker.sum_memory import LeaseSum, SumMemory
@@ -254,7 +252,7 @@ class LeaseRunner:
         started = self._clock()
         in_row = job.stages is not None
         self._sums[lease.lease] = lease_sum = self.memory.take(parts, job.gradient_bytes, in_row=in_row)
-        result = self._work(run).sum(lease, lease_sum.values, report_ready)
+        result = self._work(run).sum(lease_sum.values, report_ready)
         seconds = self._clock() - started - run.fetch_seconds - run.stage_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=parts[0].chunk)
         hit_failpoint("worker.gradient-ready")
@@ -272,9 +270,9 @@ class LeaseRunner:
         self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(result.checksums)))
 
     def _report_stages(self, run: _LeaseRun) -> None:
-        """Report the times and the memory of a worker that has stages of a pipeline."""
+        """Report the times and the memory of a worker that computes a pipeline by its stages."""
         job = run.job
-        if not isinstance(job.step, PipelineStages | PipelineStep):
+        if job.step.all_ranges == 1:
             return
         seconds = job.first_iteration.take_seconds()
         self._metrics.count_passes(
@@ -289,27 +287,26 @@ class LeaseRunner:
     def _verify(self, run: _LeaseRun) -> None:
         """Compute micro-batches only for their checksums: they enter no sum and no metric."""
         gradient = np.empty(run.job.share.parts.elements, np.float32)
-        checksums = self._work(run).verify(run.lease, gradient)
+        checksums = self._work(run).verify(gradient)
         hit_failpoint("worker.check")
         self._feed(ev.LeaseComputed(run.lease.lease, 0.0, 0, tuple(checksums)))
 
     def _evaluate(self, run: _LeaseRun) -> None:
-        losses = self._work(run).evaluate(run.lease)
+        losses = self._work(run).evaluate()
         self._feed(ev.LeaseEvaluated(run.lease.lease, tuple(losses)))
 
     def _work(self, run: _LeaseRun) -> LeaseWork:
         """Return how a lease is computed."""
-        step = run.job.step
-        events = LeaseEvents(self._check_dropped, partial(self._end_first_iteration, run.job))
-        if isinstance(step, PipelineStages):
-            return StageWork(step, partial(self._exchange_arrays, run, step), events)
-        if isinstance(step, PipelineStep):
-            return StageWork(step.stages, lambda: nullcontext(LocalExchange()), events)
-        return ModelWork(step, events)
+        job = run.job
+        exchange = (
+            partial(self._exchange_arrays, run) if job.is_part else lambda: nullcontext(LocalExchange())
+        )
+        end_micro_batch = partial(self._end_first_iteration, job)
+        return LeaseWork(job.step, run.lease, exchange, self._check_dropped, end_micro_batch)
 
     @contextmanager
-    def _exchange_arrays(self, run: _LeaseRun, stages: PipelineStages) -> Iterator[PassExchange]:
-        opened = self._open_exchange(run.lease, run.job.config, stages)
+    def _exchange_arrays(self, run: _LeaseRun) -> Iterator[PassExchange]:
+        opened = self._open_exchange(run.lease, run.job.config, run.job.step.array_sizes)
         exchange = ObservedExchange(opened, run.lease.step, self._clock, self._watch)
         self._exchange = run.lease.lease, exchange
         try:

@@ -1,22 +1,20 @@
-"""How the micro-batches and held-out batches of a lease are computed: by a whole model, or range by range."""
+"""How the micro-batches and held-out batches of a lease are computed, by a whole model or by stages of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from protos import cluster_pb2 as pb
 from services.instrumentation import timeline
+from services.pipeline.schedule import Pass
 from services.tensors.kernels.arithmetic import Float32Array
 from training.pipeline.exchange import PassExchange
-from training.pipeline.stages import Compute, PipelineStages
+from training.pipeline.passes import Compute
 from training.range_step import FinishedPass
-from worker.gradient_checksum import GradientChecksum
 from worker.node_sum import NodeSum
 from worker.pass_checksums import PassChecksums
-from worker.range_sums import RangeSums
 from worker.step_interface import Step
 
 
@@ -34,175 +32,86 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class LeaseEvents:
-    """What a lease's work asks and tells its runner.
+class LeaseWork:
+    """The work of one lease.
 
     Attributes:
-        check: callback, called between micro-batches; raises LeaseDropped if the lease was dropped.
+        step: computes the micro-batches.
+        lease: the lease.
+        open_exchange: opens the exchange of the lease's arrays between ranges; entered once.
+        check: callback, called before micro-batches and their backward passes; raises LeaseDropped if the lease was
+            dropped.
         end_micro_batch: callback, called when a micro-batch's backward passes have ended.
     """
 
+    step: Step
+    lease: pb.Lease
+    open_exchange: Callable[[], AbstractContextManager[PassExchange]]
     check: Callable[[], None]
     end_micro_batch: Callable[[], None]
 
-
-class LeaseWork(Protocol):
-    """Computes a lease."""
-
-    def sum(self, lease: pb.Lease, out: Float32Array, ready: Callable[[int], None]) -> Sum:
+    def sum(self, out: Float32Array, ready: Callable[[int], None]) -> Sum:
         """Write the sum of a TRAIN lease's gradients to an array.
 
         Args:
-            lease: the lease.
             out: [elements of this worker] float32.
             ready: callback, called with an index of `out` from which on it is complete.
         """
-
-    def verify(self, lease: pb.Lease, scratch: Float32Array) -> list[pb.Checksum]:
-        """Return the checksums that a VERIFY lease asks for; `scratch` takes the gradients."""
-
-    def evaluate(self, lease: pb.Lease) -> list[pb.BatchLoss]:
-        """Return the losses of an EVALUATE lease; none without the last range."""
-
-
-class ModelWork:
-    """A `LeaseWork` by a whole model, one micro-batch after another.
-
-    Args:
-        step: the model.
-        events: the runner's callbacks.
-    """
-
-    def __init__(self, step: Step, events: LeaseEvents) -> None:
-        self._step = step
-        self._events = events
-
-    def sum(self, lease: pb.Lease, out: Float32Array, ready: Callable[[int], None]) -> Sum:
-        """Write the sum of a TRAIN lease's gradients to an array; see `LeaseWork`."""
+        lease, checksums = self.lease, self._make_checksums()
         losses: list[float] = []
-        checksums: list[pb.Checksum] = []
-        wants_checksum = set(lease.checksums)
-        node_sum = NodeSum(out, lease.count, ready)
-        for index in range(lease.first, lease.first + lease.count):
-            self._events.check()
-
-            def compute(out: Float32Array, done: Callable[[int], None], index: int = index) -> float:
-                last = index == lease.first + lease.count - 1
-                with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
-                    if index not in wants_checksum:
-                        return self._step.micro_batch(lease.step, index, out, done)
-                    loss, checksum = self._compute_with_checksum(lease.step, index, out, done)
-                    checksums.append(checksum)
-                    return loss
-
-            losses.append(node_sum.add_leaf(compute))
-            self._events.end_micro_batch()
-        return Sum(losses, checksums)
-
-    def verify(self, lease: pb.Lease, scratch: Float32Array) -> list[pb.Checksum]:
-        """Return the checksums that a VERIFY lease asks for; see `LeaseWork`."""
-        checksums = []
-        for index in lease.checksums:
-            self._events.check()
-            with timeline.span("device", "check", lease.step, index=index):
-                _, checksum = self._compute_with_checksum(lease.step, index, scratch, lambda offset: None)
-            checksums.append(checksum)
-        return checksums
-
-    def evaluate(self, lease: pb.Lease) -> list[pb.BatchLoss]:
-        """Return the losses of an EVALUATE lease; see `LeaseWork`."""
-        losses = []
-        for index in range(lease.first, lease.first + lease.count):
-            self._events.check()
-            with timeline.span("device", "evaluate", lease.step, index=index):
-                total, tokens = self._step.evaluate(index)
-            losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
-        return losses
-
-    def _compute_with_checksum(
-        self, number: int, index: int, out: Float32Array, done: Callable[[int], None]
-    ) -> tuple[float, pb.Checksum]:
-        """Compute a micro-batch, and the checksum of its gradient before `done` may add other gradients to it."""
-        checksum = GradientChecksum(self._step.layout.entries, out)
-
-        def ready(offset: int) -> None:
-            checksum.advance_to(offset)
-            done(offset)
-
-        loss = self._step.micro_batch(number, index, out, ready)
-        return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
-
-
-class StageWork:
-    """A `LeaseWork` by stages of a pipeline, whose passes overlap.
-
-    Args:
-        stages: the stages of this worker.
-        open_exchange: opens the exchange of a lease's arrays with other workers; entered once for each lease.
-        events: the runner's callbacks.
-    """
-
-    def __init__(
-        self,
-        stages: PipelineStages,
-        open_exchange: Callable[[], AbstractContextManager[PassExchange]],
-        events: LeaseEvents,
-    ) -> None:
-        self._stages = stages
-        self._open_exchange = open_exchange
-        self._events = events
-
-    def sum(self, lease: pb.Lease, out: Float32Array, ready: Callable[[int], None]) -> Sum:
-        """Write the sum of a TRAIN lease's gradients to an array; see `LeaseWork`."""
-        checksums = PassChecksums(self._stages.all_ranges, frozenset(lease.checksums))
-        sums = RangeSums(self._stages, out, lease.count, ready, checksums)
-        with (
-            self._open_exchange() as exchange,
-            timeline.span("device", "micro-batch", lease.step, index=lease.first, last=True),
-        ):
-            losses = self._run(lease, lease.first, lease.count, sums, checksums.watch(exchange))
+        node_sum = NodeSum(self.step.ranges, out, lease.count, ready)
+        stop = lease.first + lease.count
+        # With one range, micro-batches don't overlap: each is dropped, paused and shown by itself.
+        overlapping = lease.count if self.step.all_ranges > 1 else 1
+        with self.open_exchange() as exchange:
+            for first in range(lease.first, stop, overlapping):
+                last = first + overlapping == stop
+                with timeline.span("device", "micro-batch", lease.step, index=first, last=last):
+                    losses += self._run(first, overlapping, node_sum, checksums, exchange)
         return Sum(losses, checksums.to_messages())
 
-    def verify(self, lease: pb.Lease, scratch: Float32Array) -> list[pb.Checksum]:
-        """Return the checksums that a VERIFY lease asks for; see `LeaseWork`."""
-        checksums = PassChecksums(self._stages.all_ranges, frozenset(lease.checksums))
-        with self._open_exchange() as exchange:
-            for index in lease.checksums:
-                sums = RangeSums(self._stages, scratch, 1, lambda offset: None, checksums)
-                with timeline.span("device", "check", lease.step, index=index):
-                    self._run(lease, index, 1, sums, checksums.watch(exchange))
+    def verify(self, scratch: Float32Array) -> list[pb.Checksum]:
+        """Return the checksums that a VERIFY lease asks for; `scratch` takes the gradients."""
+        checksums = self._make_checksums()
+        with self.open_exchange() as exchange:
+            for index in self.lease.checksums:
+                node_sum = NodeSum(self.step.ranges, scratch, 1, lambda offset: None)
+                with timeline.span("device", "check", self.lease.step, index=index):
+                    self._run(index, 1, node_sum, checksums, exchange)
         return checksums.to_messages()
 
-    def evaluate(self, lease: pb.Lease) -> list[pb.BatchLoss]:
-        """Return the losses of an EVALUATE lease; see `LeaseWork`."""
-        indices = range(lease.first, lease.first + lease.count)
-        with (
-            self._open_exchange() as exchange,
-            timeline.span("device", "evaluate", lease.step, index=lease.first),
-        ):
-            found = list(self._stages.evaluate(self._checked(indices), exchange))
-        # Without the last range there are no losses.
-        return [
-            pb.BatchLoss(index=index, sum=total, tokens=tokens)
-            for index, (total, tokens) in zip(indices, found, strict=False)
-        ]
+    def evaluate(self) -> list[pb.BatchLoss]:
+        """Return the losses of an EVALUATE lease; none without the last range."""
+        lease, losses = self.lease, []
+        with self.open_exchange() as exchange:
+            for index in range(lease.first, lease.first + lease.count):
+                self.check()
+                with timeline.span("device", "evaluate", lease.step, index=index):
+                    found = self.step.evaluate(index, exchange)
+                if found is not None:
+                    losses.append(pb.BatchLoss(index=index, sum=found[0], tokens=found[1]))
+        return losses
+
+    def _make_checksums(self) -> PassChecksums:
+        return PassChecksums(self.step.all_ranges, frozenset(self.lease.checksums))
 
     def _run(
-        self, lease: pb.Lease, first: int, count: int, sums: RangeSums, exchange: PassExchange
+        self, first: int, count: int, node_sum: NodeSum, checksums: PassChecksums, exchange: PassExchange
     ) -> list[float]:
-        lowest = min(self._stages.ranges)
+        """Add the gradients of some micro-batches to a sum, and return their losses."""
+        self.check()
+        ranges = self.step.ranges
+        lowest = min(ranges)
 
         def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
-            self._events.check()
-            finished = sums.add_leaf(range_index, index, compute)
+            self.check()
+            if checksums.wants(index):
+                own = ranges[range_index]
+                entries = [each for each in self.step.layout.entries if own.start <= each.offset < own.stop]
+                compute = checksums.watch_gradient(Pass(True, range_index, index), entries, compute)
+            finished = node_sum.add_leaf(range_index, compute)
             if range_index == lowest:
-                self._events.end_micro_batch()
+                self.end_micro_batch()
             return finished
 
-        return self._stages.micro_batches(lease.step, first, count, add_leaf, exchange)
-
-    def _checked(self, indices: range) -> Iterator[int]:
-        """Yield indices as long as the lease is not dropped."""
-        for index in indices:
-            self._events.check()
-            yield index
+        return self.step.micro_batches(self.lease.step, first, count, add_leaf, checksums.watch(exchange))

@@ -5,24 +5,46 @@ It needs at most ceil(log2(n)) + 1 model copies for n micro-batches, one for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from services.tensors.kernels.arithmetic import Float32Array, add
-
-Result = TypeVar("Result")
+from training.pipeline.passes import Compute
+from training.range_step import FinishedPass
 
 
 class NodeSum:
-    """The sum of one node's leaves, which are added in order.
+    """The sum of one node's leaves, whose gradients come range by range of the model's blocks.
+
+    Each range's part is added up the reduction tree by itself, in index order. A whole model is one range.
 
     Args:
-        out: [elements of the layout] float32, the array that the node's sum is written to.
+        ranges: the part of the layout that each range has, by its index, in order.
+        out: [elements of the ranges] float32, the array that the node's sum is written to, one range after another.
         leaves: number of leaves (micro-batches) of the node.
-        ready: callback, called with an offset when the node's sum is complete from there to its end.
+        ready: callback, called with an index of `out` when the node's sum is complete from there to its end.
     """
+
+    def __init__(
+        self, ranges: Mapping[int, slice], out: Float32Array, leaves: int, ready: Callable[[int], None]
+    ) -> None:
+        borders = list(pairwise((0, *accumulate(own.stop - own.start for own in ranges.values()))))
+        end = _CompleteEnd(borders, ready)
+        self._sums = {
+            index: _RangeSum(out[start:stop], leaves, partial(end.note, place))
+            for place, (index, (start, stop)) in enumerate(zip(ranges, borders, strict=True))
+        }
+
+    def add_leaf(self, range_index: int, compute: Compute) -> FinishedPass:
+        """Compute and add a range's part of its next leaf, and return what `compute` returns."""
+        return self._sums[range_index].add_leaf(compute)
+
+
+class _RangeSum:
+    """One range's part of a `NodeSum`; `ready` counts from the start of the range."""
 
     def __init__(self, out: Float32Array, leaves: int, ready: Callable[[int], None]) -> None:
         self._out = out
@@ -32,13 +54,7 @@ class NodeSum:
         self._added = 0
         self._merged_from = out.size  # from here on, the last leaf is added up
 
-    def add_leaf(self, compute: Callable[[Float32Array, Callable[[int], None]], Result]) -> Result:
-        """Compute and add the next leaf, and return what `compute` returns.
-
-        Args:
-            compute: writes a gradient to an array, [elements] float32, from its end to its start. It calls back with
-                the offset from which the gradient is complete, and returns the loss, or what else comes with it.
-        """
+    def add_leaf(self, compute: Compute) -> FinishedPass:
         self._added += 1
         if self._added == self._leaves:
             # The last leaf completes every open subtree: add them up while it is being computed.
@@ -61,3 +77,28 @@ class NodeSum:
         if offset == 0:
             self._subtrees.clear()
         self._ready(offset)
+
+
+class _CompleteEnd:
+    """The end of a sum that is complete: ranges from the last one on, and a part of the one before them.
+
+    It knows nothing of `NodeSum`. A cycle would leave the memory of sums to the garbage collector.
+
+    Args:
+        borders: index of the first element, and after the last, of each range in the sum.
+        ready: see `NodeSum`.
+    """
+
+    def __init__(self, borders: Sequence[tuple[int, int]], ready: Callable[[int], None]) -> None:
+        self._starts = [start for start, _ in borders]
+        self._missing = [stop - start for start, stop in borders]  # elements that are not complete
+        self._ready = ready
+
+    def note(self, place: int, offset: int) -> None:
+        """Note that a range is complete from an index of it to its end, and report the sum's end if it has grown."""
+        self._missing[place] = offset
+        if any(self._missing[place + 1 :]):
+            return  # a later range is not complete
+        while place and not self._missing[place]:
+            place -= 1
+        self._ready(self._starts[place] + self._missing[place])

@@ -1,8 +1,8 @@
-"""Checksums of what the passes of checked micro-batches put out, by which the aggregator finds a faulty stage."""
+"""Checksums of what the passes of checked micro-batches put out, by which the aggregator finds a faulty worker."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -10,17 +10,22 @@ from mesh.exact_transfer import ExactArray
 from protos import cluster_pb2 as pb
 from services.pipeline.schedule import Pass
 from services.tensors.kernels import crc32c
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import Entry
 from training.pipeline.exchange import PassExchange
+from training.pipeline.passes import Compute
+from training.range_step import FinishedPass
 
 
 class PassChecksums:
     """Checksums of a lease's passes. They do not depend on which worker runs a pass, or where its neighbours are.
 
     A forward pass puts out its activation; the last one puts out nothing. A backward pass puts out gradients: of the
-    range's parameters, of the activation and, in the last range, of the tied table.
+    range's parameters, of the activation and, in the last range, of the tied table. So a whole model, which is one
+    range, has one checksum for each micro-batch.
 
     Args:
-        ranges: number of ranges of the pipeline.
+        ranges: number of ranges of the pipeline; 1 without one.
         micro_batches: indices of the micro-batches whose passes get checksums.
     """
 
@@ -33,18 +38,49 @@ class PassChecksums:
         """Return whether a micro-batch's passes get checksums."""
         return micro_batch in self._micro_batches
 
-    def note(self, one: Pass, checksum: int) -> None:
-        """Take the checksum of something that a pass puts out; a pass puts out the same things in the same order."""
+    def note(self, one: Pass, checksums: Iterable[int]) -> None:
+        """Take checksums of what a pass puts out; a pass puts out the same things in the same order."""
         if self.wants(one.micro_batch):
-            self._outputs.setdefault((one.micro_batch, self._place(one)), []).append(checksum)
+            self._outputs.setdefault((one.micro_batch, self._place(one)), []).extend(checksums)
 
     def note_array(self, one: Pass, array: ExactArray) -> None:
         """Take an array that a pass puts out."""
         if self.wants(one.micro_batch):
-            self.note(one, crc32c.value(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+            self.note(one, [crc32c.value(np.ascontiguousarray(array).reshape(-1).view(np.uint8))])
 
     def _place(self, one: Pass) -> int:
-        return 2 * self._ranges - 1 - one.range_index if one.is_backward else one.range_index
+        return 2 * (self._ranges - 1) - one.range_index if one.is_backward else one.range_index
+
+    def watch_gradient(self, one: Pass, entries: Sequence[Entry], compute: Compute) -> Compute:
+        """Return a function that computes a gradient and notes its checksums before others are added to it.
+
+        Each parameter has a checksum of its own. So the result does not depend on the pieces in which the gradient
+        becomes ready. It costs one pass over the gradient.
+
+        Args:
+            one: the backward pass.
+            entries: layout entries of its range, contiguous.
+            compute: computes the gradient.
+        """
+        start = entries[0].offset
+
+        def compute_and_note(out: Float32Array, ready: Callable[[int], None]) -> FinishedPass:
+            missing = list(entries)
+            checksums: list[int] = []
+
+            def note_down_to(offset: int) -> None:
+                while missing and missing[-1].offset - start >= offset:
+                    entry = missing.pop()
+                    checksums.append(
+                        crc32c.value(out[entry.offset - start : entry.stop - start].view(np.uint8))
+                    )
+                ready(offset)
+
+            finished = compute(out, note_down_to)
+            self.note(one, reversed(checksums))
+            return finished
+
+        return compute_and_note
 
     def watch(self, exchange: PassExchange) -> PassExchange:
         """Return an exchange whose arrays get checksums when they are sent."""

@@ -7,8 +7,7 @@ from typing import Protocol
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Failed, TiermeshError
-from training.pipeline.exchange import PassExchange, ReceivedKind
-from training.pipeline.stages import PipelineStages
+from training.pipeline.exchange import ArraySizes, PassExchange, ReceivedKind
 
 
 class LeaseDropped(TiermeshError):
@@ -46,13 +45,13 @@ class RowExchange(PassExchange, Protocol):
 class OpenExchange(Protocol):
     """Opens the exchange of a lease."""
 
-    def __call__(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> RowExchange:
+    def __call__(self, lease: pb.Lease, config: JobConfig, sizes: ArraySizes) -> RowExchange:
         """Return the exchange.
 
         Args:
             lease: the lease.
             config: config of its job.
-            stages: the stages of this worker.
+            sizes: largest arrays that this worker's stages exchange.
 
         Raises:
             LeaseDropped: the lease is of another row than the worker's.
@@ -60,7 +59,7 @@ class OpenExchange(Protocol):
         """
 
 
-def refuse_exchange(lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> RowExchange:
+def refuse_exchange(lease: pb.Lease, config: JobConfig, sizes: ArraySizes) -> RowExchange:
     """Refuse to open an exchange: this process has no links to other workers."""
-    del config, stages
+    del config, sizes
     raise Failed(f"lease {lease.lease}: this worker has no links to other workers")

@@ -42,8 +42,8 @@ from services.transport.mailbox import Mailbox
 from services.transport.obstacles import AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import open_channel
-from training.pipeline.build import build_step
-from training.pipeline.stages import PipelineStages
+from training.pipeline.exchange import ArraySizes
+from training.step import TrainingStep
 from worker.cluster_check import NEIGHBOURS_METHOD, ClusterCheck, NeighbourCheck
 from worker.code_fingerprint import remember_shipped_code
 from worker.core import events as ev
@@ -106,7 +106,7 @@ class WorkerService:
         cache_bytes: int = 1 << 62,
         allowed_models: Collection[str] = (),
         shared_memory: bool = True,
-        make_step: StepFactory = build_step,
+        make_step: StepFactory = TrainingStep,
         clock: Callable[[], float] = time.perf_counter,
         hello_seconds: float = HELLO_SECONDS,
         pipeline_host: str = "",
@@ -335,9 +335,9 @@ class WorkerService:
         )
         log.info("job %s: row %d: %s", row.job, row_number(row.row), seats)
 
-    def _open_exchange(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> RowExchange:
+    def _open_exchange(self, lease: pb.Lease, config: JobConfig, sizes: ArraySizes) -> RowExchange:
         """Open the exchange of a lease's arrays; called on the device thread."""
-        return self._row_links.open_lease(lease, ArrayPlan.of(config, stages))
+        return self._row_links.open_lease(lease, ArrayPlan.of(config, sizes))
 
     def _send(self, body: WorkerBody | CheckReport) -> None:
         """Send a message; if it is too large, its lease or its job fails with that reason."""

@@ -1,11 +1,11 @@
 """The interfaces of what is built of a job on a mesh, and of its factory, as the device thread uses them.
 
-`training.pipeline.build` makes the steps that ship. Tests and benchmarks give a worker steps of their own.
+`training.step.TrainingStep` is the step that ships. Tests and benchmarks give a worker steps of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,15 +13,36 @@ from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from training.step import PassObserver
+from training.pipeline.exchange import ArraySizes, PassExchange
+from training.pipeline.passes import AddLeaf, PassObserver
 
 
-class BuiltModel(Protocol):
+class Step(Protocol):
     """Model and data of a job on a mesh, or some stages of them; `TrainingStep` documents each member."""
 
     @property
     def layout(self) -> Layout:
         """Layout of the model's parameters."""
+
+    @property
+    def ranges(self) -> Mapping[int, slice]:
+        """The part of the layout that each range has, by the index of the range, in order."""
+
+    @property
+    def all_ranges(self) -> int:
+        """Number of ranges of the whole model."""
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Indices of the layout's entries that are loaded, in order."""
+
+    @property
+    def array_sizes(self) -> ArraySizes:
+        """Largest arrays that are exchanged with other stages."""
+
+    @property
+    def activation_bytes(self) -> Mapping[int, int]:
+        """Memory that forward passes kept on a chip in the newest lease, by stage; empty without stages."""
 
     @property
     def evaluation_batches(self) -> int:
@@ -44,6 +65,17 @@ class BuiltModel(Protocol):
     def initial_weights(self) -> Float32Array:
         """Return the weights that training starts from, flat in layout order."""
 
+    def micro_batches(
+        self, step: int, first: int, count: int, add_leaf: AddLeaf, exchange: PassExchange
+    ) -> list[float]:
+        """Give `add_leaf` the gradients of micro-batches, range by range, and return the mean losses.
+
+        A step with one range is asked for one micro-batch at a time.
+        """
+
+    def evaluate(self, index: int, exchange: PassExchange) -> tuple[float, int] | None:
+        """Return the sum of the losses of one held-out batch, and its number of rows; None without the last range."""
+
     def checkpoint_files(self) -> dict[str, bytes]:
         """Return the files of a checkpoint that describe the model."""
 
@@ -54,23 +86,13 @@ class BuiltModel(Protocol):
         """Free the weights on the mesh."""
 
 
-class Step(BuiltModel, Protocol):
-    """Model and data of a job, whole; `TrainingStep` documents each member."""
-
-    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Write the gradient of one micro-batch to `out` and return its mean loss."""
-
-    def evaluate(self, index: int) -> tuple[float, int]:
-        """Return the sum of the losses of one held-out batch, and its number of rows."""
-
-
 class StepFactory(Protocol):
     """Factory of a job's step, for example a class whose constructor takes these arguments."""
 
     def __call__(
         self,
         config: JobConfig,
-        mesh: Mesh,
+        mesh: Mesh | Mapping[int, Mesh],
         data_dir: Path | None,
         allowed_models: Collection[str],
         *,
@@ -81,7 +103,7 @@ class StepFactory(Protocol):
 
         Args:
             config: the job's config.
-            mesh: the mesh opened for the job; the caller closes it.
+            mesh: the mesh opened for the job, or the mesh of each stage to build, by stage; the caller closes it.
             data_dir: folder of this host that is searched for data files missing at the job's path.
             allowed_models: modules and factories of users' own models that jobs may name.
             around_phase: gives a context manager that each forward and backward pass runs in.

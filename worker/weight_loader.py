@@ -19,7 +19,7 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Entry
 from services.tensors.layout_parts import Piece
 from worker.layout_share import LayoutShare
-from worker.step_interface import BuiltModel
+from worker.step_interface import Step
 
 
 class WeightInbox:
@@ -70,7 +70,7 @@ class WeightLoader:
 
     def __init__(
         self,
-        step: BuiltModel,
+        step: Step,
         share: LayoutShare,
         fetch: Callable[[int], None],
         on_new_version: Callable[[], None],

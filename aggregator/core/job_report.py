@@ -13,7 +13,8 @@ from aggregator.core.sums.step_sum import StepSum
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
 from services.errors import Refusal
-from services.printable import FAILURE_CHARACTERS, counted, printable
+from services.printable import FAILURE_CHARACTERS, counted, group_by_reason, printable
+from services.protocol.bounds import MAX_WORKERS
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import Version
@@ -79,10 +80,25 @@ class JobReport:
         self._unreported: dict[Version, CommittedStep] = {}
         self._pace = Pace(job, plan)
         self._told_share, self._told_seconds = 0, 0.0
+        self._refusals: dict[str, str] = {}  # not yet published, by worker
 
     def note(self, kind: str, text: str) -> None:
         """Publish a line to the job's log and watchers."""
+        self.publish_refusals()
         self._out.put(Note(kind, text, copy_job(self.job)))
+
+    def note_refusal(self, worker: str, refusal: Refusal) -> None:
+        """Have a worker's refusal published at the next tick or line, with those of other workers."""
+        if worker in self._refusals or len(self._refusals) == MAX_WORKERS:
+            self.publish_refusals()
+        self._refusals[worker] = str(refusal)
+
+    def publish_refusals(self) -> None:
+        """Publish the workers that were refused since the last time, in one line for each reason."""
+        refusals, self._refusals = self._refusals, {}
+        for names, reason in group_by_reason(refusals):
+            who = f"worker {names} takes" if names in refusals else f"workers {names} take"
+            self._out.put(Note("member", f"{who} no part in the job: {reason}", copy_job(self.job)))
 
     def save(self) -> None:
         """Write the job's record to disk."""

@@ -34,7 +34,7 @@ class Pace:
         self._steps = _recent(job.step_seconds)
         self._evaluations = _recent(job.evaluation_seconds)
         self._begun_seconds: float | None = None
-        self._evaluation_batches = 0
+        self._evaluation_batches = plan.evaluation_batches.known or 0
 
     def learn_batches(self, evaluation_batches: int) -> None:
         """Take the number of held-out batches from a worker that has read the corpus."""

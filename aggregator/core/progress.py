@@ -73,7 +73,7 @@ class JobProgress:
         self.chunks = 0
         self.version: Version | None = None
         self._checkpoint: Version | None = None
-        self._evaluation_batches: int | None = None
+        self._evaluation_batches = plan.evaluation_batches.known
         self._tokens_per_micro_batch = 0
         self._set_phase(JobPhase.INITIALISE)
 
@@ -96,7 +96,8 @@ class JobProgress:
             return  # only the first of a row's workers must have read it
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
         self._job.flops_per_token = ready.flops_per_token
-        if self._evaluation_batches is None:
+        # A claim that has ended may have said another number.
+        if self._evaluation_batches != ready.evaluation_batches:
             self._evaluation_batches = ready.evaluation_batches
             self._report.learn_batches(ready.evaluation_batches)
             if self.phase is JobPhase.EVALUATE:
@@ -104,7 +105,7 @@ class JobProgress:
 
     def forget_batches(self) -> None:
         """Forget the weights, and the sizes of batches, which workers have told whose claim has ended."""
-        self._evaluation_batches, self._tokens_per_micro_batch = None, 0
+        self._evaluation_batches, self._tokens_per_micro_batch = self._plan.evaluation_batches.known, 0
         self.forget_weights()
 
     def forget_weights(self) -> None:
@@ -162,7 +163,7 @@ class JobProgress:
         self._lease_book.clear_step()
         step = self.version.step
         evaluation_due = self._plan.evaluates_at(step) and self._report.evaluated_step != step
-        if evaluation_due and self._evaluation_batches != 0:
+        if evaluation_due:
             self._set_phase(JobPhase.EVALUATE)
             if self._evaluation_batches is not None:
                 self._lease_book.evaluation = Evaluation(self._evaluation_batches)

@@ -254,11 +254,9 @@ class RunningJob:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
         if not self.holders.expects(member, ready):
             return  # it has been told to build other stages since
-        refusal = self.plan.parameters.check(ready.elements)
-        if refusal is None:
-            refusal = self.job_members.admit(member, ready, leased=self._has_leased)
-        else:
-            member.claim, member.dissents = None, not self.plan.parameters.maximum_of
+        refusal = self._check_sizes(member, ready) or self.job_members.admit(
+            member, ready, leased=self._has_leased
+        )
         if refusal is not None:
             self.refuse(member, refusal, now)
             return
@@ -276,6 +274,18 @@ class RunningJob:
             self.refuse(member, refusal, now)
         if not self.ended:
             self.dispatch(now)
+
+    def _check_sizes(self, member: Member, ready: pb.Ready) -> Refusal | None:
+        """Return why sizes that a worker reports are not the plan's. If those are exact, it says nothing of the job."""
+        for count, said, is_read in (
+            (self.plan.parameters, ready.elements, True),
+            (self.plan.evaluation_batches, ready.evaluation_batches, not ready.first_stage),
+        ):
+            refusal = count.check(said) if said or is_read else None
+            if refusal is not None:
+                member.claim, member.dissents = None, not count.maximum_of
+                return refusal
+        return None
 
     @property
     def _has_leased(self) -> bool:
@@ -400,6 +410,7 @@ class RunningJob:
 
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
+        self.report.publish_refusals()
         self.job_members.mark_slow_builds(now, self._timeouts.stall)
         self.job_members.mark_hangs(self._timeouts.stall)
         self.holders.settle(now)

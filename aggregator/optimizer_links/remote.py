@@ -190,7 +190,9 @@ class RemoteOptimizerLink:
         if self._up or end.is_news:
             self._up = False
             self._room.set()
-            self._callbacks.lost(f"{self.address}: {end.reason}")
+            self._callbacks.lost(
+                end.reason if self.address in end.reason else f"{self.address}: {end.reason}"
+            )
         return True
 
     def _take_message(self, message: pb.OptimizerMessage) -> None:

@@ -71,9 +71,11 @@ class Journal:
             tail: number of newest lines to yield; 0 for all.
         """
         # Opened at once, since later events may remove lines, and are what subscribers get.
-        pieces = _read_pieces([*self._writer.log_of(job).open()], timing)
+        files = [*self._writer.log_of(job).open()]
         if tail:
-            pieces = iter([await asyncio.to_thread(_keep_last, pieces, tail)])
+            pieces = iter([await asyncio.to_thread(_read_last, files, timing, min(tail, MOST_TAIL_LINES))])
+        else:
+            pieces = _read_pieces(files, timing)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             for line in piece:
                 yield line
@@ -109,12 +111,36 @@ class Journal:
                 self._watchers.pop(job, None)
 
 
-def _keep_last(pieces: Iterator[list[LogLine]], count: int) -> list[LogLine]:
-    """Return the last lines of all pieces, at most `MOST_TAIL_LINES`."""
-    last: deque[LogLine] = deque(maxlen=min(count, MOST_TAIL_LINES))
-    for piece in pieces:
-        last.extend(piece)
+def _read_last(files: Sequence[tuple[IO[bytes], int]], timing: bool, count: int) -> list[LogLine]:
+    """Return the last lines of a log's open files, read from the end up to as many lines; then close them."""
+    last: deque[LogLine] = deque()
+    with ExitStack() as stack:
+        for file, _ in files:
+            stack.enter_context(file)
+        for file, size in reversed(files):
+            for piece in _read_backwards(file, size, timing):
+                last.extendleft(reversed(piece))
+                if len(last) >= count:
+                    return list(last)[-count:]
     return list(last)
+
+
+def _read_backwards(file: IO[bytes], size: int, timing: bool) -> Iterator[list[LogLine]]:
+    """Yield what `_read_file` yields, the last lines first; those of a piece are in the file's order."""
+    rest, is_cut = b"", False
+    while size > 0:
+        start = max(0, size - PIECE_BYTES)
+        file.seek(start)
+        rest, *lines = (file.read(size - start) + rest).split(b"\n")
+        size = start
+        if is_cut and lines:
+            del lines[-1]
+            is_cut = False
+        if len(rest) > PIECE_BYTES:
+            rest, is_cut = b"", True
+        yield _parse(lines, timing)
+    if not is_cut:
+        yield _parse([rest], timing)
 
 
 def _read_pieces(files: Sequence[tuple[IO[bytes], int]], timing: bool) -> Iterator[list[LogLine]]:
@@ -145,6 +171,8 @@ def _read_file(file: IO[bytes], size: int, timing: bool) -> Iterator[list[LogLin
 def _parse(texts: list[bytes], timing: bool) -> list[LogLine]:
     lines = []
     for text in texts:
+        if len(text) > PIECE_BYTES:
+            continue
         try:
             line = json.loads(text)
             if not timing and line.get("kind") == TIMING:

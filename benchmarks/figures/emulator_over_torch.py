@@ -1,6 +1,6 @@
 """emulator_over_torch: a forward and backward pass on the emulator, over plain PyTorch with as many threads.
 
-The emulator runs the worker's own `TrainingStep.micro_batch`, which includes reading the gradients back. The peer runs
+The emulator runs the worker's own `TrainingStep`, which includes reading the gradients back. The peer runs
 forward, loss and backward.
 """
 
@@ -15,6 +15,7 @@ from benchmarks.harness.job_settings import load_nanollama, load_setting, mesh_o
 from benchmarks.harness.peer import peer_command
 from benchmarks.harness.report import median, milliseconds, report
 from services.config.job import JobConfig
+from tests.support.micro_batch import run_micro_batch
 from training.step import TrainingStep
 
 WARM_UP = 3
@@ -56,7 +57,7 @@ def _measure(name: str, bound: float, config: JobConfig, script: str, *, rounds:
 
         def ours(number: int) -> float:
             started = time.perf_counter()
-            step.micro_batch(number, 0, gradient, lambda offset: None)
+            run_micro_batch(step, number, 0, gradient)
             return time.perf_counter() - started
 
         def peers() -> float:

@@ -1,6 +1,6 @@
 """memory_efficient: memory that recomputing blocks saves, and the time it costs, with 12 blocks.
 
-Both come from the worker's own `TrainingStep.micro_batch` on the emulator. Activation memory is the peak of numpy's
+Both come from the worker's own `TrainingStep` on the emulator. Activation memory is the peak of numpy's
 allocations during a pass, counted from the pass's start. Times come from other passes, without that counting.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.harness.job_settings import load_setting, mesh_of
 from benchmarks.harness.report import median, milliseconds, report
 from services.config.job import JobConfig
+from tests.support.micro_batch import run_micro_batch
 from training.step import TrainingStep
 
 MEMORY_BOUND = 0.35
@@ -38,7 +39,7 @@ def run() -> bool:
 
         def work(step: TrainingStep) -> float:
             started = time.perf_counter()
-            step.micro_batch(0, 0, gradient, lambda offset: None)
+            run_micro_batch(step, 0, 0, gradient)
             return time.perf_counter() - started
 
         def peak(step: TrainingStep) -> int:

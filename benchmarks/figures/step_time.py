@@ -11,13 +11,15 @@ from typing import NamedTuple
 from benchmarks.harness.daemons import Job
 from benchmarks.harness.hosts import Hosts
 from benchmarks.harness.job_settings import ROOT
-from benchmarks.harness.logged_cluster import LoggedCluster
+from benchmarks.harness.logged_cluster import Event, LoggedCluster
 from benchmarks.harness.report import median, milliseconds, report
 from cli.validate.cluster import share_out
 from services.config.job import JobConfig
-from services.config.load import load_job
+from services.config.load import load_job_with_origins
 from services.config.models import GPT2Config
+from services.config.resolve.job import ResolvedJob
 from services.sizing.flops import count_flops_per_token
+from services.sizing.measured_split import BlockTimes
 from services.sizing.step_time import StepTime, estimate_block_times, estimate_step_time
 
 NAME = "step_time_error"
@@ -44,6 +46,7 @@ class Shape(NamedTuple):
         link_bits: bits a second of each host's link.
         forward_seconds: time of a forward pass of a micro-batch; a backward pass takes twice as long.
         settings: overrides of the job.
+        shards: number of shards, each on a host of its own.
     """
 
     name: str
@@ -52,6 +55,14 @@ class Shape(NamedTuple):
     link_bits: float
     forward_seconds: float
     settings: tuple[str, ...] = ()
+    shards: int = 0
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names of the daemons, each of which has a host of its own."""
+        names = ["aggregator", *(f"worker-{number}" for number in range(1, self.workers + 1))]
+        names += [f"shard-{number}" for number in range(1, self.shards + 1)]
+        return [*names, "optimizer"] if self.tiers == 3 else names
 
 
 FLOAT32 = ("wire_dtype.gradients=float32", "wire_dtype.weights=float32")
@@ -74,10 +85,26 @@ class PacedStepCluster(LoggedCluster):
     def __init__(self, shape: Shape, network: Hosts) -> None:
         environment = {"TIERMESH_BENCH_FORWARD_SECONDS": str(shape.forward_seconds)}
         job = Job(CONFIG, PACED_WORKER, (*SETTINGS, *shape.settings), environment)
-        super().__init__("step_time", job, workers=shape.workers, tiers=shape.tiers, hosts=network.by_name)
+        super().__init__(
+            "step_time",
+            job,
+            workers=shape.workers,
+            tiers=shape.tiers,
+            hosts=network.by_name,
+            shards=shape.shards,
+        )
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:
         """Do nothing: these workers connect to no gate."""
+
+    def job_events(self) -> list[Event]:
+        """Return the log of the job, once it has ended."""
+        self.until(
+            lambda: any("succeeded" in event.text for event in self.events()) or None,
+            "the end of the job",
+            LIMIT_SECONDS,
+        )
+        return self.events()
 
     def step_seconds(self) -> list[float]:
         """Return the times from COMMIT to COMMIT after some steps."""
@@ -90,10 +117,7 @@ def run() -> bool:
     """Measure steps of each shape, and compare their median with the estimate."""
     errors, details = [], [f"load before: {os.getloadavg()[0]:.1f}"]
     for shape in SHAPES:
-        names = ["aggregator", *(f"worker-{number}" for number in range(1, shape.workers + 1))]
-        if shape.tiers == 3:
-            names.append("optimizer")
-        with Hosts(names, shape.link_bits) as network, PacedStepCluster(shape, network) as cluster:
+        with Hosts(shape.hosts, shape.link_bits) as network, PacedStepCluster(shape, network) as cluster:
             measured = cluster.step_seconds()
         said = estimate(shape)
         ratio = said.step_seconds / median(measured)
@@ -113,12 +137,19 @@ def run() -> bool:
     return report(NAME, max(errors), BOUND, *details)
 
 
-def estimate(shape: Shape) -> StepTime:
-    """Return what is said of a shape's step, with the computing time that its workers have."""
+def load_shape(shape: Shape) -> tuple[ResolvedJob, BlockTimes]:
+    """Return a shape's job, and the computing time that its workers have."""
     workers = f"multihost_config.num_workers={shape.workers}"
-    config, _ = load_job(CONFIG, (*SETTINGS, workers, *shape.settings))
-    times = estimate_block_times(config, _flops_of_pass(config) / (3 * shape.forward_seconds))
+    job, _ = load_job_with_origins(CONFIG, (*SETTINGS, workers, *shape.settings))
+    times = estimate_block_times(job.config, _flops_of_pass(job.config) / (3 * shape.forward_seconds))
     assert times is not None
+    return job, times
+
+
+def estimate(shape: Shape) -> StepTime:
+    """Return what is said of a shape's step."""
+    job, times = load_shape(shape)
+    config = job.config
     return estimate_step_time(
         config,
         times,
@@ -126,7 +157,7 @@ def estimate(shape: Shape) -> StepTime:
         link_bits=shape.link_bits,
         workers=shape.workers,
         tiers=shape.tiers,
-        shards=0,
+        shards=shape.shards,
     )
 
 

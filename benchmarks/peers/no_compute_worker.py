@@ -17,7 +17,6 @@ from typing import Any
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
-from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import Layout
@@ -27,20 +26,20 @@ from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMes
 class NoComputeStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` that computes nothing."""
 
-    evaluation_batches = 1
     tokens_per_micro_batch = 1
     vocabulary = 0
-    micro_batches = 0
+    micro_batches_computed = 0
 
     def __init__(
         self,
         config: JobConfig,
-        mesh: Mesh,
+        mesh: Any,
         data_dir: Path | None,
         allowed_models: Collection[str],
         **callbacks: Any,
     ) -> None:
-        del config, data_dir, allowed_models, callbacks
+        del data_dir, allowed_models, callbacks
+        self.evaluation_batches = config.evaluation_batches or 1
         elements, tensors = (int(os.environ[f"TIERMESH_BENCH_{name}"]) for name in ("ELEMENTS", "TENSORS"))
         size = elements // tensors
         layout = Layout.build((f"t{index}", (size,), False, f"t{index}", False) for index in range(tensors))
@@ -60,7 +59,7 @@ class NoComputeStep(StepWithoutMesh):
         del step
         if self._fetch is not None:
             self._fetch(len(self.layout.entries) - 1)
-        NoComputeStep.micro_batches += 1
+        NoComputeStep.micro_batches_computed += 1
         out.fill(1e-3 * (index + 1))
         self._gate.sendall(b"r")
         self._gate.recv(1)
@@ -76,5 +75,7 @@ if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
     # This clock makes all workers look equally fast, wherever they wait.
-    no_compute_worker = make_worker_command(NoComputeStep, clock=lambda: float(NoComputeStep.micro_batches))
+    no_compute_worker = make_worker_command(
+        NoComputeStep, clock=lambda: float(NoComputeStep.micro_batches_computed)
+    )
     sys.exit(main(worker_command=no_compute_worker))

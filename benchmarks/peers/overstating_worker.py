@@ -78,10 +78,14 @@ class Life:
             case "heartbeat":
                 self._say(heartbeat=pb.Heartbeat())
             case "join":
-                honest = JobConfig.from_json(command.join.spec_json).parameters.number
-                elements = MAX_ELEMENTS if self._lies_in_ready else honest
+                config = JobConfig.from_json(command.join.spec_json)
                 self._say(
-                    ready=pb.Ready(job=command.join.job, layout_hash=LAYOUT_REF.sha256, elements=elements)
+                    ready=pb.Ready(
+                        job=command.join.job,
+                        layout_hash=LAYOUT_REF.sha256,
+                        elements=MAX_ELEMENTS if self._lies_in_ready else config.parameters.number,
+                        evaluation_batches=config.evaluation_batches,
+                    )
                 )
             case "lease":
                 lease = command.lease

@@ -16,24 +16,24 @@ from typing import Any
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
-from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.runtime import process
 from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMesh
 from training.job_data import JobData
 from training.models.build import build_model
 from training.models.initialise import build_layout
+from training.pipeline.exchange import PassExchange
 
 
 class PacedStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` whose passes take a given time."""
 
-    micro_batches = 0
+    micro_batches_computed = 0
 
     def __init__(
         self,
         config: JobConfig,
-        mesh: Mesh,
+        mesh: Any,
         data_dir: Path | None,
         allowed_models: Collection[str],
         **callbacks: Any,
@@ -71,12 +71,12 @@ class PacedStep(StepWithoutMesh):
             out[placed.offset : placed.stop] = 1e-3 * (index + 1)
             moment = _pause(moment + 2 * self._forward_seconds[entry])
             ready(placed.offset)
-        PacedStep.micro_batches += 1
+        PacedStep.micro_batches_computed += 1
         return 0.0
 
-    def evaluate(self, index: int) -> tuple[float, int]:
+    def evaluate(self, index: int, exchange: PassExchange) -> tuple[float, int]:
         """Pause for a forward pass, and return a loss of 0."""
-        del index
+        del index, exchange
         time.sleep(self._evaluation_seconds)
         return 0.0, 1
 
@@ -90,5 +90,5 @@ if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
     # This clock makes all workers look equally fast, wherever they wait.
-    paced_worker = make_worker_command(PacedStep, clock=lambda: float(PacedStep.micro_batches))
+    paced_worker = make_worker_command(PacedStep, clock=lambda: float(PacedStep.micro_batches_computed))
     sys.exit(main(worker_command=paced_worker))

@@ -18,7 +18,7 @@ from unittest import mock
 from cli.main import main
 from mesh.exact_transfer import ExactArray
 from services.runtime import process
-from training.pipeline import stages
+from training import step
 from training.range_step import FinishedPass, Float32Array, PassInFlight, RangeStep
 
 
@@ -69,5 +69,5 @@ class PacedRange(RangeStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    with mock.patch.object(stages, "RangeStep", PacedRange):
+    with mock.patch.object(step, "RangeStep", PacedRange):
         sys.exit(main())

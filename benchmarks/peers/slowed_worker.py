@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ import numpy.typing as npt
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
-from mesh.device import Mesh
-from services.config.job import JobConfig
 from services.runtime import process
 from training.step import TrainingStep
 
@@ -29,27 +26,20 @@ Float32Array = npt.NDArray[np.float32]
 class SlowedStep(TrainingStep):
     """A training step that pauses before each micro-batch."""
 
-    def __init__(
-        self,
-        config: JobConfig,
-        mesh: Mesh,
-        data_dir: Path | None,
-        allowed_models: Collection[str],
-        **callbacks: Any,
-    ) -> None:
-        super().__init__(config, mesh, data_dir, allowed_models, **callbacks)
+    def __init__(self, *arguments: Any, **callbacks: Any) -> None:
+        super().__init__(*arguments, **callbacks)
         name = sys.argv[sys.argv.index("--name") + 1]
         self._record = Path(os.environ["TIERMESH_BENCH_RECORDS"]) / f"{name}-{os.getpid()}"
         self._pause_seconds = float(os.environ["TIERMESH_BENCH_PAUSE_SECONDS"])
 
-    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+    def micro_batches(self, step: int, first: int, *lease: Any) -> list[float]:
         """Record the start, pause, and compute the micro-batch."""
         with self._record.open("a") as file:
-            file.write(f"{step} {index} {time.time():.6f}\n")
+            file.write(f"{step} {first} {time.time():.6f}\n")
         # The sleep is the load: the time a larger model takes on a device. Computing for so long would take CPU time
         # from the other daemons, which share this machine's cores.
         time.sleep(self._pause_seconds)
-        return super().micro_batch(step, index, out, ready)
+        return super().micro_batches(step, first, *lease)
 
 
 if __name__ == "__main__":

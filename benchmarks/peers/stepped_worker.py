@@ -15,8 +15,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +22,9 @@ import numpy.typing as npt
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
-from mesh.device import Mesh
-from services.config.job import JobConfig
 from services.runtime import process
+from training.pipeline.passes import Compute
+from training.range_step import FinishedPass
 from training.step import TrainingStep
 
 Float32Array = npt.NDArray[np.float32]
@@ -37,15 +35,9 @@ class SteppedStep(TrainingStep):
 
     micro_batches_computed = 0
 
-    def __init__(
-        self,
-        config: JobConfig,
-        mesh: Mesh,
-        data_dir: Path | None,
-        allowed_models: Collection[str],
-        **callbacks: Any,
-    ) -> None:
-        super().__init__(config, mesh, data_dir, allowed_models, **callbacks)
+    def __init__(self, *arguments: Any, **callbacks: Any) -> None:
+        super().__init__(*arguments, **callbacks)
+        self._parameters = self.range_steps[0].weights
         self._gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._gate.connect(os.environ["TIERMESH_BENCH_GATE"])
         self._lines = self._gate.makefile("r")
@@ -53,18 +45,18 @@ class SteppedStep(TrainingStep):
         self._until = 0
         self._ends: list[float] = []
 
-    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+    def micro_batches(self, step: int, first: int, *lease: Any) -> list[float]:
         """Wait at the gate, then compute the micro-batch."""
         if step >= self._until:
-            self._until = self._hold(step, index)
-        loss = super().micro_batch(step, index, out, ready)
+            self._until = self._hold(step, first)
+        losses = super().micro_batches(step, first, *lease)
         self._ends.append(time.perf_counter())
         SteppedStep.micro_batches_computed += 1
-        return loss
+        return losses
 
     def _hold(self, step: int, index: int) -> int:
         """Pause at the gate, and return the step of the next pause."""
-        self.weights.fetch_all()
+        self._parameters.fetch_all()
         passes: list[dict[str, Any]] = []
         while True:
             said = {
@@ -85,14 +77,18 @@ class SteppedStep(TrainingStep):
         ready: list[tuple[int, float]] = []
 
         def used(entry: int) -> None:
-            self.weights.parameters[entry].fetch = None
+            self._parameters.parameters[entry].fetch = None
             uses.append((self.layout.entries[entry].stop, time.perf_counter() - started))
+
+        def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
+            del range_index, index
+            return compute(
+                self._scratch, lambda offset: ready.append((offset, time.perf_counter() - started))
+            )
 
         self.expect(used)
         started = time.perf_counter()
-        super().micro_batch(
-            step, index, self._scratch, lambda offset: ready.append((offset, time.perf_counter() - started))
-        )
+        super().micro_batches(step, index, 1, add_leaf)
         return {"seconds": time.perf_counter() - started, "uses": uses, "ready": ready}
 
     def close(self) -> None:

@@ -27,9 +27,9 @@ from cli.launch.sites import close_all
 from services.errors import Failed, TiermeshError
 from services.runtime.launcher import READY_SECONDS
 from services.tasks import describe_error, start_task
-from services.timeouts import STANDARD_TIMEOUTS
+from services.timeouts import SAVE_SECONDS, STANDARD_TIMEOUTS
 
-STOP_SECONDS = STANDARD_TIMEOUTS.kill + 10.0
+STOP_SECONDS = STANDARD_TIMEOUTS.kill + SAVE_SECONDS + 10.0
 """Longest wait for the daemons of one role to stop, in which an agent kills those that don't."""
 START_ORDER = ("optimizer", "aggregator", "worker")
 """Roles in the order of their start: each dials those before it."""

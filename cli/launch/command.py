@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from cli.options import json_option, option, path_option
+from cli.options import WholeNumber, json_option, option, path_option
 from cli.output import Output
 from services.errors import Refused
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.ASCII | re.DOTALL)
-_PORT = click.IntRange(1, 65535)
+_PORT = WholeNumber(1, 65535)
 
 
 @click.command()

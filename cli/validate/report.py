@@ -58,6 +58,7 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     config = job.config
     device = config.device
     workers = cluster.workers or config.num_workers
+    evaluation_batches = config.evaluation_batches or config.validation_batches or None
     report: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_type,
@@ -71,7 +72,7 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
         "steps": config.steps,
         "micro_batches": config.micro_batches,
         "batch_size": config.batch_size,
-        "evaluation_batches": job.evaluation_batches,
+        "evaluation_batches": evaluation_batches,
         "sequences_per_step": config.sequences_per_step,
         **_count_tokens(config, job.training_windows),
         "vocabulary": config.vocabulary,
@@ -89,9 +90,9 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     sizes: dict[str, Any] = dict.fromkeys(
         ("flops_per_token", "device_memory", "host_memory", "links", "checkpoints", "verdict")
     )
-    report["time"] = describe_time(config, cluster, job.evaluation_batches)
+    report["time"] = describe_time(config, cluster, evaluation_batches)
     idle = advise_on_idle_workers(config, workers)
-    slow = advise_on_evaluation(config, workers, job.evaluation_batches, report["time"])
+    slow = advise_on_evaluation(config, workers, evaluation_batches, report["time"])
     advice = [line for line in (idle, slow) if line is not None]
     if parameters is None:
         return Report(report | sizes, None, advice)

@@ -130,8 +130,9 @@ def _time_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     each = _UNKNOWN if evaluation is None else _seconds(evaluation)
     yield (
         "time of the job",
-        f"{_seconds(time['job_seconds'])}, with {counted(time['evaluations'], 'evaluation')} of {each} and the "
-        f"last checkpoint, {_seconds(time['checkpoint_seconds'])}",
+        f"{_seconds(time['job_seconds'])}: {_seconds(time['start_seconds'])} until it trains, "
+        f"{_seconds(time['steps_seconds'])} of steps, {counted(time['evaluations'], 'evaluation')} of {each}, and "
+        f"{_seconds(time['end_seconds'])} after the last step",
     )
 
 

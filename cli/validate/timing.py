@@ -48,7 +48,13 @@ def describe_time(
         shards=cluster.shards,
     )
     job = estimate_job_time(
-        config, computing.times, step, workers=workers, evaluation_batches=evaluation_batches
+        config,
+        computing.times,
+        step,
+        link_bits=cluster.link_bits,
+        workers=workers,
+        shards=cluster.shards,
+        evaluation_batches=evaluation_batches,
     )
     return report | {
         "computing_from": computing.source,

@@ -41,7 +41,13 @@ from services.config.parameters import model_parts
 from services.config.pipeline import PipelineConfig, check_pipeline
 from services.config.refusals import validation_refused
 from services.printable import printable_path
-from services.protocol.plan import MOST_EVALUATION_BATCHES, JobPlan, ParameterCount, WireTypes
+from services.protocol.plan import (
+    MOST_EVALUATION_BATCHES,
+    EvaluationBatches,
+    JobPlan,
+    ParameterCount,
+    WireTypes,
+)
 from services.tensors.layout import MAX_ELEMENTS
 
 MOST_SPEC_BYTES = 1 << 18
@@ -60,6 +66,7 @@ class JobConfig(ConfigRecord):
         batch_size: sequences (or samples) of a micro-batch, over all devices of a worker's mesh.
         validation_batch_size: sequences of a validation batch.
         validation_batches: validation batches of an evaluation, taken at even distances; 0: all.
+        evaluation_batches: validation batches of an evaluation as they were counted; None if only workers can count.
         num_workers: number of workers that tt-train would have. It sizes the step, not the cluster.
         pipeline: stages that the model is split into; None for none. Each pipeline takes as many of those workers.
         gradient_accumulation_steps: micro-batches per step of each of those workers, or of each pipeline.
@@ -92,6 +99,7 @@ class JobConfig(ConfigRecord):
     batch_size: BatchSize = 4
     validation_batch_size: BatchSize = 4
     validation_batches: Annotated[int, Field(ge=0, le=MOST_EVALUATION_BATCHES)] = 0
+    evaluation_batches: Annotated[int, Field(ge=1, le=MOST_EVALUATION_BATCHES)] | None = None
     num_workers: MicroBatchCount = 1
     pipeline: PipelineConfig | None = None
     gradient_accumulation_steps: MicroBatchCount = 1
@@ -221,6 +229,13 @@ class JobConfig(ConfigRecord):
         largest = min(sum(part.elements for part in model_parts(model, MOST_WIDTH)), MAX_ELEMENTS)
         return ParameterCount(largest, f"a vocabulary of {MOST_WIDTH} tokens, as only workers can count them")
 
+    def _plan_evaluation(self) -> EvaluationBatches:
+        if self.evaluation_batches is not None:
+            return EvaluationBatches(self.evaluation_batches, "")
+        if self.validation_batches:
+            return EvaluationBatches(self.validation_batches, "training_config.validation_batches")
+        return EvaluationBatches()
+
     def plan(self) -> JobPlan:
         """Return what the cores need to know of this job: the shape of its steps, nothing of its model."""
         return JobPlan(
@@ -241,6 +256,7 @@ class JobConfig(ConfigRecord):
             stages=self.stages,
             pipelines=self.num_workers // self.stages,
             parameters=self.parameters,
+            evaluation_batches=self._plan_evaluation(),
         )
 
     def to_json(self) -> str:

@@ -121,7 +121,13 @@ _OWN = (
 )
 """Settings, or sections of them, that tt-train does not have."""
 
-_NO_SETTINGS = ("replacement", "data.tokenizer_sha256", "data.vocab_size", "device.axis_order")
+_NO_SETTINGS = (
+    "replacement",
+    "evaluation_batches",
+    "data.tokenizer_sha256",
+    "data.vocab_size",
+    "device.axis_order",
+)
 """Fields that follow from the content of files, or from other settings."""
 
 

@@ -7,7 +7,8 @@ They are off unless the environment sets them:
 
 Here the process kills itself with SIGKILL when it reaches the first failpoint for the first time. It raises OSError
 when it reaches the second for the third time. With `flip` in place of `error`, a value there gets a wrong bit. With
-`hang`, the thread that reaches it stays there, as in a device that hangs. The log gets a line `NAME PROCESS HIT`
+`hang`, the thread that reaches it stays there, as in a device that hangs. With `slow` it goes on after `SLOW_SECONDS`,
+as on a slow disk. The log gets a line `NAME PROCESS HIT`
 whenever a failpoint is reached, followed by the action if one is due. The line is written before the action.
 """
 
@@ -19,6 +20,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +67,7 @@ FAILPOINTS: Mapping[str, str] = {
     "shard.read.mid": "a shard's copy is read in part",
     "link-check.summed": "the sum of known values is made, and its receiver does not have it",
     "worker.load": "a piece of weights has arrived, and is not on the mesh",
-    "worker.pass": "a micro-batch, or a backward pass of a stage, is about to be computed",
+    "worker.pass": "a micro-batch, or its backward pass through a range, is about to be computed",
     "worker.gradient-ready": "the sum of a lease is complete, and the aggregator does not know it",
     "worker.mesh-check": "the mesh is open for a check, and its sums are not made",
     "worker.check": "a micro-batch is computed again, and the aggregator does not have its checksum",
@@ -73,8 +75,16 @@ FAILPOINTS: Mapping[str, str] = {
 }
 """Failpoints by name, with the state of things when a process reaches each."""
 
-Action = Literal["kill", "error", "flip", "hang"]
-_ACTIONS: Mapping[str, Action] = {"kill": "kill", "error": "error", "flip": "flip", "hang": "hang"}
+SLOW_SECONDS = 4.0
+
+Action = Literal["kill", "error", "flip", "hang", "slow"]
+_ACTIONS: Mapping[str, Action] = {
+    "kill": "kill",
+    "error": "error",
+    "flip": "flip",
+    "hang": "hang",
+    "slow": "slow",
+}
 
 
 class _Armed:
@@ -99,7 +109,9 @@ class _Armed:
             os.kill(os.getpid(), signal.SIGKILL)
         if due and action == "hang":
             threading.Event().wait()
-        if due and action == "flip" and values is not None:
+        if due and action == "slow":
+            time.sleep(SLOW_SECONDS)
+        elif due and action == "flip" and values is not None:
             values.cast("B")[0] ^= 1
         elif due:
             raise OSError(errno.EIO, f"failpoint {name}")
@@ -128,10 +140,10 @@ def parse(text: str) -> dict[str, tuple[Action, int]]:
     """
     plan: dict[str, tuple[Action, int]] = {}
     for each in filter(None, text.split(",")):
-        found = re.fullmatch(r"([^=]+)=(kill|error|flip|hang)@([1-9]\d{0,8})", each.strip())
+        found = re.fullmatch(r"([^=]+)=(kill|error|flip|hang|slow)@([1-9]\d{0,8})", each.strip())
         if found is None:
             raise Refused(
-                f"{VARIABLE}: {each.strip()!r}: expected NAME=kill@HIT, or error, flip or hang for kill, "
+                f"{VARIABLE}: {each.strip()!r}: expected NAME=kill@HIT, or error, flip, hang or slow for kill, "
                 "HIT counting from 1"
             )
         name = found[1]

@@ -88,6 +88,34 @@ class ParameterCount:
 
 
 @dataclass(frozen=True)
+class EvaluationBatches:
+    """Number of held-out batches of an evaluation, to which every worker that reads the data is held.
+
+    Attributes:
+        number: number of batches; or their maximum.
+        maximum_of: for a maximum, the setting or reason that it follows from; empty for an exact number.
+    """
+
+    number: int = MOST_EVALUATION_BATCHES
+    maximum_of: str = "the most of any evaluation"
+
+    @property
+    def known(self) -> int | None:
+        """The exact number; None if only workers can count the tokens."""
+        return None if self.maximum_of else self.number
+
+    def check(self, batches: int) -> Refusal | None:
+        """Return why so many held-out batches are not those of the job; None if they may be."""
+        if batches == self.number or (self.maximum_of and 0 < batches < self.number):
+            return None
+        expected, fix = f"the job's {self.number}", "give all hosts the same version of Tiermesh"
+        if self.maximum_of:
+            expected = f"1 to {self.number} ({self.maximum_of})"
+            fix = f"raise validation_batch_size, or {fix}"
+        return Refusal(f"it has {batches} held-out batches, expected {expected}; {fix}")
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """A job's plan: how many steps it has, of what size, and when it evaluates and checkpoints.
 
@@ -109,6 +137,7 @@ class JobPlan:
         stages: number of stages of the rows of workers that leases go to; 1 if each worker holds the whole model.
         pipelines: number of such rows that the job's `num_workers` makes; any number of rows computes the same.
         parameters: number of parameters of its model.
+        evaluation_batches: number of batches of its evaluations.
     """
 
     steps: int
@@ -128,6 +157,7 @@ class JobPlan:
     stages: int = 1
     pipelines: int = 1
     parameters: ParameterCount = ParameterCount()
+    evaluation_batches: EvaluationBatches = EvaluationBatches()
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""

@@ -49,7 +49,7 @@ class DaemonOptions:
         people_listen: `HOST:PORT` for people that show a token in place of a certificate; empty for none.
 
     Raises:
-        Refused: other daemons would refuse the name.
+        Refused: other daemons would refuse the name, or others could reach the daemon without TLS.
     """
 
     name: str
@@ -66,8 +66,10 @@ class DaemonOptions:
     people_listen: str = ""
 
     def __post_init__(self) -> None:
-        """Check the name, so that a bad one is refused before anything is opened."""
+        """Check name and addresses, so that bad ones are refused before anything is opened."""
         check_name("--name", self.name)
+        self.security.refuse_exposed("--listen", self.listen)
+        self.security.refuse_exposed("--metrics-listen", self.metrics_listen)
 
 
 class Service(Protocol):
@@ -123,7 +125,11 @@ def run_role(
     process.limit_blas_to_one_thread()
     log.debug("allocator %s", "tuned" if tuned else "not tuned")
 
-    return process.run_daemon(lambda: _serve(role, options, build), exit_with_parent=options.exit_with_parent)
+    return process.run_daemon(
+        lambda: _serve(role, options, build),
+        exit_with_parent=options.exit_with_parent,
+        ready_file=options.ready_file,
+    )
 
 
 async def _serve(

@@ -22,9 +22,9 @@ from typing import IO, Protocol, TypeVar
 from services.corpora import cache
 from services.errors import Failed, Refused
 from services.input_files import NoSuchFile, read_input_file
-from services.printable import printable_path
+from services.printable import printable, printable_path
 from services.tensors.kernels import compiler
-from services.timeouts import STANDARD_TIMEOUTS
+from services.timeouts import SAVE_SECONDS, STANDARD_TIMEOUTS
 
 READY_SECONDS = 120.0
 """Limit for a start; opening a device takes long, and so does a start on a busy machine."""
@@ -36,6 +36,8 @@ _READY_BYTES = 1 << 16
 """Longest file of a daemon that serves."""
 HOST_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE, cache.VARIABLE)
 """Environment variables that say something of the host, and are no options."""
+_SAY_SECONDS = 2.0
+"""Time of a stop after which people are told what it waits for."""
 
 Self = TypeVar("Self", bound="DaemonProcess")
 
@@ -280,14 +282,36 @@ class DaemonProcess:
         """Let a frozen process continue."""
         self.send_signal(signal.SIGCONT)
 
-    async def stop(self, limit_seconds: float = STANDARD_TIMEOUTS.kill) -> None:
-        """Send SIGTERM, and SIGKILL if the process needs longer than the limit to end."""
+    async def stop(
+        self, limit_seconds: float = STANDARD_TIMEOUTS.kill, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """Send SIGTERM, and SIGKILL if the process needs longer than the limit to end.
+
+        Args:
+            limit_seconds: the limit. A process that writes the last checkpoint has `SAVE_SECONDS` more.
+            say: called with one line if that takes long.
+        """
+        began, saving, told = time.monotonic(), "", False
         self.send_signal(signal.SIGTERM)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.wait_ended(), limit_seconds)
+        while self.process.poll() is None and (waited := time.monotonic() - began) < limit_seconds:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.wait_ended(), min(_POLL_SECONDS, limit_seconds - waited))
+            if not saving and (saving := self._read_saving()):
+                limit_seconds += SAVE_SECONDS
+            if saving and not told and waited > _SAY_SECONDS:
+                told = True
+                say(f"waiting up to {SAVE_SECONDS / 60:g} min for {saving}, which {self.name} writes to disk")
         self.send_signal(signal.SIGKILL)
         await self.wait_ended()
         self.close()
+
+    def _read_saving(self) -> str:
+        """Return what the process saves before it ends, as its ready file says; empty for nothing."""
+        try:
+            found = json.loads(read_input_file("", self._ready_file, _READY_BYTES))["saving"]
+        except (Refused, ValueError, TypeError, KeyError, RecursionError):
+            return ""
+        return printable(str(found), 200)
 
     def kill(self) -> None:
         """Send SIGKILL and wait for the end."""
@@ -306,16 +330,20 @@ class DaemonProcess:
                 self._process.stdin.close()
 
 
-async def stop_all(daemons: Iterable[DaemonProcess]) -> None:
+async def stop_all(daemons: Iterable[DaemonProcess], say: Callable[[str], None] = lambda text: None) -> None:
     """Stop daemons in the reverse order of their start, those of one role together.
 
     A shard outlives its aggregator, which saves the weights that its shards have.
+
+    Args:
+        daemons: the daemons.
+        say: called with one line if a checkpoint that one of them writes takes long.
     """
     groups: dict[tuple[str, bool], list[DaemonProcess]] = {}
     for daemon in daemons:
         groups.setdefault((daemon.role, daemon.is_shard), []).append(daemon)
     for group in reversed(list(groups.values())):
-        await asyncio.gather(*(daemon.stop() for daemon in group))
+        await asyncio.gather(*(daemon.stop(say=say) for daemon in group))
 
 
 def kill_all(daemons: Collection[DaemonProcess]) -> None:

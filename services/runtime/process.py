@@ -27,7 +27,7 @@ from services.errors import (
 from services.runtime.stop_watch import StopWatch
 from services.system_errors import system_error
 from services.tasks import start_awaited, start_thread
-from services.timeouts import STANDARD_TIMEOUTS
+from services.timeouts import SAVE_SECONDS, STANDARD_TIMEOUTS
 
 log = logging.getLogger("tiermesh")
 
@@ -140,25 +140,35 @@ def run_daemon(
     serve: Callable[[], Coroutine[Any, Any, None]],
     *,
     exit_with_parent: bool = False,
+    ready_file: Path | None = None,
     stop_seconds: float = STANDARD_TIMEOUTS.stop,
+    save_seconds: float = SAVE_SECONDS,
 ) -> int:
     """Run a daemon until it ends or is stopped, and log at most one line about why.
 
     SIGTERM and SIGINT cancel `serve()`, whose `finally` blocks are the graceful stop. A second signal ends the process
-    at once with exit code 1. So does a stop that takes longer than `stop_seconds`. A thread enforces both
-    (`stop_watch.py`), even if the event loop is stuck.
+    at once with exit code 1. So does a stop that takes longer than `stop_seconds`, or `save_seconds` while it saves
+    something. A thread enforces both (`stop_watch.py`), even if the event loop is stuck.
 
     Args:
         serve: coroutine that starts, serves until it is cancelled or finished, and cleans up.
         exit_with_parent: whether the end of standard input stops the daemon too. It ends when the parent process dies.
+        ready_file: the ready file, which says what is saved during a stop; None for no file.
         stop_seconds: limit of the graceful stop.
+        save_seconds: limit of saving during the stop.
 
     Returns:
         Exit code, see `ExitCode`: 0 if it finished or was stopped, 2 if it was refused, 75 if something that it needs
         is not there yet, 1 for anything else.
     """
     faulthandler.enable()  # else a crash in a native library leaves nothing in the log
-    with StopWatch(stop_seconds) as watch:
+
+    def note_saving(what: str) -> None:
+        if ready_file is not None:
+            with suppress(OSError, ValueError, TiermeshError):  # a launcher waits less long without it
+                write_ready_file(ready_file, {**json.loads(ready_file.read_text()), "saving": what})
+
+    with StopWatch(stop_seconds, note_saving, save_seconds) as watch:
         return asyncio.run(_supervise(serve, exit_with_parent, watch))
 
 

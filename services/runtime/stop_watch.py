@@ -14,24 +14,44 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from os import _exit
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
 from services.errors import ExitCode
 from services.tasks import start_thread
+from services.timeouts import SAVE_SECONDS
 
 log = logging.getLogger("tiermesh")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PARENT_GONE = 255
 _ENDED = 254
+_SAVING = 253
+_SAVED = 252
 LEAVE_SECONDS = 2.0
 """Time after a graceful stop in which the process must end. Then threads that hang are left behind."""
 _LOG_SECONDS = 1.0
 _MOST_FRAMES = 4
 _LONGEST_TEXT = 250
+_current: ContextVar[StopWatch | None] = ContextVar("stop watch of this process", default=None)
+
+
+@contextmanager
+def saving(what: str) -> Iterator[None]:
+    """Let a stop of this process take `SAVE_SECONDS` while the block runs; the launcher reads `what`."""
+    watch = _current.get()
+    if watch is None:
+        yield
+        return
+    watch.note_saving(what)
+    try:
+        yield
+    finally:
+        watch.note_saved()
 
 
 class StopWatch:
@@ -39,10 +59,20 @@ class StopWatch:
 
     Args:
         stop_seconds: limit of the graceful stop.
+        on_saving: called with what is saved when a save begins, which has a limit of its own.
+        save_seconds: that limit; the graceful stop may go on for `stop_seconds` after it.
     """
 
-    def __init__(self, stop_seconds: float) -> None:
+    def __init__(
+        self,
+        stop_seconds: float,
+        on_saving: Callable[[str], None] = lambda what: None,
+        save_seconds: float = SAVE_SECONDS,
+    ) -> None:
         self._stop_seconds = stop_seconds
+        self._on_saving = on_saving
+        self._save_seconds = save_seconds
+        self._saves = False
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._lock = threading.Lock()
@@ -62,11 +92,13 @@ class StopWatch:
         self._previous_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._previous_handlers = {number: signal.signal(number, _do_nothing) for number in _SIGNALS}
         start_thread(self._watch, "stop-watch")
+        _current.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        _current.set(None)
         signal.set_wakeup_fd(self._previous_wakeup)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal has returned
@@ -93,6 +125,15 @@ class StopWatch:
         """Ask for a stop, as the parent has ended."""
         self._writer.send(bytes([_PARENT_GONE]))
 
+    def note_saving(self, what: str) -> None:
+        """Give a stop the time to save something."""
+        self._on_saving(what)
+        self._writer.send(bytes([_SAVING]))
+
+    def note_saved(self) -> None:
+        """Give a stop no more than its usual time from now on."""
+        self._writer.send(bytes([_SAVED]))
+
     # ---- on the watching thread ----
 
     def _watch(self) -> None:
@@ -107,6 +148,10 @@ class StopWatch:
                         if not self._stopping:
                             return
                         deadline = time.monotonic() + LEAVE_SECONDS
+                    elif event in (_SAVING, _SAVED):
+                        self._saves = event == _SAVING
+                        if deadline is not None:
+                            deadline = time.monotonic() + self._limit_seconds
                     elif event == _PARENT_GONE:
                         deadline = deadline or self._stop("standard input ended, the parent is gone")
                     elif deadline is None:
@@ -118,9 +163,13 @@ class StopWatch:
     def _code(self) -> int:
         return ExitCode.FAILED if self._exit_code is None else self._exit_code
 
+    @property
+    def _limit_seconds(self) -> float:
+        return self._save_seconds if self._saves else self._stop_seconds
+
     def _stop(self, reason: str) -> float:
         """Start the graceful stop, and return when it must be over."""
-        deadline = time.monotonic() + self._stop_seconds
+        deadline = time.monotonic() + self._limit_seconds
         with self._lock:
             self._stopping = True
             cancel = self._cancel
@@ -139,7 +188,7 @@ class StopWatch:
             _exit_process(f"stopped, but threads hang: {stuck}; leaving them behind", self._exit_code)
         stack = describe_stack(threading.main_thread())
         where = f"waiting in {self._describe_wait()}" if not stack else f"the event loop is stuck in {stack}"
-        _exit_process(f"did not stop within {self._stop_seconds:g} s, {where}; exiting now", ExitCode.FAILED)
+        _exit_process(f"did not stop within {self._limit_seconds:g} s, {where}; exiting now", ExitCode.FAILED)
 
 
 def describe_stack(thread: threading.Thread) -> str:

@@ -80,26 +80,29 @@ class StepTime:
 
 @dataclass(frozen=True)
 class JobTime:
-    """Seconds of a job.
+    """Seconds of a job that starts with new weights.
 
     Attributes:
+        start_seconds: from its first worker to its first step: the initial weights, and their checkpoint.
         steps_seconds: its steps.
         evaluations: number of its evaluations.
-        evaluation_seconds: one evaluation; None if its batches are known to workers only.
-        checkpoint_seconds: writing of one checkpoint; only that of the last one takes time of the job.
+        evaluation_seconds: what an evaluation adds between two steps; None if its batches are known to workers only.
+        checkpoint_seconds: one checkpoint: its way from shards, and writing it.
+        end_seconds: from the last step to the end, for the last evaluation beside the last checkpoint.
     """
 
+    start_seconds: float
     steps_seconds: float
     evaluations: int
     evaluation_seconds: float | None
     checkpoint_seconds: float
+    end_seconds: float
 
     @property
     def job_seconds(self) -> float:
         """All of it, as far as it is known."""
-        return (
-            self.steps_seconds + self.evaluations * (self.evaluation_seconds or 0.0) + self.checkpoint_seconds
-        )
+        between = (self.evaluations - 1) * (self.evaluation_seconds or 0.0)
+        return self.start_seconds + self.steps_seconds + between + self.end_seconds
 
 
 def estimate_block_times(config: JobConfig, flops_per_second: float) -> BlockTimes | None:
@@ -185,7 +188,14 @@ def estimate_step_time(
 
 
 def estimate_job_time(
-    config: JobConfig, times: BlockTimes, step: StepTime, *, workers: int, evaluation_batches: int | None
+    config: JobConfig,
+    times: BlockTimes,
+    step: StepTime,
+    *,
+    link_bits: float,
+    workers: int,
+    shards: int,
+    evaluation_batches: int | None,
 ) -> JobTime:
     """Return the time of a job.
 
@@ -193,23 +203,32 @@ def estimate_job_time(
         config: config of a job whose parameters are known.
         times: times of the model's blocks for a micro-batch.
         step: time of a step.
+        link_bits: bits a second of each host's link, each way.
         workers: number of worker daemons.
+        shards: number of shards on hosts of their own; 0 for none.
         evaluation_batches: number of batches of an evaluation; None if workers know it only.
     """
-    plan = config.plan()
-    checkpoints = estimate_checkpoints(config, config.parameters.number)
+    second, elements = 8 / (LINK_SHARE * link_bits), config.parameters.number
+    checkpoint_bytes = estimate_checkpoints(config, elements).bytes_each
+    checkpoint = checkpoint_bytes / DISK_BYTES_PER_SECOND
+    if shards:  # the aggregator collects it
+        checkpoint += second * checkpoint_bytes
+    # The first pass starts with all weights, and so does an evaluation. The step after it has them already.
+    hidden = step.weights_seconds - step.weights_exposed_seconds
+    passes = None
+    if evaluation_batches is not None:
+        passes = _evaluation_passes_seconds(config, times, workers=workers, batches=evaluation_batches)
     return JobTime(
+        start_seconds=second * FLOAT32_BYTES * elements + checkpoint + hidden,
         steps_seconds=config.steps * step.step_seconds,
-        evaluations=plan.evaluations_after(0),
-        evaluation_seconds=None
-        if evaluation_batches is None
-        else evaluation_seconds(config, times, workers=workers, batches=evaluation_batches),
-        checkpoint_seconds=checkpoints.bytes_each / DISK_BYTES_PER_SECOND,
+        evaluations=config.plan().evaluations_after(0),
+        evaluation_seconds=None if passes is None else hidden + passes,
+        checkpoint_seconds=checkpoint,
+        end_seconds=checkpoint if passes is None else max(checkpoint, step.weights_seconds + passes),
     )
 
 
-def evaluation_seconds(config: JobConfig, times: BlockTimes, *, workers: int, batches: int) -> float:
-    """Return the time of an evaluation, which has forward passes alone; see `estimate_job_time` for the arguments."""
+def _evaluation_passes_seconds(config: JobConfig, times: BlockTimes, *, workers: int, batches: int) -> float:
     forward = sum(each.forward_seconds for each in times.blocks) + times.border.forward_seconds
     rounds = -(-batches // config.count_holders(workers))
     return rounds * forward * config.validation_batch_size / config.batch_size

@@ -271,15 +271,28 @@ class Security:
                     address,
                 )
             return
-        if not self.insecure:
-            raise Refused(
-                f"listen address {address}: reachable from other hosts, but neither TLS nor --insecure is "
-                "given; give --tls-cert, --tls-key and --tls-ca, add --insecure, or listen on 127.0.0.1"
-            )
+        self.refuse_exposed("listen address", address)
         log.warning(
             "INSECURE: listening on %s without TLS: every host that reaches it can submit jobs and change weights",
             address,
         )
+
+    def refuse_exposed(self, name: str, address: str) -> None:
+        """Refuse a listen address beyond loopback without TLS and without `insecure`.
+
+        Args:
+            name: the option, for the error.
+            address: `HOST:PORT`.
+
+        Raises:
+            Refused: it is one, or no `HOST:PORT`.
+        """
+        host, _ = split_address(name, address)
+        if not (self.cert or self.insecure or is_loopback(host)):
+            raise Refused(
+                f"{name} {address}: reachable from other hosts, but neither TLS nor --insecure is given; give "
+                "--tls-cert, --tls-key and --tls-ca, add --insecure, or listen on 127.0.0.1"
+            )
 
     def check_people_listen(self, address: str) -> None:
         """Check that people with tokens can be let in on an address of their own.

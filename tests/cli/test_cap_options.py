@@ -43,5 +43,5 @@ def test_a_value_out_of_range_is_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert option in line and len(line) <= LINE_CHARACTERS and line.isprintable()
     if value in ("0", "-1", str(BOUNDS[option] + 1)):
-        assert f"{value} is not in the range 1<=x<={BOUNDS[option]}" in line
+        assert line.count(f"{value} given, expected a whole number from 1 to {BOUNDS[option]}") == 1
     assert not state.exists()

@@ -167,6 +167,22 @@ def test_a_refusal_of_several_workers_is_one_line_with_a_count() -> None:
     assert "worker w9: refused (another reason)" in text
 
 
+def test_why_an_optimizer_is_not_connected_is_said_once() -> None:
+    reason = "nothing listens at here:2: start `tiermesh optimizer`"
+    status = jobs_pb2.ClusterStatus(
+        optimizer=reason,
+        running_job="j",
+        waiting=f"waits for the optimizer: {reason}",
+        waits=[
+            jobs_pb2.Wait(role="optimizer", peer="optimizer", what=f"a connection: {reason}", seconds=2.0)
+        ],
+    )
+    lines = list(describe_status(status, "here:1"))
+    assert "\n".join(lines).count(reason) == 1 and f"optimizer: {reason}" in lines
+    assert "running job: j (waits for the optimizer)" in lines
+    assert "waiting 2.0 s for optimizer: a connection, step 0" in lines
+
+
 def test_an_idle_worker_has_its_reason_and_an_old_speed_its_age() -> None:
     idle = Member(name="w1", state="ready", activity="few_micro_batches", step=7, micro_batches_per_second=1.234,
                   seconds_since_speed=4320.0)  # fmt: skip

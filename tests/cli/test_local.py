@@ -42,10 +42,12 @@ def run(job_file: Path, state_dir: Path, *more: str) -> tuple[int, dict[str, Any
 
 
 @contextmanager
-def training(job_file: Path, state_dir: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+def training(
+    job_file: Path, state_dir: Path, *more: str, program: tuple[str, ...] = ("-m", "cli.main")
+) -> Iterator[subprocess.Popen[str]]:
     """Start a run and yield it after its first step."""
     process = subprocess.Popen(
-        arguments(job_file, state_dir, *more),
+        arguments(job_file, state_dir, *more, program=program),
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -132,6 +134,15 @@ def test_shards_change_no_bit_and_leave_no_process(job_file: Path, tmp_path: Pat
     assert "is shard 1 of 2 of aggregator aggregator" in log
 
 
+def test_a_resume_where_nothing_ran_is_refused_before_anything_is_made(
+    job_file: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    code, _, line = run(job_file, state, "--resume")
+    assert code == 2 and f"--resume: no unfinished job in {state}" in line
+    assert not state.exists()
+
+
 def test_shards_with_3_tiers_are_refused(job_file: Path, tmp_path: Path) -> None:
     code, _, line = run(job_file, tmp_path, "--shards", "2", "--tiers", "3")
     assert code == 2
@@ -179,13 +190,49 @@ def test_an_interrupted_job_is_refused_then_continued(gate: Gate, tmp_path: Path
     assert (code, result["state"], result["step"]) == (0, "succeeded", 300), line
 
 
+SLOW_DISK = """
+import sys
+from cli import main
+from services.runtime import launcher
+
+environment = launcher.environment_without_options
+slow = {"TIERMESH_FAILPOINTS": "checkpoint.before-rename=slow@2"}
+launcher.environment_without_options = lambda: {**environment(), **slow}
+sys.exit(main.main(sys.argv[1:]))
+"""
+"""Program of a command whose daemons have a disk that is slow after the first checkpoint."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("tiers", "writer"), [("2", "aggregator"), ("3", "optimizer")])
+@pytest.mark.parametrize("again", [False, True])
+def test_an_interrupted_run_waits_for_its_last_checkpoint_until_the_second_interrupt(
+    gate: Gate, tmp_path: Path, tiers: str, writer: str, again: bool
+) -> None:
+    state = tmp_path / "state"
+    more = ("--set", "max_steps=300", "--set", "model_save_interval=0", "--workers", "1", *ALLOWED)
+    gate.let(50)
+    with training(gate.job_file, state, "--tiers", tiers, *more, program=("-c", SLOW_DISK)) as process:
+        process.send_signal(signal.SIGINT)
+        gate.let(50)
+        assert process.stdout is not None
+        waiting = next(line for line in process.stdout if "waiting up to" in line)
+        assert re.search(rf"15 min for the checkpoint of step \d+ of job .*, which {writer} writes", waiting)
+        if again:
+            process.send_signal(signal.SIGINT)
+        code, lines = rest_of(process)
+    saved = re.search(r"continue it from step (\d+) with: tiermesh local", lines[-1])
+    assert code == 1 and saved is not None
+    assert (int(saved[1]) == 0) == again
+
+
 INTERRUPTED_STOP = """
 import os, signal, sys
 from cli import local, main
 
-async def interrupt(daemons, stop_all=local.stop_all):
+async def interrupt(daemons, say, stop_all=local.stop_all):
     os.kill(os.getpid(), signal.SIGINT)
-    await stop_all(daemons)
+    await stop_all(daemons, say)
 
 local.stop_all = interrupt
 sys.exit(main.main(sys.argv[1:]))

@@ -313,7 +313,13 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
     found = {**fingerprint(cluster, job), "numpy": "0.9"}
     layout = layout_of(cluster, job)
     rogue.say(
-        ready=pb.Ready(job=join.job, layout_hash=layout.hash, elements=layout.elements, fingerprint=found)
+        ready=pb.Ready(
+            job=join.job,
+            layout_hash=layout.hash,
+            elements=layout.elements,
+            evaluation_batches=cluster.job(job).claims[0].evaluation_batches,
+            fingerprint=found,
+        )
     )
     reason = rogue.order("leave").reason
     assert reason.startswith("fingerprint differs: numpy is '0.9', the job's is '")
@@ -325,8 +331,16 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
 def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: StockWorker) -> None:
     rogue.join()
     join = rogue.order("join")
-    elements, pinned = layout_of(cluster, job).elements, fingerprint(cluster, job)
-    rogue.say(ready=pb.Ready(job=join.job, layout_hash="f" * 64, elements=elements, fingerprint=pinned))
+    own = cluster.job(job).claims[0]
+    rogue.say(
+        ready=pb.Ready(
+            job=join.job,
+            layout_hash="f" * 64,
+            elements=own.elements,
+            evaluation_batches=own.evaluation_batches,
+            fingerprint=own.fingerprint,
+        )
+    )
     assert "the layout's hash is ffffffffffff, the job's is " in rogue.order("leave").reason
 
 
@@ -448,9 +462,13 @@ def test_an_invalid_layout_fails_the_job(tmp_path: Path, tiers: int, short_spec:
         for layout in BAD_LAYOUTS:
             job = cluster.submit(short_spec)
             assert rogue.order("join").job == job
-            elements = JobConfig.from_json(short_spec).parameters.number
+            config = JobConfig.from_json(short_spec)
+            sizes = {
+                "elements": config.parameters.number,
+                "evaluation_batches": config.evaluation_batches or 0,
+            }
             ref = upload_file(rogue.channel, layout.encode())
-            rogue.say(ready=pb.Ready(job=job, layout_hash=ref.sha256, elements=elements))
+            rogue.say(ready=pb.Ready(job=job, layout_hash=ref.sha256, **sizes))
             lease = rogue.order("lease")
             rogue.say(description=pb.Description(job=job, lease=lease.lease, layout=ref))
             ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")

@@ -33,10 +33,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory, spec: str) -> Bits:
 
 def describe(liar: StockWorker, cluster: Cluster, spec: str, elements: int) -> None:
     """Get the lease of the initial weights, wait for an honest worker, and describe a layout of this size."""
-    size = JobConfig.from_json(spec).parameters.number
+    config = JobConfig.from_json(spec)
+    sizes = {"elements": config.parameters.number, "evaluation_batches": config.evaluation_batches or 0}
     for kind, order in liar.orders():
         if kind == "join":
-            liar.say(ready=pb.Ready(job=order.job, layout_hash="0" * 64, elements=size, evaluation_batches=1))
+            liar.say(ready=pb.Ready(job=order.job, layout_hash="0" * 64, **sizes))
         elif kind == "lease":
             assert order.phase == pb.INITIALISE
             cluster.start_worker()

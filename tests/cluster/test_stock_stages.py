@@ -38,6 +38,8 @@ def spec(tmp_path: Path, corpus: Path) -> str:
         gradient_accumulation_steps=MICRO_BATCHES,
         use_clip_grad_norm=False,
         optimizer={"type": "SGD", "lr": RATE, "momentum": 0.0, "weight_decay": 0.0},
+        validation_batches=3,
+        validation_batch_size=1,
         wire_dtype="bfloat16",
     )
     config["transformer_config"] = {"model_type": "invented:Model", "num_blocks": 2}

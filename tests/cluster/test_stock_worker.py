@@ -45,7 +45,7 @@ def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
                     job=order.job,
                     layout_hash=LAYOUT.hash,
                     elements=ELEMENTS,
-                    evaluation_batches=3,
+                    evaluation_batches=json.loads(spec_json)["evaluation_batches"],
                     fingerprint={"backend": "stock"},
                     tokens_per_micro_batch=8,
                 )
@@ -129,6 +129,7 @@ def test_a_stock_worker_trains_an_invented_model(tmp_path: Path, dtype: DType) -
         max_steps=STEPS,
         gradient_accumulation_steps=4,
         optimizer={"type": "SGD", "lr": RATE, "momentum": 0.0, "weight_decay": 0.0},
+        validation_batch_size=4,
         wire_dtype=DType.Name(dtype).lower(),
     )
     spec_json = spec_of(tmp_path, config)

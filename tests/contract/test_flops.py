@@ -20,6 +20,7 @@ from services.sizing.flops import count_flops_per_token
 from tests.support.contract.lock_step import LockStep
 from tests.support.contract.mocked_board import ROOT
 from tests.support.contract.steps import MODELS, device_config, make_job, open_configured_mesh
+from tests.support.micro_batch import run_micro_batch
 from training.step import TrainingStep
 
 _PRODUCT = re.compile(r"(?:matmul|linear)\(\[([\d,]+)\][^-]*-> \[([\d,]+)\]")
@@ -64,7 +65,7 @@ def test_recorded_products_are_those_of_matrices_and_of_attention(name: str, tmp
         for index, entry in enumerate(step.layout.entries):
             step.load(index, weights[entry.offset : entry.stop])
         module.reset()
-        step.micro_batch(0, 0, np.empty(step.layout.elements, np.float32), lambda offset: None)
+        run_micro_batch(step, 0, 0, np.empty(step.layout.elements, np.float32))
         recorded = count_recorded_flops(module.lines) / step.tokens_per_micro_batch
         vocabulary = step.vocabulary
         step.close()

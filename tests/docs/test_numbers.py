@@ -47,7 +47,7 @@ from services.tensors.layout import (
     MAX_ELEMENTS,
     MAX_ENTRIES,
 )
-from services.timeouts import STANDARD_TIMEOUTS
+from services.timeouts import SAVE_SECONDS, STANDARD_TIMEOUTS
 from services.transport.http2.frame_budget import KNOWN_PEER, UNKNOWN_PEER
 from services.transport.http2.stream import WINDOW_BYTES
 from services.transport.limits import (
@@ -102,6 +102,7 @@ FACTS = {
     "docs/shards.md": (f"At most {MAX_WAITING_CHUNKS} arrived payloads",),
     "docs/operations.md": (
         f"after {STANDARD_TIMEOUTS.stop:g} s",
+        f"{SAVE_SECONDS / 60:g} minutes more",
         f"within {CONNECT_SECONDS:g} s",
         f"{FIRST_WAIT_SECONDS:g} s, then after twice as long each time up to {LONGEST_WAIT_SECONDS:g} s",
     ),
@@ -158,7 +159,7 @@ FACTS = {
         f"no further for {STANDARD_TIMEOUTS.follow:g} s",
     ),
     "docs/devices.md": (f"after {FIRST_RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
-    "docs/timeouts.md": (f"sets {', '.join(others)} or {last} by hand",),
+    "docs/timeouts.md": (f"sets {', '.join(others)} or {last} by hand", f"has {SAVE_SECONDS:g} s"),
     "docs/timeline.md": (f"{MAX_EVENTS:,} events",),
     "docs/decisions/0001-the-chunk-is-the-only-unit.md": (
         f"{CHUNK_KI} Ki elements: {CHUNK_MI} MiB of float32, {CHUNK_MI // 2} MiB of bfloat16",
@@ -179,7 +180,15 @@ FACTS = {
             f"{STANDARD_TIMEOUTS.stop:g} s",
             f"TimeoutStopSec={STANDARD_TIMEOUTS.kill:g}",
         )
-        for role in ("worker", "aggregator", "optimizer", "shard")
+        for role in ("worker", "shard")
+    },
+    **{
+        f"deploy/systemd/tiermesh-{role}.service": (
+            f"{STANDARD_TIMEOUTS.stop:g} s",
+            f"{SAVE_SECONDS:g} s",
+            f"TimeoutStopSec={STANDARD_TIMEOUTS.kill + SAVE_SECONDS:g}",
+        )
+        for role in ("aggregator", "optimizer")
     },
 }
 """Numbers with their units and names, by page."""

@@ -23,6 +23,7 @@ from services.config.load import load_job
 from services.config.models import CustomConfig
 from services.config.pipeline import PipelineConfig
 from services.errors import Failed, Refused
+from tests.support.micro_batch import run_micro_batch
 from tests.support.ranges import Ranges
 from training.api import Parameter, Tape, Tensor, Variable
 from training.models.build import (
@@ -30,7 +31,6 @@ from training.models.build import (
 )
 from training.models.model import constant
 from training.ops.losses import squared_error
-from training.pipeline.step import PipelineStep
 from training.step import TrainingStep
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -75,14 +75,14 @@ def job(folder: Path, model_type: str = "mixer:Mixer", **options: Any) -> JobCon
     )
 
 
-def put(step: TrainingStep | PipelineStep, weights: Any) -> None:
+def put(step: TrainingStep, weights: Any) -> None:
     for index, entry in enumerate(step.layout.entries):
         step.load(index, weights[entry.offset : entry.stop])
 
 
-def gradient(step: TrainingStep | PipelineStep, at: int = 0) -> tuple[float, Any]:
+def gradient(step: TrainingStep, at: int = 0) -> tuple[float, Any]:
     out = np.full(step.layout.elements, np.nan, np.float32)
-    return step.micro_batch(at, 0, out, lambda offset: None), out
+    return run_micro_batch(step, at, 0, out), out
 
 
 def test_the_example_is_short():
@@ -139,7 +139,8 @@ def test_the_split_example_gives_the_whole_model_s_bits(folder: Path, mesh: Mesh
     put(step, step.initial_weights())
     loss, expected = gradient(step)
     pipeline = PipelineConfig(blocks_per_stage=lengths)
-    split = PipelineStep(config, pipeline, [mesh] * len(lengths), allowed_models=["split"])
+    config = config.model_copy(update={"pipeline": pipeline})
+    split = TrainingStep(config, dict.fromkeys(range(len(lengths)), mesh), allowed_models=["split"])
     put(split, split.initial_weights())
     found = gradient(split)
     assert found[0] == loss and found[1].tobytes() == expected.tobytes()

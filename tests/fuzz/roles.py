@@ -33,6 +33,7 @@ from protos.pipeline_pb2 import LinkState
 from protos.tensors_pb2 import FLOAT32, INITIAL_WEIGHTS, Chunk, ChunkHeader
 from services.caps import Caps
 from services.checkpoints.hugging_face import CONFIG_FILE
+from services.config.job import JobConfig
 from services.config.load import load_job
 from services.pipeline.split import Split
 from services.protocol.checksums import encode_with_checksum
@@ -72,6 +73,7 @@ def _make_spec() -> str:
 
 
 SPEC = _make_spec()
+EVALUATION_BATCHES = JobConfig.from_json(SPEC).evaluation_batches
 CONTENTS = (b"", b"x", SPEC.encode(), LAYOUT_TEXT, b"{}", bytes(3000))
 """Contents of files whose references peers know."""
 ROW = cluster.Row(
@@ -277,6 +279,7 @@ class ServedAggregator(ServedRole):
             job=JOB,
             layout_hash=LAYOUT.hash,
             elements=LAYOUT.elements,
+            evaluation_batches=EVALUATION_BATCHES,
             fingerprint=FINGERPRINT,
             tokens_per_micro_batch=8,
         )

@@ -1,21 +1,25 @@
-"""Fixes taken out again, each of which the seeds must find: what held before an insider was reckoned with."""
+"""Defects that the seeds must find: most are fixes taken out again, as before an insider was reckoned with."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aggregator.core import events as ev
-from aggregator.core.membership import members
-from aggregator.core.membership.claims import Answer, Claims
+from aggregator.core.aggregator import AggregatorCore
+from aggregator.core.membership import job_members, members
+from aggregator.core.membership.claims import Answer, Claims, claim_of
+from aggregator.core.progress import JobProgress
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.step_sum import StepSum
 from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import Claim
 from services.errors import Refusal
-from services.protocol.plan import ParameterCount
+from services.protocol.plan import EvaluationBatches, ParameterCount
 from services.protocol.versions import Version
 from tests.insider.lies import Trick
 from tests.insider.ports import Role
@@ -67,6 +71,35 @@ def binds_the_first_claim(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(simulated_aggregator, "trust", lambda job, worker: Refusal("nobody decides"))
 
 
+def takes_a_first_stage_s_number_of_batches(patch: pytest.MonkeyPatch) -> None:
+    """Have one worker say how many held-out batches a job with stages has: a claim leaves the number out."""
+
+    def without_batches(ready: pb.Ready) -> Claim:
+        claim = claim_of(ready)
+        claim.evaluation_batches *= not ready.stages
+        return claim
+
+    def learn_once(progress: JobProgress, ready: pb.Ready, now: float) -> None:
+        if progress._evaluation_batches is None:
+            learn(progress, ready, now)
+
+    learn = JobProgress.learn_batches
+    patch.setattr(JobProgress, "learn_batches", learn_once)
+    patch.setattr(EvaluationBatches, "known", None)
+    patch.setattr(EvaluationBatches, "check", lambda self, batches: None)
+    patch.setattr(job_members, "claim_of", without_batches)
+
+
+def cancels_whichever_job_runs(patch: pytest.MonkeyPatch) -> None:
+    """End the job that runs when a person cancels another one, which waits in the queue."""
+    cancel = AggregatorCore._cancel
+
+    def cancel_running(core: AggregatorCore, request: ev.CancelRequested) -> None:
+        cancel(core, request if core.run is None else replace(request, job=core.run.job.id))
+
+    patch.setattr(AggregatorCore, "_cancel", cancel_running)
+
+
 ALLOCATES_WHAT_IS_DESCRIBED = {
     "role": Role.WORKER, "tricks": [Trick.FIELD], "kind": "description", "field": "layout",
 }  # fmt: skip
@@ -76,9 +109,18 @@ PINS_WHAT_THE_FIRST_SAYS = {
 }  # fmt: skip
 """What an insider lies about that has the honest refused for ever: finding 2 of issue 24."""
 
+COUNTS_OTHER_BATCHES = {
+    "role": Role.WORKER, "tricks": [Trick.FIELD], "kind": "ready", "field": "evaluation_batches",
+}  # fmt: skip
+"""What an insider lies about that has a job evaluate more or fewer batches than it has."""
+
 MUTATIONS: list[Any] = [
     pytest.param(takes_any_layout, ALLOCATES_WHAT_IS_DESCRIBED, "elements are allocated"),
     pytest.param(binds_the_first_claim, PINS_WHAT_THE_FIRST_SAYS, "no progress"),
+    pytest.param(
+        takes_a_first_stage_s_number_of_batches, {"rows": True, **COUNTS_OTHER_BATCHES}, "validation loss"
+    ),
+    pytest.param(cancels_whichever_job_runs, {"role": Role.PERSON}, "job-0 is CANCELLED"),
     pytest.param(
         waits_for_chunks_for_ever,
         {"role": Role.WORKER, "tricks": [Trick.FIELD, Trick.WITHHELD], "kind": "ChunkHeader"},

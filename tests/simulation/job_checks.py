@@ -103,7 +103,7 @@ class JobChecks:
                 reported.loss == expected,
                 f"loss {reported.loss} after step {reported.step}, expected {expected}",
             )
-        if reported.HasField("validation_loss"):
+        if reported.HasField("validation_loss") and not _is_of_liar_alone(reported, job):
             expected = job.validation_loss(reported.validation_step)
             require(
                 reported.validation_loss == expected,
@@ -148,17 +148,18 @@ class JobChecks:
                 saved.job.model_sha256 == f"{hash(job.weights[-1]):x}",
                 f"{name}: reported SHA-256 of another model",
             )
-            if job.evaluation_batches and not _is_of_liar_alone(saved.job):
-                require(
-                    saved.job.validation_step == job.plan.steps,
-                    f"{name}: last evaluated at step {saved.job.validation_step}, expected its end",
-                )
+            require(
+                saved.job.validation_step == job.plan.steps,
+                f"{name}: last evaluated at step {saved.job.validation_step}, expected its end",
+            )
 
 
-def _is_of_liar_alone(job: Job) -> bool:
-    """Return whether the insider alone has made a job, whose weights and losses it could have made up as well.
+def _is_of_liar_alone(reported: Job, job: SimulatedJob) -> bool:
+    """Return whether the insider alone evaluates other batches than the job's, as it could make up the losses as well.
 
-    It says that there is nothing to evaluate. No honest worker has agreed, so none has taken part.
+    No honest worker has agreed, so none takes part.
     """
-    own = job.claims[0]
-    return not own.evaluation_batches and [each.worker for each in own.claimants] == [LIAR]
+    own = reported.claims[0]
+    return own.evaluation_batches != job.evaluation_batches and [each.worker for each in own.claimants] == [
+        LIAR
+    ]

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from protos.cluster_pb2 import BatchLoss
+from services.pipeline.split import StageRun
 from services.protocol.file_refs import make_ref
-from services.protocol.plan import JobPlan, ParameterCount
+from services.protocol.plan import EvaluationBatches, JobPlan, ParameterCount
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
 from tests.simulation.pipeline_model import SimulatedPipeline
@@ -131,6 +132,11 @@ class SimulatedJob:
         self.id = f"job-{self.number}"
         self.elements = self.chunks * CHUNK_ELEMENTS - 1000 * self.number - 1
         self.plan = replace(self.plan, parameters=ParameterCount(self.elements, ""))
+        if (
+            hash((self.number, self.evaluation_batches, self.plan.steps)) % 2
+        ):  # its submitter could count them
+            counted = EvaluationBatches(self.evaluation_batches, "")
+            self.plan = replace(self.plan, evaluation_batches=counted)
         self.layout = Layout.build([(PARAMETER, (self.elements,), True, "weight", False)])
         self.layout_ref = make_ref(self.layout.dumps().encode())
         self.applied = [
@@ -138,6 +144,11 @@ class SimulatedJob:
             for step in range(self.plan.steps)
         ]
         self._train(tuple(hash((self.number, chunk)) for chunk in range(self.chunks)))
+
+    def counts_batches(self, stages: StageRun | None) -> bool:
+        """Return whether a worker with these stages, or with the whole model, knows the number of held-out batches."""
+        reads_data = stages is None or not stages.first or stages.stop == self.plan.stages
+        return reads_data or self.plan.evaluation_batches.known is not None
 
     def split(self, draw: random.Random, workers: int) -> None:
         """Give the job a pipeline that so many workers suffice for."""

@@ -424,7 +424,7 @@ def make_job(
         number,
         plan,
         chunks,
-        rng.randint(0, 9),
+        max(1, rng.randint(0, 9)),
         submitted_seconds=0.0,
         poisoned_at=rng.randrange(steps) if may_fail and rng.random() < 0.15 else None,
         keep_last=rng.choice((0, 1, 3)),

@@ -327,7 +327,7 @@ class SimulatedWorker(Process):
             job=job.id,
             layout_hash=job.layout.hash if self.layout is None else self.layout.sha256,
             elements=job.elements + 1000 * (self.overstates == "Ready"),
-            evaluation_batches=job.evaluation_batches,
+            evaluation_batches=job.evaluation_batches if job.counts_batches(effect.stages) else 0,
             tokens_per_micro_batch=100,
             fingerprint=self._fingerprint,
             stages=effect.stages,

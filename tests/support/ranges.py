@@ -11,7 +11,7 @@ from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.pipeline.split import Split
 from training.job_data import JobData
-from training.models.build import build_model
+from training.models.build import build_model, build_range
 from training.models.initialise import build_layout
 from training.range_step import PassInFlight, RangeStep
 
@@ -32,10 +32,10 @@ class Ranges:
         data = JobData.open(config)
         model = build_model(config.model, data.vocabulary, mesh, allowed_models)
         self.layout = build_layout(model, decay_all=True)
-        self.steps = [
-            RangeStep(config, mesh, data, self.layout, blocks, allowed_models=allowed_models)
-            for blocks in Split(lengths).ranges
-        ]
+        self.steps = []
+        for blocks in Split(lengths).ranges:
+            part = build_range(config.model, data.vocabulary, mesh, blocks, allowed_models)
+            self.steps.append(RangeStep(config, mesh, data, self.layout, part, blocks))
         self._in_flight: dict[int, list[PassInFlight]] = {}
 
     def load(self) -> None:

@@ -21,8 +21,7 @@ from services.pipeline.split import StageRun
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
-from training.pipeline.exchange import ReceivedKind
-from training.pipeline.stages import PipelineStages
+from training.pipeline.exchange import ArraySizes, ReceivedKind
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
@@ -89,9 +88,9 @@ class ArrayBoard:
         self.dropped: set[int] = set()
         self.lost: Exception | None = None
 
-    def open_exchange(self, lease: pb.Lease, config: JobConfig, stages: PipelineStages) -> BoardExchange:
+    def open_exchange(self, lease: pb.Lease, config: JobConfig, sizes: ArraySizes) -> BoardExchange:
         """Open the exchange of a lease."""
-        del config, stages
+        del config, sizes
         return BoardExchange(self, lease.lease)
 
     def put(self, key: tuple[Any, ...], array: ExactArray) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +10,8 @@ from optimizer.schedules import clip_coefficient, first_moment_decay, learning_r
 from plane.master_tensors import MasterTensors
 from services.config.job import JobConfig
 from services.tensors.layout import chunk_range
+from training.pipeline.passes import Compute
+from training.range_step import FinishedPass
 from training.step import TrainingStep
 from worker.node_sum import NodeSum
 
@@ -28,12 +28,15 @@ def train(config: JobConfig, steps: int) -> tuple[list[float], npt.NDArray[np.fl
             for index, entry in enumerate(step.layout.entries):
                 step.load(index, tensors.weights[entry.offset : entry.stop])
             total = np.empty(step.layout.elements, np.float32)
-            node_sum = NodeSum(total, config.micro_batches, lambda offset: None)
-            micro_batch_losses = [
-                node_sum.add_leaf(partial(step.micro_batch, number, index))
-                for index in range(config.micro_batches)
-            ]
-            losses.append(float(np.mean(micro_batch_losses)))
+            node_sum = NodeSum(step.ranges, total, config.micro_batches, lambda offset: None)
+
+            def add_leaf(
+                range_index: int, index: int, compute: Compute, node_sum: NodeSum = node_sum
+            ) -> FinishedPass:
+                del index
+                return node_sum.add_leaf(range_index, compute)
+
+            losses.append(float(np.mean(step.micro_batches(number, 0, config.micro_batches, add_leaf))))
             for chunk in chunks:
                 tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
             norm, finite = tensors.measure()

@@ -21,6 +21,7 @@ from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig, MLPConfig
 from services.errors import Refused
 from services.pipeline.split import BlockRange
+from tests.support.micro_batch import run_micro_batch
 from tests.support.ranges import Ranges
 from training.models.build import build_range
 from training.parameter_placement import choose_axes
@@ -111,7 +112,7 @@ def run_whole(config: JobConfig, mesh: Mesh) -> tuple[list[tuple[float, Any]], t
     results = []
     for index in range(MICRO_BATCHES):
         out = np.full(step.layout.elements, np.nan, np.float32)
-        results.append((step.micro_batch(STEP, index, out, lambda offset: None), out))
+        results.append((run_micro_batch(step, STEP, index, out), out))
     return results, step.evaluate(0)
 
 

@@ -19,10 +19,13 @@ from services.config.job_parts import CorpusFile, DataConfig, OptimizerConfig
 from services.config.models import GPT2Config, LinearRegressionConfig
 from services.corpora.token_file import describe_token_file
 from services.errors import Refused
+from tests.support.micro_batch import run_micro_batch
 from training.autograd.variable import Parameter, Tensor
 from training.data.tokenizer import build_character_tokenizer
+from training.job_data import JobData
 from training.parameter_placement import choose_axes
 from training.step import TrainingStep
+from training.weights import Weights
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
 SMALL: dict[str, Any] = {
@@ -62,7 +65,7 @@ def load_weights(step: TrainingStep, weights: Any) -> None:
 
 def compute_gradient(step: TrainingStep, at: int = 0, index: int = 0) -> tuple[float, Any]:
     out = np.full(step.layout.elements, np.nan, np.float32)
-    loss = step.micro_batch(at, index, out, lambda offset: None)
+    loss = run_micro_batch(step, at, index, out)
     return loss, out
 
 
@@ -96,7 +99,7 @@ def test_gradients_are_complete_from_the_offset_that_is_reported(
         offsets.append(offset)
         np.testing.assert_array_equal(out[offset:], expected[offset:])
 
-    step.micro_batch(0, 0, out, ready)
+    run_micro_batch(step, 0, 0, out, ready)
     assert offsets == sorted(offsets, reverse=True)
     assert offsets[-1] == 0
     # Incomplete gradients are untouched; the tied embedding comes last.
@@ -226,13 +229,13 @@ def test_a_text_and_its_token_ids_train_to_the_same_bits(
     assert "tokenizer.json" in first.checkpoint_files() and "tokenizer.json" not in second.checkpoint_files()
 
 
-def test_epochs_go_on_from_micro_batch_to_micro_batch(mesh: Mesh, make_config: Callable[..., JobConfig]):
+def test_epochs_go_on_from_micro_batch_to_micro_batch(make_config: Callable[..., JobConfig]):
     """The windows of a step with two micro-batches are those of two steps with one."""
-    two = TrainingStep(make_config(replacement=False, gradient_accumulation_steps=2), mesh)
-    one = TrainingStep(make_config(replacement=False), mesh)
+    two = JobData.open(make_config(replacement=False, gradient_accumulation_steps=2))
+    one = JobData.open(make_config(replacement=False))
     for step, index in ((0, 0), (0, 1), (5, 1)):
-        expected = one.data.dataset.micro_batch(2 * step + index, 0).inputs
-        assert np.array_equal(two.data.dataset.micro_batch(step, index).inputs, expected)
+        expected = one.micro_batch(2 * step + index, 0).inputs
+        assert np.array_equal(two.micro_batch(step, index).inputs, expected)
 
 
 def test_an_evaluation_may_take_some_of_the_batches_at_even_distances(
@@ -286,19 +289,19 @@ def test_the_bits_do_not_depend_on_the_emulator_s_threads(dtype: str, make_confi
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_non_finite_gradient_is_reported_before_it_is_ready(
-    bad: float, mesh: Mesh, make_config: Callable[..., JobConfig]
+    bad: float, mesh: Mesh, make_config: Callable[..., JobConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FaultyStep(TrainingStep):
-        faulty = False
+    read_gradient, faulty = Weights.read_gradient, False
 
-        def read_gradient(self, parameter: Parameter, gradient: Tensor) -> Any:
-            values = super().read_gradient(parameter, gradient).copy()
-            if self.faulty and parameter.name in names[:2]:
-                values[-1] = bad
-            return values
+    def read_wrongly(self: Weights, parameter: Parameter, gradient: Tensor) -> Any:
+        values = read_gradient(self, parameter, gradient).copy()
+        if faulty and parameter.name in names[:2]:
+            values[-1] = bad
+        return values
 
+    monkeypatch.setattr(Weights, "read_gradient", read_wrongly)
     reported: list[tuple[int, str]] = []
-    step = FaultyStep(
+    step = TrainingStep(
         make_config(), mesh, on_non_finite=lambda index, parameter: reported.append((index, parameter))
     )
     load_weights(step, step.initial_weights())
@@ -309,8 +312,8 @@ def test_a_non_finite_gradient_is_reported_before_it_is_ready(
     def overwrite(offset: int) -> None:
         out[offset:] = 0.0  # as adding other micro-batches would
 
-    step.faulty = True
+    faulty = True
     out = np.empty(step.layout.elements, np.float32)
-    step.micro_batch(0, 3, out, overwrite)
+    run_micro_batch(step, 0, 3, out, overwrite)
     ((index, parameter),) = reported
     assert index == 3 and parameter in names[:2], "once a micro-batch"

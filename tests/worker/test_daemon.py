@@ -10,7 +10,9 @@ from worker.daemon import WorkerOptions
 
 
 def options(listen: str, advertise: str = "") -> WorkerOptions:
-    return WorkerOptions("w", listen, "127.0.0.1:0", Security(), aggregator="a:1", advertise=advertise)
+    return WorkerOptions(
+        "w", listen, "127.0.0.1:0", Security(insecure=True), aggregator="a:1", advertise=advertise
+    )
 
 
 @pytest.mark.parametrize(

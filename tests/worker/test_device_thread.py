@@ -28,7 +28,7 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk, pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
 from tests.support.facts import has_facts
-from training.pipeline.build import build_step
+from training.range_step import RangeStep
 from training.step import TrainingStep
 from worker import device_thread
 from worker.chip_memory import ChipMemoryShort
@@ -117,7 +117,7 @@ def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
 class DamagedCorpus(TrainingStep):
     """A training step whose corpus is damaged."""
 
-    def micro_batch(self, *arguments: Any) -> float:
+    def micro_batches(self, *arguments: Any) -> list[float]:
         raise TokenFileDamaged("ids.bin: differs", Path("ids.bin"), 7)
 
 
@@ -253,11 +253,11 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
     computed = []
 
     class BlockedStep(TrainingStep):
-        def micro_batch(self, step: int, index: int, out: Any, ready: Callable[[int], None]) -> float:
-            computed.append(index)
+        def micro_batches(self, step: int, first: int, *lease: Any) -> list[float]:
+            computed.append(first)
             begun.set()
             assert go_on.wait(LIMIT_SECONDS)
-            return 0.0
+            return [0.0]
 
     device = Device(BlockedStep)
     device.thread.build("a", JOB.encode())
@@ -272,11 +272,39 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
     assert _is_closed(device.meshes[0])
 
 
+def test_a_dropped_lease_ends_before_its_backward_pass(
+    monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    run_forward, begun, go_on = RangeStep.forward, threading.Event(), threading.Event()
+
+    def forward(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(LIMIT_SECONDS)
+        return run_forward(*arguments)
+
+    monkeypatch.setattr(RangeStep, "forward", forward)
+    monkeypatch.setattr(RangeStep, "backward", lambda *arguments: pytest.fail("the backward pass has begun"))
+    device.thread.build("a", JOB.encode())
+    built = device.next_input()
+    assert isinstance(built, ev.Built)
+    chunk = pack_chunk(
+        ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, np.zeros(built.elements, np.float32)
+    )
+    device.thread.carry_out(ev.Load(chunk.header), chunk)
+    device.carry_out(_make_lease(2))
+    assert begun.wait(LIMIT_SECONDS)
+    device.carry_out(ev.DropLease(7))
+    go_on.set()
+    device.thread.build("b", JOB.encode())
+    reported = [device.next_input() for _ in range(2)]
+    assert [type(each) for each in reported] == [ev.Loaded, ev.Built], "the lease ended without a report"
+
+
 def test_a_step_that_fails_is_reported_and_the_mesh_can_still_be_closed(
     make_device: Callable[..., Device],
 ) -> None:
     class FailingStep(TrainingStep):
-        def micro_batch(self, step: int, index: int, out: Any, ready: Callable[[int], None]) -> float:
+        def micro_batches(self, *lease: Any) -> list[float]:
             raise RuntimeError(
                 "TT_FATAL @ x.cpp:1: a\ninfo:\nTrying to get un-initialized fabric context\nbacktrace:\n x"
             )
@@ -409,7 +437,7 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
     split = whole.model_copy(update={"pipeline": stages, "num_workers": 2, "gradient_accumulation_steps": 6})
     results, places = [], {}
     for job, shape in ((whole, (1, 1)), (split, (2, 1))):
-        device = make_device(build_step)
+        device = make_device()
         device.thread.build("a", job.to_json().encode())
         built = device.next_input()
         assert isinstance(built, ev.Built)
@@ -434,6 +462,6 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
         results.append((ended.losses, lease_sum.values.tobytes(), weights.values.tobytes()))
         device.thread.close()
     assert results[0] == results[1]
-    passes = [0, 1, 2, 4, 5, 6, 7]  # the last forward pass puts out nothing
+    passes = range(7)  # the last forward pass puts out nothing
     assert places[2, 1] == [(micro_batch, place) for micro_batch in (1, 3) for place in passes]
     assert places[1, 1] == [(1, 0), (3, 0)]

@@ -35,8 +35,8 @@ WORK: dict[pb.DeviceTask, str] = {
     pb.LOAD_WEIGHTS: "load",
     pb.MAKE_WEIGHTS: "initial_weights",
     pb.DESCRIBE_MODEL: "checkpoint_files",
-    pb.COMPUTE_GRADIENTS: "micro_batch",
-    pb.REPEAT_GRADIENTS: "micro_batch",
+    pb.COMPUTE_GRADIENTS: "micro_batches",
+    pb.REPEAT_GRADIENTS: "micro_batches",
     pb.EVALUATE_BATCHES: "evaluate",
 }
 """What hangs in each task: a method of the step or of the mesh."""
@@ -96,7 +96,7 @@ class HangingDevice:
     def _make_step(self, *arguments: Any, **settings: Any) -> TrainingStep:
         self.hang("__init__")
         step = TrainingStep(*arguments, **settings)
-        for name in ("load", "initial_weights", "checkpoint_files", "micro_batch", "evaluate"):
+        for name in ("load", "initial_weights", "checkpoint_files", "micro_batches", "evaluate"):
             self._wrap(step, name)
         return step
 

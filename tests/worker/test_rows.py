@@ -21,7 +21,7 @@ from services.errors import Refused
 from services.pipeline.split import StageRun
 from services.tensors import layout, layout_parts
 from tests.support.row_of_workers import JOB, MakeRow, Row
-from training.pipeline.build import build_stages
+from training.pipeline.submeshes import divide_mesh
 from worker.row_exchange import NeighbourLost
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
@@ -212,4 +212,4 @@ def test_tokens_of_a_row_are_counted_once(row: Row) -> None:
 def test_stages_that_the_job_does_not_have_are_refused(make_config: Callable[..., JobConfig]) -> None:
     config = make_config(TIED, EVEN)
     with open_mesh((1, 1), backend="emulator") as mesh, pytest.raises(Refused, match="stages 1-2 ordered"):
-        build_stages(config, mesh, StageRun(1, 2))
+        divide_mesh(config, mesh, StageRun(1, 2))

@@ -113,7 +113,10 @@ def generate(
     }
     changed = {name: value for name, value in given.items() if value is not None}
     sampling = SamplingConfig.model_validate(source.sampling.model_dump() | changed)
-    ids = source.tokenizer.encode_prompt(prompt)
+    try:
+        ids = source.tokenizer.encode_prompt(prompt)
+    except Refused as refused:
+        raise Refused(f"prompt: {str(refused).removeprefix('text: ')}") from None
     if not ids:
         raise Refused("prompt: it has no tokens, expected at least one character to continue")
     uniforms = np.random.Generator(make_generator(seed, "generate")).random(max_new_tokens)

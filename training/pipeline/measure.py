@@ -17,7 +17,7 @@ from services.config.job import JobConfig
 from services.pipeline.split import BlockRange
 from services.sizing.measured_split import BlockTimes, PassTime
 from training.job_data import JobData
-from training.models.build import build_model
+from training.models.build import build_model, build_range
 from training.models.initialise import build_layout
 from training.range_step import PassInFlight, RangeStep
 
@@ -153,15 +153,15 @@ class RangeOpener:
     @contextmanager
     def open(self, blocks: BlockRange) -> Iterator[MeasuredRange]:
         """Put a range on the mesh, and free it in the end."""
-        step = RangeStep(
-            self._config, self._mesh, self._data, self._layout, blocks, allowed_models=self._allowed_models
-        )
+        config, mesh = self._config, self._mesh
+        model = build_range(config.model, self.vocabulary, mesh, blocks, self._allowed_models)
+        step = RangeStep(config, mesh, self._data, self._layout, model, blocks)
         random = np.random.default_rng(0)
         try:
             for index in step.weights.loaded:
                 size = self._layout.entries[index].size
                 step.weights.load(index, random.standard_normal(size, np.float32) * np.float32(_DEVIATION))
-            yield _RangeOnMesh(step, self._mesh, random)
+            yield _RangeOnMesh(step, mesh, random)
         finally:
             step.weights.close()
 

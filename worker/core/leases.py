@@ -99,7 +99,7 @@ def check_work(lease: pb.Lease, built: Built) -> Refusal | None:
     """Return why a lease asks for more work than the job has; None if it does not. Its sums take memory by its size."""
     batches = lease.phase == pb.EVALUATE
     most = built.micro_batches
-    if batches:  # the stages between the first and the last read no data, and so don't know the job's number
+    if batches:  # stages between the first and the last, which read no data, may not know the job's number
         most = built.evaluation_batches or (MOST_EVALUATION_BATCHES if built.stages is not None else 0)
     beyond = max((lease.first + lease.count, *(each + 1 for each in lease.checksums)))
     if lease.phase == pb.INITIALISE or beyond <= most:

@@ -12,7 +12,6 @@ from services.pipeline.schedule import ScheduleKind
 from services.pipeline.split import Split
 from services.tensors.wire_arrays import WireArrays, wire_type_of
 from training.pipeline.exchange import ArraySizes
-from training.pipeline.stages import PipelineStages
 
 KINDS = (ACTIVATION_GRADIENT, ACTIVATION, TIED_PART)
 """Kinds of arrays, the one first that is sent first: a tied part is large and needed last."""
@@ -37,11 +36,10 @@ class ArrayPlan:
     wire: DType
 
     @classmethod
-    def of(cls, config: JobConfig, stages: PipelineStages) -> ArrayPlan:
-        """Return the plan of a job with a pipeline, of which some stages are built."""
+    def of(cls, config: JobConfig, sizes: ArraySizes) -> ArrayPlan:
+        """Return the plan of a job with a pipeline, given the sizes of arrays."""
         pipeline, wire = config.pipeline, config.wire_dtype.activations
         assert pipeline is not None
-        sizes = stages.array_sizes
         return cls(
             pipeline.split,
             pipeline.schedule,

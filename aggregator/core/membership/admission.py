@@ -121,7 +121,7 @@ def check_identity(
         same_name, same_process = other.name == hello.name, other.incarnation == hello.incarnation
         if same_name and not same_process and silent < silent_seconds:
             return Refusal(
-                f"a worker named {hello.name} is connected already (heard {silent:.1f} s ago); "
+                f"a worker named {hello.name} is connected already, heard less than {silent_seconds:g} s ago; "
                 "give this one another --name"
             )
         if same_process and not same_name:

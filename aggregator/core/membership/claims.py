@@ -2,13 +2,14 @@
 
 A claim is a fingerprint, a layout and the number of held-out batches. The first COMMIT made with it binds it, or a
 second voice, or a person. A voice is a certificate that is bound to a name, so no worker has two. A claim that is not
-bound ends with its claimants.
+bound ends with its claimants. A worker whose stages read no data may not know the number. It agrees with any, and is a
+claimant of none, so it neither binds nor answers for what it does not know.
 Claims are in the job's record, which is on disk before any of them takes effect. The first one there is the job's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from enum import Enum
 
 from protos.cluster_pb2 import Ready, Void
@@ -81,9 +82,8 @@ class Claims:
         own = self.own
         if own is None or not self._exact or claim.fingerprint.get(CODE, "") == own.fingerprint.get(CODE, ""):
             return False
-        return _with_code(claim, own.fingerprint.get(CODE, "")) == _with_code(
-            own, own.fingerprint.get(CODE, "")
-        )
+        with_own_code = {**claim.fingerprint, CODE: own.fingerprint.get(CODE, "")}
+        return with_own_code == {CODE: "", **own.fingerprint} and not _describe_facts(claim, own)
 
     def is_outdated(self, claim: Claim, *, ready: bool, waits: bool) -> bool:
         """Return whether the answer to a worker's claim would be another one by now.
@@ -114,7 +114,7 @@ class Claims:
         return claimant.worker in self._present or claimant.worker in self._awaited
 
     def _say_same(self, one: Claim, other: Claim) -> bool:
-        return _facts(one) == _facts(other) and (not self._exact or one.fingerprint == other.fingerprint)
+        return not _describe_facts(one, other) and (not self._exact or one.fingerprint == other.fingerprint)
 
     # ---- workers ----
 
@@ -181,10 +181,14 @@ class Claims:
             known = self._add(claim)
         if known is None:
             return Answer.DISSENTS
-        _add_claimant(known, claimant)
+        if not known.evaluation_batches and claim.evaluation_batches:
+            known.evaluation_batches = claim.evaluation_batches
+            del known.claimants[:]
+        if claim.evaluation_batches == known.evaluation_batches:
+            _add_claimant(known, claimant)
         own = self._job.claims[0]
         if known is own:
-            if len(_voices(own)) > 1:
+            if _has_second_voice(own):
                 _bind(self._job)
             return Answer.AGREES
         if self.has_other_code(known):
@@ -196,7 +200,7 @@ class Claims:
             return Answer.AGREES
         if is_new and not leased and not own.bound:
             known.contends = bool(claimant.voice and _voices(own))
-        if known.contends and len(_voices(known)) > 1:
+        if known.contends and _has_second_voice(known):
             _replace_own(self._job, known)
             _bind(self._job)
             return Answer.AGREES
@@ -243,7 +247,7 @@ def claim_of(ready: Ready) -> Claim:
         fingerprint=ready.fingerprint,
         layout_hash=ready.layout_hash,
         elements=ready.elements,
-        evaluation_batches=0 if ready.stages else ready.evaluation_batches,
+        evaluation_batches=ready.evaluation_batches,
     )
 
 
@@ -259,12 +263,13 @@ def describe_differences(claim: Claim, own: Claim) -> str:
 
 
 def _describe_facts(claim: Claim, own: Claim) -> list[str]:
+    """Return in which fact claims differ that must agree, whatever the fingerprints; nothing if in none."""
     if claim.layout_hash != own.layout_hash:
         found, expected = claim.layout_hash[:SHOWN_DIGITS], own.layout_hash[:SHOWN_DIGITS]
         return [f"the layout's hash is {found}, the job's is {expected}"]
     if claim.elements != own.elements:
         return [f"the layout has {claim.elements} elements, the job's {own.elements}"]
-    if claim.evaluation_batches != own.evaluation_batches:
+    if len({claim.evaluation_batches, own.evaluation_batches} - {0}) > 1:
         return [f"it has {claim.evaluation_batches} held-out batches, the job {own.evaluation_batches}"]
     return []
 
@@ -367,17 +372,13 @@ def _voices(claim: Claim) -> set[str]:
     return {each.voice for each in claim.claimants if each.voice}
 
 
+def _has_second_voice(claim: Claim) -> bool:
+    """Return whether two voices say a claim, and all of it."""
+    return bool(claim.evaluation_batches) and len(_voices(claim)) > 1
+
+
 def _name(claim: Claim) -> str:
     return printable(", ".join(each.worker for each in claim.claimants), 60) or "that has left"
-
-
-def _facts(claim: Claim) -> tuple[str, int, int]:
-    """Return what claims must agree on, whatever the fingerprints."""
-    return claim.layout_hash, claim.elements, claim.evaluation_batches
-
-
-def _with_code(claim: Claim, code: str) -> tuple[Mapping[str, str], tuple[str, int, int]]:
-    return {**claim.fingerprint, CODE: code}, _facts(claim)
 
 
 def _set_claimants(claim: Claim, claimants: Collection[Claimant]) -> None:

@@ -22,7 +22,6 @@ from services.pipeline.split import StageRun
 from services.printable import group_by_reason
 from services.protocol.bounds import MAX_WORKERS
 from services.protocol.fingerprint import CODE
-from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.protocol.versions import Version
 
 
@@ -92,11 +91,6 @@ class JobMembers:
             leased: whether the job has leased anything yet.
         """
         refusal = self._admission.check_layout(ready.layout_hash)
-        if ready.evaluation_batches > MOST_EVALUATION_BATCHES:
-            found = f"{ready.evaluation_batches} batches of held-out data"
-            refusal = Refusal(
-                f"{found}, expected at most {MOST_EVALUATION_BATCHES}; raise validation_batch_size"
-            )
         if refusal is not None:
             return refusal
         claims = self._admission.claims
@@ -144,7 +138,7 @@ class JobMembers:
         member.ready, member.refusal, member.unfit = False, refusal, None
         member.building_since_seconds = member.fetch = member.claim_wait = None
         self._admission.withdraw(member.name)
-        self._report.note("member", f"worker {member.name} takes no part in the job: {refusal}")
+        self._report.note_refusal(member.name, refusal)
         self._orders.leave(member.session, str(refusal))
 
     def count_failure(self, member: Member, reason: str) -> Refusal | None:

@@ -44,13 +44,11 @@ class ResolvedJob(NamedTuple):
         config: the complete job.
         notices: a line for each setting without effect.
         training_windows: number of training windows (or samples) of all files; None if only workers count the tokens.
-        evaluation_batches: number of batches of an evaluation; None if only workers count the tokens.
     """
 
     config: JobConfig
     notices: list[str]
     training_windows: int | None
-    evaluation_batches: int | None
 
 
 def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
@@ -109,6 +107,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
             batch_size=batches.batch_size,
             validation_batch_size=batches.validation_batch_size,
             validation_batches=training.validation_batches,
+            evaluation_batches=known_evaluation_batches(training, data, batches.validation_batch_size),
             num_workers=workers,
             pipeline=pipeline,
             gradient_accumulation_steps=batches.gradient_accumulation_steps,
@@ -136,8 +135,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
     except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None
     check_spec_size(job.to_json())
-    evaluation_batches = known_evaluation_batches(training, data, batches.validation_batch_size)
-    return ResolvedJob(job, notices, known_training_windows(data), evaluation_batches)
+    return ResolvedJob(job, notices, known_training_windows(data))
 
 
 def _sampling(value: Any) -> SamplingConfig:

@@ -115,7 +115,7 @@ def known_evaluation_batches(training: TrainingSection, data: ResolvedData, batc
         batch_size: windows (or samples) of a held-out batch.
     """
     if None in data.lengths:
-        return training.validation_batches or None
+        return None
     held_out = _count_held_out_batches(data, batch_size)
     return min(training.validation_batches or held_out, held_out)
 

@@ -16,7 +16,9 @@ def test_a_second_worker_of_one_name_is_refused() -> None:
     dialogue.now += 2.0
     (line,) = dialogue.hello(2, "box", incarnation="two")
     assert line.startswith("2 closed: ")
-    assert has_facts(line, "box ... 2.0 s ... --name")
+    assert has_facts(line, "box ... 12.5 s ... --name")
+    dialogue.now += 2.0
+    assert dialogue.hello(2, "box", incarnation="two") == [line], "which its log has once"
     dialogue.now += 20.0
     assert dialogue.hello(3, "box", incarnation="two")[-1] == "3 <- welcome", (
         "the first one is silent for long"

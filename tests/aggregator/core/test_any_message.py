@@ -177,7 +177,7 @@ def test_too_many_held_out_batches_are_refused() -> None:
     body = pb.Ready(job="a", elements=1, evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
     line = dialogue.says(1, body)[0]
     assert line.startswith("1 <- leave: ")
-    assert has_facts(line, "4294967295 batches ... 262144 ... validation_batch_size")
+    assert has_facts(line, "4294967295 held-out batches ... 262144 ... validation_batch_size")
 
 
 def test_an_optimizer_beyond_the_end_of_the_job_fails_it() -> None:

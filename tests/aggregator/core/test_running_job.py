@@ -11,7 +11,7 @@ from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.jobs_pb2 import FAILED, QUEUED, Job
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, NonFinite
-from services.protocol.plan import JobPlan, ParameterCount
+from services.protocol.plan import EvaluationBatches, JobPlan, ParameterCount
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_ref, training
@@ -62,6 +62,42 @@ def test_a_worker_with_a_layout_of_another_size_is_refused_before_it_pins_anythi
         f"{elements} elements, expected the {dialogue.layout.elements} parameters of the job's model" in line
     )
     assert dialogue.ready(2) == ["save a running", "2 <- initialise"]
+
+
+@pytest.mark.parametrize("batches", [0, 2, 4, (1 << 32) - 1])
+def test_a_worker_with_another_number_of_held_out_batches_than_the_submitter_s_is_refused(
+    batches: int,
+) -> None:
+    dialogue = Dialogue()
+    dialogue.submit(evaluation_batches=EvaluationBatches(3, ""))
+    dialogue.optimizer()
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    for session in (1, 2):
+        dialogue.hello(session)
+        dialogue.give(ev.DataStreamOpened(session))
+    ready = pb.Ready(
+        job="a",
+        layout_hash=dialogue.layout.hash,
+        elements=dialogue.layout.elements,
+        evaluation_batches=batches,
+    )
+    (line,) = dialogue.says(1, ready)
+    assert has_facts(line, f"1 <- leave: it has {batches} held-out batches, expected the job's 3")
+    assert dialogue.ready(2) == ["save a running", "2 <- initialise"]
+
+
+def test_a_number_of_held_out_batches_ends_with_the_claim_that_says_it() -> None:
+    dialogue = Dialogue()
+    dialogue.submit(steps=1, micro_batches=1)
+    dialogue.hello(1)
+    dialogue.says(
+        1, pb.Ready(job="a", layout_hash="x", elements=1, evaluation_batches=7, fingerprint=FINGERPRINT)
+    )
+    dialogue.give(ev.WorkerLost(1, "gone"))
+    dialogue.optimizer()
+    dialogue.joins(2, holds=(1, 1))
+    dialogue.stands(1, 1)
+    assert dialogue.job().evaluation_batches == 3
 
 
 def test_a_worker_that_describes_another_layout_leaves_its_lease_to_another_one() -> None:

@@ -181,3 +181,18 @@ def test_a_damaged_control_message_ends_the_link_at_once() -> None:
             await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_an_address_where_nothing_listens_is_named_once() -> None:
+    async def scenario() -> None:
+        server = await start_server("127.0.0.1:0", Security(), [], ())
+        await server.stop(0)
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        address = f"127.0.0.1:{server.port}"
+        running = asyncio.ensure_future(link_to(address, lambda: None, lost.put_nowait).run())
+        reason = await lost.get()
+        assert reason.count(address) == 1 and "nothing listens" in reason
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

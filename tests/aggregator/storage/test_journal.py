@@ -168,3 +168,48 @@ def test_the_end_of_a_log_and_its_lines_about_timing_are_read_if_wanted(tmp_path
     assert texts(timing=False, tail=2) == ["Step: 2", "Step: 3"]
     assert texts(timing=True, tail=2) == ["Step: 3", "Full step time 500.000 ms"]
     assert len(texts(timing=True, tail=99)) == 6
+
+
+def read_end(folder: Path, tail: int) -> list[LogLine]:
+    """Return the last lines of the log of job a."""
+
+    async def collect() -> list[LogLine]:
+        return [line async for line in Journal(folder).lines("a", tail=tail)]
+
+    return asyncio.run(collect())
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([1, 100, PIECE_BYTES - 60, PIECE_BYTES, 3 * PIECE_BYTES]), max_size=8),
+    first=st.integers(0, 8),
+    tail=st.integers(1, 9),
+)
+def test_the_end_of_a_log_is_the_end_of_all_its_lines(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], first: int, tail: int
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    lines = [
+        json.dumps({"seconds": 1.0, "kind": "step", "text": f"{number}" + "x" * length}) + "\n"
+        for number, length in enumerate(lengths)
+    ]
+    (folder / "a.jsonl").write_text("".join(lines[:first]))
+    (folder / "a.end.jsonl").write_text("".join(lines[first:]))
+    assert read_end(folder, tail) == read(Journal(folder), "a")[-tail:]
+
+
+def test_the_end_of_a_long_log_is_read_without_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"seconds": 1.0, "kind": "step", "text": "x" * 100}) + "\n"
+    (tmp_path / "a.jsonl").write_text(line * 100 * (PIECE_BYTES // len(line)))
+    parsed: list[bytes] = []
+
+    def parse(texts: list[bytes], timing: bool) -> list[LogLine]:
+        del timing
+        parsed.extend(texts)
+        return [LogLine(text="x")] * len(texts)
+
+    monkeypatch.setattr("aggregator.storage.journal._parse", parse)
+    assert len(read_end(tmp_path, 10)) == 10
+    assert len(parsed) * len(line) <= 2 * PIECE_BYTES

@@ -16,6 +16,7 @@ from services import input_files
 from services.config import corpus
 from services.config.load import load_job_with_origins
 from services.config.paths import REPOSITORY_ROOT
+from services.protocol.plan import EvaluationBatches
 from training.job_data import JobData
 
 TRAINING_CONFIGS = sorted((REPOSITORY_ROOT / "configs" / "training_configs").glob("*.yaml"))
@@ -98,8 +99,10 @@ def test_batches_of_an_evaluation_are_those_of_the_worker(tmp_path: Path, settin
     model = "" if "linear" in settings else TRANSFORMER
     path.write_text(f"training_config: {{{settings}, validation_batch_size: 2}}\n{model}")
     job, _ = load_job_with_origins(path)
-    assert job.evaluation_batches == JobData.open(job.config).evaluation_batches
-    assert report_of(path)["evaluation_batches"] == job.evaluation_batches
+    batches = JobData.open(job.config).evaluation_batches
+    assert job.config.evaluation_batches == batches
+    assert job.config.plan().evaluation_batches == EvaluationBatches(batches, "")
+    assert report_of(path)["evaluation_batches"] == batches
 
 
 def test_a_text_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from services.config.models import (
     RegressionConfig,
 )
 from services.config.parameters import count_parameters, model_parts
-from services.protocol.plan import ParameterCount
+from services.protocol.plan import EvaluationBatches, ParameterCount
 from training.models.build import build_model
 from training.models.initialise import build_layout
 
@@ -107,6 +107,17 @@ def test_a_model_that_only_workers_can_count_has_a_maximum() -> None:
     assert unknown.parameters.number == largest
     assert "a vocabulary of 1048576 tokens" in str(unknown.parameters.check(1 + (largest or 0)))
     assert unknown.parameters.check(count_parameters(unknown.model, 50_257) or 0) is None
+
+
+def test_held_out_batches_that_only_workers_can_count_have_a_maximum() -> None:
+    corpus = {"files": ({"path": "/t", "sha256": "0" * 64},)}
+    job = {"model": {"model_type": "gpt2"}, "data": corpus}
+    most = JobConfig.model_validate(job | {"validation_batches": 20}).plan().evaluation_batches
+    assert most == EvaluationBatches(20, "training_config.validation_batches") and most.known is None
+    assert most.check(1) is None and most.check(20) is None
+    for batches in (0, 21):
+        assert f"{batches} held-out batches, expected 1 to 20 (training" in str(most.check(batches))
+    assert JobConfig.model_validate(job).plan().evaluation_batches == EvaluationBatches()
 
 
 def test_the_largest_llama_is_counted_without_building_it() -> None:

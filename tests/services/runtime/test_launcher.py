@@ -81,6 +81,44 @@ def test_stop_ends_a_daemon_and_removes_its_ready_file(daemon: DaemonProcess, tm
     assert not list(tmp_path.glob("*.ready.json"))
 
 
+SAVES = """
+import json, pathlib, signal, sys, time
+ready = pathlib.Path(dict(zip(sys.argv[2::2], sys.argv[3::2]))["--ready-file"])
+
+def write(**more):
+    part = ready.with_name("part")
+    part.write_text(json.dumps({"port": 1, "tensor_port": 1, "metrics_port": 2, **more}))
+    part.rename(ready)
+
+def save(number, frame):
+    write(saving="the checkpoint of step 7")
+    time.sleep(3)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+write()
+sys.stdin.read()
+"""
+"""A daemon that needs 3 s to save."""
+
+
+def test_a_daemon_that_saves_is_not_cut_off_and_people_are_told(tmp_path: Path) -> None:
+    daemon = DaemonProcess("optimizer", "optimizer", tmp_path, program=("-c", SAVES)).start()
+    told: list[str] = []
+
+    async def live() -> None:
+        await daemon.wait_ready()
+        await daemon.stop(1.0, told.append)
+
+    try:
+        asyncio.run(live())
+        assert daemon.process.returncode == 0
+        (line,) = told
+        assert "15 min" in line and "the checkpoint of step 7" in line and "optimizer" in line
+    finally:
+        daemon.close()
+
+
 def test_an_end_before_it_is_ready_names_its_last_error(tmp_path: Path) -> None:
     daemon = DaemonProcess(
         "worker", "worker-1", tmp_path, program=("-c", "raise SystemExit('Error: no mesh')")

@@ -31,16 +31,27 @@ async def serve():
         print("cleaned up", flush=True)
 
 logs.configure("info", "text")
-sys.exit(process.run_daemon(serve, exit_with_parent={with_parent}, stop_seconds={stop_seconds}))
+sys.exit(process.run_daemon(
+    serve, exit_with_parent={with_parent}, stop_seconds={stop_seconds}, save_seconds={save_seconds}
+))
 """
 
 
 def start(
-    body: str, *, cleanup: str = "pass", with_parent: bool = False, stop_seconds: float = 60.0
+    body: str,
+    *,
+    cleanup: str = "pass",
+    with_parent: bool = False,
+    stop_seconds: float = 60.0,
+    save_seconds: float = 60.0,
 ) -> subprocess.Popen[str]:
     """Start a daemon that runs `body`, and return when it is ready."""
     script = textwrap.dedent(DAEMON).format(
-        body=body, cleanup=cleanup, with_parent=with_parent, stop_seconds=stop_seconds
+        body=body,
+        cleanup=cleanup,
+        with_parent=with_parent,
+        stop_seconds=stop_seconds,
+        save_seconds=save_seconds,
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -107,6 +118,38 @@ def test_stop_that_hangs_is_cut_off_and_names_the_coroutine(cleanup: str) -> Non
     assert (code, out) == (1, "")
     assert "1 s" in line
     assert "waiting in serve" in line or ("stuck in" in line and "serve (" in line)
+
+
+SAVE = """
+        with __import__("services.runtime.stop_watch").runtime.stop_watch.saving("a checkpoint"):
+            await asyncio.sleep({})
+        await asyncio.sleep({})
+"""
+
+
+@pytest.mark.parametrize(
+    ("saves_seconds", "then_seconds", "limit"), [(2, 0, ""), (60, 0, "3 s"), (2, 60, "1 s")]
+)
+def test_a_stop_that_saves_has_the_time_for_it_and_no_more(
+    saves_seconds: int, then_seconds: int, limit: str
+) -> None:
+    cleanup = SAVE.format(saves_seconds, then_seconds).strip()
+    process = start("await asyncio.sleep(60)", cleanup=cleanup, stop_seconds=1, save_seconds=3)
+    process.send_signal(signal.SIGTERM)
+    code, out, lines = finish(process)
+    assert (code, out) == ((1, "") if limit else (0, "cleaned up\n"))
+    if limit:
+        assert f"did not stop within {limit}, waiting in serve" in lines[-1]
+
+
+def test_a_second_signal_ends_a_stop_that_saves() -> None:
+    cleanup = "print('stops', flush=True)\n" + SAVE.format(60, 0).rstrip()
+    process = start("await asyncio.sleep(60)", cleanup=cleanup)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None and process.stdout.readline() == "stops\n"
+    process.send_signal(signal.SIGTERM)
+    code, out, lines = finish(process)
+    assert (code, out) == (1, "") and "exiting now" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from services.config.job import JobConfig
 from services.config.load import load_job_document
 from services.sizing.pipeline import size_stages
 from training.parameter_placement import choose_axes
-from training.pipeline.build import find_pipeline_mesh_shape
-from training.pipeline.step import Compute, PipelineStep
+from training.pipeline.passes import Compute
+from training.pipeline.submeshes import find_pipeline_mesh_shape
 from training.range_step import FinishedPass
+from training.step import TrainingStep
 
 MICRO_BATCHES = 4
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -98,12 +99,12 @@ def measure_stages(config: JobConfig) -> list[int]:
     assert shape is not None and config.pipeline is not None
     with open_mesh(shape, backend="emulator", dtype="bfloat16", axes=axes) as mesh:
         stages = mesh.split(config.stages, axes)
-        step = PipelineStep(config, config.pipeline, stages)
+        step = TrainingStep(config, dict(enumerate(stages)))
         captures = [capture_memory(each, every_buffer=True) for each in stages]
         weights = step.initial_weights()
         for index, entry in enumerate(step.layout.entries):
             step.load(index, weights[entry.offset : entry.stop])
-        gradients = [np.empty(own.stop - own.start, np.float32) for own in step.ranges]
+        gradients = [np.empty(own.stop - own.start, np.float32) for own in step.ranges.values()]
 
         def drop(range_index: int, micro_batch: int, compute: Compute) -> FinishedPass:
             del micro_batch

@@ -13,7 +13,9 @@ from services.config.parameters import count_parameters
 from services.sizing.flops import count_flops_per_token
 from services.sizing.measured_split import BlockTimes, PassTime
 from services.sizing.step_time import (
+    DISK_BYTES_PER_SECOND,
     LINK_SHARE,
+    JobTime,
     Sharing,
     StepTime,
     estimate_block_times,
@@ -100,16 +102,51 @@ def test_a_pipeline_computes_in_its_schedule() -> None:
     assert slow > computing
 
 
-def test_a_job_has_steps_evaluations_and_a_last_checkpoint() -> None:
-    config = job(steps=100, evaluate_every=30, batch_size=4, validation_batch_size=8)
-    one = step(config)
-    found = estimate_job_time(config, TIMES, one, workers=2, evaluation_batches=5)
+LONG = job(steps=100, evaluate_every=30, batch_size=4, validation_batch_size=8)
+PASSES_SECONDS = 3 * 0.8 * 2
+"""Passes of an evaluation of 5 batches by 2 workers, with twice the sequences of a micro-batch."""
+
+
+def job_time(one: StepTime, *, link_bits: float, batches: int | None = 5, shards: int = 0) -> JobTime:
+    """Return the time of the job above."""
+    return estimate_job_time(
+        LONG, TIMES, one, link_bits=link_bits, workers=2, shards=shards, evaluation_batches=batches
+    )
+
+
+def test_a_job_has_a_start_steps_evaluations_and_an_end() -> None:
+    one = step(LONG, link_bits=1e9)
+    found = job_time(one, link_bits=1e9)
+    initial = LONG.parameters.number * 32 / (LINK_SHARE * 1e9)
+    hidden = one.weights_seconds - one.weights_exposed_seconds
+    assert found.start_seconds == pytest.approx(initial + found.checkpoint_seconds + hidden)
     assert found.steps_seconds == pytest.approx(100 * one.step_seconds)
-    assert (found.evaluations, found.evaluation_seconds) == (4, pytest.approx(3 * 0.8 * 2))
-    assert found.job_seconds == pytest.approx(found.steps_seconds + 4 * 3 * 1.6 + found.checkpoint_seconds)
-    unknown = estimate_job_time(config, TIMES, one, workers=2, evaluation_batches=None)
-    assert unknown.evaluation_seconds is None
-    assert unknown.job_seconds == pytest.approx(unknown.steps_seconds + unknown.checkpoint_seconds)
+    assert found.evaluations == 4
+    assert found.evaluation_seconds == pytest.approx(PASSES_SECONDS + hidden), (
+        "the step after it waits no more"
+    )
+    assert found.end_seconds == pytest.approx(PASSES_SECONDS + one.weights_seconds)
+    assert found.job_seconds == pytest.approx(
+        found.start_seconds + found.steps_seconds + 3 * found.evaluation_seconds + found.end_seconds
+    )
+
+
+def test_an_evaluation_of_unknown_length_takes_no_time_of_the_job() -> None:
+    one = step(LONG)
+    found = job_time(one, link_bits=FAST, batches=None)
+    assert found.evaluation_seconds is None
+    assert found.end_seconds == found.checkpoint_seconds
+    assert found.job_seconds == pytest.approx(found.start_seconds + found.steps_seconds + found.end_seconds)
+
+
+def test_a_checkpoint_of_shards_is_collected_over_the_link_of_the_aggregator() -> None:
+    one = step(LONG, link_bits=1e8, shards=2)
+    alone, sharded = (job_time(one, link_bits=1e8, shards=shards) for shards in (0, 2))
+    written = alone.checkpoint_seconds * DISK_BYTES_PER_SECOND
+    assert sharded.checkpoint_seconds - alone.checkpoint_seconds == pytest.approx(
+        8 * written / (LINK_SHARE * 1e8)
+    )
+    assert sharded.end_seconds == sharded.checkpoint_seconds > alone.end_seconds, "the later of both ends it"
 
 
 def test_the_largest_models_take_no_longer_to_time() -> None:

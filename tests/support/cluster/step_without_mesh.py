@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -10,11 +11,14 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from mesh.fingerprint import compute_fingerprint
 from services.tensors.layout import Layout
+from training.pipeline.exchange import ArraySizes, PassExchange
+from training.pipeline.passes import AddLeaf
+from training.range_step import FinishedPass
 
 Float32Array = npt.NDArray[np.float32]
 
 
-class StepWithoutMesh:
+class StepWithoutMesh(ABC):
     """Weights in an array of this process, and answers without content.
 
     Args:
@@ -22,8 +26,14 @@ class StepWithoutMesh:
         mesh: mesh whose fingerprint it has.
     """
 
+    all_ranges = 1
+    array_sizes = ArraySizes(np.dtype(np.float32), 0, 0)
+
     def __init__(self, layout: Layout, mesh: Mesh) -> None:
         self.layout = layout
+        self.ranges = {0: slice(0, layout.elements)}
+        self.loaded = tuple(range(len(layout.entries)))
+        self.activation_bytes: dict[int, int] = {}
         self._mesh = mesh
         self._fetch: Callable[[int], None] | None = None
         self._weights: Float32Array = np.zeros(layout.elements, np.float32)
@@ -41,9 +51,28 @@ class StepWithoutMesh:
         entry = self.layout.entries[entry_index]
         self._weights[entry.offset : entry.stop] = values
 
-    def evaluate(self, index: int) -> tuple[float, int]:
+    @abstractmethod
+    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+        """Write the gradient of a micro-batch to an array, and return its loss."""
+
+    def micro_batches(
+        self, step: int, first: int, count: int, add_leaf: AddLeaf, exchange: PassExchange
+    ) -> list[float]:
+        """Give `add_leaf` the gradients of `micro_batch`."""
+        del exchange
+        losses: list[float] = []
+        for index in range(first, first + count):
+
+            def compute(out: Float32Array, ready: Callable[[int], None], index: int = index) -> FinishedPass:
+                losses.append(self.micro_batch(step, index, out, ready))
+                return FinishedPass(None, None, losses[-1], "")
+
+            add_leaf(0, index, compute)
+        return losses
+
+    def evaluate(self, index: int, exchange: PassExchange) -> tuple[float, int]:
         """Return a loss of 0 for one token."""
-        del index
+        del index, exchange
         return 0.0, 1
 
     def checkpoint_files(self) -> dict[str, bytes]:
@@ -55,4 +84,5 @@ class StepWithoutMesh:
         return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
-        """Do nothing: the mesh has no tensors."""
+        """Free the weights: the mesh has no tensors."""
+        self._weights = np.zeros(0, np.float32)

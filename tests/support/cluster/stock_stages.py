@@ -5,6 +5,7 @@ A stage's gradient is known without activations, so these workers exchange none.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -148,7 +149,7 @@ class StageWorker(StockWorker):
                 job=order.job,
                 layout_hash=LAYOUT.hash,
                 elements=ELEMENTS,
-                evaluation_batches=3,
+                evaluation_batches=json.loads(order.spec_json)["evaluation_batches"],
                 fingerprint={"backend": "stock"},
                 tokens_per_micro_batch=8,
                 first_stage=order.first_stage,

@@ -19,7 +19,6 @@ import numpy as np
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
-from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
@@ -44,20 +43,20 @@ def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
 class TallyStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep`, with the same interface."""
 
-    evaluation_batches = 1
     tokens_per_micro_batch = 1
     vocabulary = 0
 
     def __init__(
         self,
         config: JobConfig,
-        mesh: Mesh,
+        mesh: Any,
         data_dir: Path | None,
         allowed_models: Collection[str],
         **callbacks: Any,
     ) -> None:
         del data_dir, allowed_models, callbacks
         self._steps, self._micro_batches = config.steps, config.micro_batches
+        self.evaluation_batches = config.evaluation_batches or 1
         layout = Layout.build(
             (f"t{index}", (TENSOR_ELEMENTS,), False, f"t{index}", False) for index in range(TENSORS)
         )

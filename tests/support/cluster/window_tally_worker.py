@@ -17,7 +17,6 @@ import numpy as np
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
-from mesh.device import Mesh
 from services.config.job import JobConfig
 from services.config.models import RegressionConfig
 from services.runtime import process
@@ -33,7 +32,7 @@ class WindowTallyStep(TallyStep):
     def __init__(
         self,
         config: JobConfig,
-        mesh: Mesh,
+        mesh: Any,
         data_dir: Path | None,
         allowed_models: Collection[str],
         **callbacks: Any,

@@ -19,6 +19,7 @@ from mesh.memory import capture_memory, read_chip_memory
 from services.config.job import JobConfig
 from tests.support.contract.cells import CELLS, Cell
 from tests.support.contract.steps import device_config, make_job, open_configured_mesh
+from tests.support.micro_batch import run_micro_batch
 from training.step import TrainingStep
 
 
@@ -42,7 +43,7 @@ def run_passes(job: JobConfig, mesh: Mesh) -> tuple[int, int]:
     loaded_bytes = read_chip_memory(mesh).allocated_bytes - before_bytes
     gradient = np.empty(step.layout.elements, np.float32)
     capture = capture_memory(mesh, every_buffer=True)
-    step.micro_batch(0, 0, gradient, lambda offset: None)
+    run_micro_batch(step, 0, 0, gradient)
     step.evaluate(0)
     peak_bytes = capture.segment().peak_bytes
     capture.stop()

@@ -10,6 +10,7 @@ import numpy as np
 from services.config.models import GPT2Config, LlamaConfig
 from tests.support.contract.lock_step import LockStep
 from tests.support.contract.steps import MODELS, device_config, make_job, open_configured_mesh
+from tests.support.micro_batch import run_micro_batch
 from tests.support.ranges import Ranges
 from training.step import TrainingStep
 
@@ -48,7 +49,7 @@ def run_whole_and_ranges(
             step.load(index, weights[entry.offset : entry.stop])
         module.reset()
         gradient = np.full(step.layout.elements, np.nan, np.float32)
-        loss = np.float64(step.micro_batch(0, 0, gradient, lambda offset: None))
+        loss = np.float64(run_micro_batch(step, 0, 0, gradient))
         step.evaluate(0)
         whole = list(module.lines)
         step.close()

@@ -14,10 +14,10 @@ import numpy as np
 from mesh.device import is_mesh_of_host, open_mesh
 from services.config.pipeline import PipelineConfig
 from tests.support.contract.steps import device_config, make_job
-from training.pipeline.build import build_step, find_pipeline_mesh_shape
-from training.pipeline.stages import Compute
-from training.pipeline.step import PipelineStep
+from training.pipeline.passes import Compute
+from training.pipeline.submeshes import divide_mesh, find_pipeline_mesh_shape
 from training.range_step import FinishedPass
+from training.step import TrainingStep
 
 PIPELINE = PipelineConfig(blocks_per_stage=(2, 2), ranges_per_stage=2, schedule="interleaved_1f1b")
 
@@ -34,8 +34,7 @@ def main() -> None:
     is_known = is_mesh_of_host(shape, "ttnn")
     ranges: list[int] = []
     with open_mesh(shape, backend="ttnn") as mesh:
-        step = build_step(config, mesh)
-        assert isinstance(step, PipelineStep)
+        step = TrainingStep(config, divide_mesh(config, mesh))
         weights = step.initial_weights()
         for index, entry in enumerate(step.layout.entries):
             step.load(index, weights[entry.offset : entry.stop])

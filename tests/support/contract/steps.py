@@ -27,6 +27,7 @@ from services.config.models import (
     ModelConfig,
     RopeScaling,
 )
+from tests.support.micro_batch import run_micro_batch
 from training.generation.decoding import Decoder
 from training.models.build import (
     build_model,
@@ -175,7 +176,7 @@ def run_step(
     for index, entry in entries:
         step.load(index, weights[entry.offset : entry.stop])
     gradient = np.full(step.layout.elements, np.nan, np.float32)
-    loss = step.micro_batch(0, 0, gradient, lambda offset: None)
+    loss = run_micro_batch(step, 0, 0, gradient)
     for index, entry in entries:
         step.load(index, weights[entry.offset : entry.stop])
     step.evaluate(0)

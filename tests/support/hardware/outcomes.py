@@ -11,6 +11,7 @@ import numpy as np
 from mesh.device import open_mesh
 from services.config.models import CustomConfig
 from tests.support.contract.steps import MODELS, STRATEGIES, device_config, make_job
+from tests.support.micro_batch import run_micro_batch
 from training.parameter_placement import choose_axes
 from training.step import TrainingStep
 
@@ -57,7 +58,7 @@ def run_step(model: str, strategy: str, shape: Shape, *, backend: str, dtype: st
         for index, entry in enumerate(step.layout.entries):
             step.load(index, weights[entry.offset : entry.stop])
         gradient = np.full(step.layout.elements, np.nan, np.float32)
-        loss = step.micro_batch(0, 0, gradient, lambda offset: None)
+        loss = run_micro_batch(step, 0, 0, gradient)
         step.close()
     return Outcome(loss, {entry.name: gradient[entry.offset : entry.stop] for entry in step.layout.entries})
 

@@ -133,7 +133,16 @@ def describe_local_run() -> dict[str, Any]:
         served = re.findall(r"INFO +(.* serves on port .*)", daemons)
         with contextlib.closing(sqlite3.connect(Path(root) / "queue.sqlite")) as queue:
             tables = queue.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        refusal = ("--listen", "192.0.2.1:1", "--log-format", "json", "--state-dir", root)
+        refusal = (
+            "--listen",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
+            "--state-dir",
+            root,
+            "--data-dir",
+            f"{root}/none",
+        )
         refused = _run_process("aggregator", *refusal)
     return {
         "result": keep_types(result),

@@ -21,8 +21,9 @@ from services.config.pipeline import PipelineConfig
 from services.errors import Refused
 from services.pipeline.schedule import Pass
 from training.data.tokenizer import build_character_tokenizer
-from training.pipeline.stages import Compute, PipelineStages
+from training.pipeline.passes import Compute
 from training.range_step import FinishedPass, Float32Array
+from training.step import TrainingStep
 
 STAGES = 3
 MICRO_BATCHES = 8
@@ -84,14 +85,13 @@ def without_corpus(config: JobConfig) -> JobConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"files": (file,)})})
 
 
-def build(config: JobConfig, mesh: Mesh, first: int, count: int) -> PipelineStages:
-    assert config.pipeline is not None
+def build(config: JobConfig, mesh: Mesh, first: int, count: int) -> TrainingStep:
     stages = dict.fromkeys(range(first, first + count), mesh)
-    return PipelineStages(config, config.pipeline, stages)
+    return TrainingStep(config, stages)
 
 
 def run(
-    stages: PipelineStages, weights: Float32Array, exchange: Exchange, count: int = MICRO_BATCHES
+    stages: TrainingStep, weights: Float32Array, exchange: Exchange, count: int = MICRO_BATCHES
 ) -> tuple[Float32Array, list[float]]:
     """Return the stages' part of the gradients of a lease, 0 elsewhere, and losses of micro- and held-out batches."""
     gradients = np.zeros((count, stages.layout.elements), np.float32)
@@ -103,11 +103,12 @@ def run(
         for index, entry in enumerate(stages.layout.entries):
             stages.load(index, weights[entry.offset : entry.stop])
         losses = stages.micro_batches(3, 0, count, add_leaf, exchange)
-        return gradients, losses + [total for total, _ in stages.evaluate([0], exchange)]
+        evaluated = stages.evaluate(0, exchange)
+        return gradients, losses if evaluated is None else [*losses, evaluated[0]]
 
 
 def run_apart(
-    apart: list[PipelineStages], weights: Float32Array, count: int = MICRO_BATCHES
+    apart: list[TrainingStep], weights: Float32Array, count: int = MICRO_BATCHES
 ) -> list[tuple[Float32Array, list[float]]]:
     """Return what `run` does for each, with a thread for each."""
     exchange = Exchange()
@@ -129,6 +130,8 @@ def test_a_middle_stage_needs_no_corpus(config: JobConfig, mesh: Mesh) -> None:
         0,
         whole.evaluation_batches,
     ]
+    counted = blind.model_copy(update={"evaluation_batches": whole.evaluation_batches})
+    assert build(counted, mesh, 1, 1).evaluation_batches == whole.evaluation_batches
     assert {each.tokens_per_micro_batch for each in apart} == {whole.tokens_per_micro_batch}
     runs = run_apart(apart, weights)
     assert np.array_equal(sum(gradients for gradients, _ in runs), expected[0])

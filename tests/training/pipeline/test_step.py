@@ -19,11 +19,11 @@ from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pipeline import PipelineConfig
 from services.pipeline.schedule import Pass
+from tests.support.micro_batch import run_micro_batch
 from training.parameter_placement import choose_axes
-from training.pipeline.stages import Compute
-from training.pipeline.step import PipelineStep
+from training.pipeline.passes import Compute, PassPhase
 from training.range_step import FinishedPass
-from training.step import PassPhase, TrainingStep
+from training.step import TrainingStep
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
 SIZES: dict[str, Any] = {
@@ -58,7 +58,13 @@ def make_config(tmp_path: Path) -> Callable[..., JobConfig]:
     return make
 
 
-def load(step: TrainingStep | PipelineStep, weights: Any) -> None:
+def split(config: JobConfig, pipeline: PipelineConfig, mesh: Mesh, **callbacks: Any) -> TrainingStep:
+    """Return the step of all stages of a pipeline, which share a mesh."""
+    meshes = dict.fromkeys(range(pipeline.stages), mesh)
+    return TrainingStep(config.model_copy(update={"pipeline": pipeline}), meshes, **callbacks)
+
+
+def load(step: TrainingStep, weights: Any) -> None:
     for index, entry in enumerate(step.layout.entries):
         step.load(index, weights[entry.offset : entry.stop])
 
@@ -66,7 +72,7 @@ def load(step: TrainingStep | PipelineStep, weights: Any) -> None:
 class Leaves:
     """The gradients of a lease's micro-batches, in parts of ranges."""
 
-    def __init__(self, step: PipelineStep, first: int, count: int) -> None:
+    def __init__(self, step: TrainingStep, first: int, count: int) -> None:
         self.gradients = np.full((count, step.layout.elements), np.nan, np.float32)
         self.orders: dict[int, list[int]] = {}
         self._ranges = step.ranges
@@ -103,7 +109,7 @@ def test_each_micro_batch_has_the_bits_of_the_whole_model(
         whole = TrainingStep(config, mesh)
         weights = whole.initial_weights()
         load(whole, weights)
-        step = PipelineStep(config, pipeline, [mesh] * pipeline.stages)
+        step = split(config, pipeline, mesh)
         assert step.layout == whole.layout
         assert step.initial_weights().tobytes() == weights.tobytes()
         load(step, weights)
@@ -113,7 +119,7 @@ def test_each_micro_batch_has_the_bits_of_the_whole_model(
         assert leaves.orders.keys() == set(range(len(pipeline.split.ranges)))
         for index, loss in zip(range(3, 8), losses, strict=True):
             expected = np.empty(whole.layout.elements, np.float32)
-            assert whole.micro_batch(2, index, expected, lambda offset: None) == loss
+            assert run_micro_batch(whole, 2, index, expected) == loss
             assert leaves.gradients[index - 3].tobytes() == expected.tobytes()
         assert step.evaluate(0) == whole.evaluate(0)
         assert step.checkpoint_files() == whole.checkpoint_files()
@@ -124,14 +130,15 @@ def test_each_micro_batch_has_the_bits_of_the_whole_model(
 def test_submeshes_give_the_bits_of_one_mesh_like_theirs(
     make_config: Callable[..., JobConfig], device: DeviceConfig
 ) -> None:
-    config, axes = make_config(device=device), choose_axes(device)
+    config = make_config(device=device, pipeline=INTERLEAVED, num_workers=2, gradient_accumulation_steps=4)
+    axes = choose_axes(device)
     assert device.mesh_shape is not None
     rows, columns = device.mesh_shape
     results = []
     for stages in (1, 2):
         with open_mesh((stages * rows, columns), backend="emulator", axes=axes) as mesh:
             meshes = mesh.split(2, axes) if stages > 1 else (mesh, mesh)
-            step = PipelineStep(config, INTERLEAVED, meshes)
+            step = TrainingStep(config, dict(enumerate(meshes)))
             load(step, step.initial_weights())
             leaves = Leaves(step, 0, 4)
             losses = step.micro_batches(1, 0, 4, leaves.add)
@@ -146,7 +153,7 @@ def test_one_micro_batch_becomes_ready_from_its_end_to_its_start(
     config = make_config()
     whole = TrainingStep(config, mesh)
     load(whole, whole.initial_weights())
-    step = PipelineStep(config, EVEN, [mesh] * 2)
+    step = split(config, EVEN, mesh)
     load(step, step.initial_weights())
     results = []
     for each in (whole, step):
@@ -157,7 +164,7 @@ def test_one_micro_batch_becomes_ready_from_its_end_to_its_start(
             assert np.isfinite(out[offset:]).all()
             offsets.append(offset)
 
-        results.append((each.micro_batch(1, 2, out, ready), out.tobytes()))
+        results.append((run_micro_batch(each, 1, 2, out, ready), out.tobytes()))
         assert offsets[-1] == 0 and offsets == sorted(offsets, reverse=True)
     assert results[0] == results[1]
 
@@ -165,7 +172,7 @@ def test_one_micro_batch_becomes_ready_from_its_end_to_its_start(
 def test_a_pass_waits_for_the_weights_of_its_range_only(
     make_config: Callable[..., JobConfig], mesh: Mesh
 ) -> None:
-    step = PipelineStep(make_config(), UNEVEN, [mesh] * 3)
+    step = split(make_config(), UNEVEN, mesh)
     weights, entries = step.initial_weights(), step.layout.entries
     fetched: list[int] = []
     backward_passes: list[int] = []
@@ -188,7 +195,7 @@ def test_a_pass_waits_for_the_weights_of_its_range_only(
 def test_what_a_leaf_raises_ends_the_lease_and_frees_its_activations(
     make_config: Callable[..., JobConfig], mesh: Mesh
 ) -> None:
-    step = PipelineStep(make_config(), GPIPE, [mesh] * 2)
+    step = split(make_config(), GPIPE, mesh)
     load(step, step.initial_weights())
     step.micro_batches(0, 0, 1, Leaves(step, 0, 1).add)
     before = mesh.handle.memory.live_bytes
@@ -209,14 +216,14 @@ def test_gradients_that_are_not_finite_are_told_in_index_order_with_the_first_pa
     told: dict[str, list[tuple[int, str]]] = {"whole": [], "ranges": []}
     config = make_config()
     whole = TrainingStep(config, mesh, on_non_finite=lambda *found: told["whole"].append(found))
-    step = PipelineStep(config, EVEN, [mesh] * 2, on_non_finite=lambda *found: told["ranges"].append(found))
+    step = split(config, EVEN, mesh, on_non_finite=lambda *found: told["ranges"].append(found))
     weights = whole.initial_weights()
     entry = whole.layout.entries[3]
     weights[entry.offset] = np.inf
     load(whole, weights)
     load(step, weights)
     for index in range(3):
-        whole.micro_batch(0, index, np.empty(whole.layout.elements, np.float32), lambda offset: None)
+        run_micro_batch(whole, 0, index, np.empty(whole.layout.elements, np.float32))
     step.micro_batches(0, 0, 3, Leaves(step, 0, 3).add)
     assert told["ranges"] == told["whole"] and len(told["whole"]) == 3
 
@@ -233,7 +240,7 @@ def test_each_pass_is_observed(make_config: Callable[..., JobConfig], mesh: Mesh
 
         def __exit__(self, *error: object) -> None: ...
 
-    step = PipelineStep(make_config(), EVEN, [mesh] * 2, around_phase=Around)
+    step = split(make_config(), EVEN, mesh, around_phase=Around)
     load(step, step.initial_weights())
     step.micro_batches(0, 4, 3, Leaves(step, 4, 3).add)
     assert sorted(observed) == sorted(product(PassPhase, (0, 1), (4, 5, 6)))

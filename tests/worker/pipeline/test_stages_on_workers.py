@@ -23,8 +23,9 @@ from services.pipeline.split import StageRun
 from tests.support.linked_workers import LIMIT_SECONDS, LinkedWorker, linked_workers, make_lease
 from training.parameter_placement import choose_axes
 from training.pipeline.exchange import LocalExchange, PassExchange
-from training.pipeline.stages import Compute, PipelineStages
+from training.pipeline.passes import Compute
 from training.range_step import FinishedPass
+from training.step import TrainingStep
 from worker.pipeline.array_plan import ArrayPlan
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
@@ -87,14 +88,13 @@ def run_stages(
     config: JobConfig,
     mesh: Mesh,
     run: StageRun,
-    open_exchange: Callable[[PipelineStages, int], PassExchange],
+    open_exchange: Callable[[TrainingStep, int], PassExchange],
     leases: Leases,
 ) -> Outcome:
     """Train leases of micro-batches (first, count) and evaluate two batches, in some stages."""
-    pipeline, outcome = config.pipeline, Outcome()
-    assert pipeline is not None
+    outcome = Outcome()
     meshes = dict.fromkeys(range(run.first, run.stop), mesh)
-    stages = PipelineStages(config, pipeline, meshes)
+    stages = TrainingStep(config, meshes)
     weights = np.linspace(-0.1, 0.1, stages.layout.elements, dtype=np.float32)
     for index, entry in enumerate(stages.layout.entries):
         stages.load(index, weights[entry.offset : entry.stop])
@@ -109,7 +109,9 @@ def run_stages(
     for number, (first, count) in enumerate(leases):
         exchange = open_exchange(stages, number)
         outcome.losses += stages.micro_batches(2, first, count, add_leaf, exchange)
-    outcome.evaluated += stages.evaluate([0, 1], open_exchange(stages, len(leases)))
+    exchange = open_exchange(stages, len(leases))
+    found = [stages.evaluate(index, exchange) for index in (0, 1)]
+    outcome.evaluated += [each for each in found if each is not None]
     stages.close()
     return outcome
 
@@ -122,9 +124,9 @@ def run_on(
     errors: list[BaseException] = []
 
     def run(worker: LinkedWorker, own: Mesh, stages: StageRun) -> None:
-        def open_exchange(built: PipelineStages, number: int) -> PassExchange:
+        def open_exchange(built: TrainingStep, number: int) -> PassExchange:
             lease = make_lease(number + 1)
-            return worker.links.open_lease(lease, ArrayPlan.of(config, built))
+            return worker.links.open_lease(lease, ArrayPlan.of(config, built.array_sizes))
 
         try:
             outcomes[worker.name] = run_stages(config, own, stages, open_exchange, leases)

@@ -26,6 +26,30 @@ def test_a_fingerprint_that_differs_is_named() -> None:
     assert dialogue.core.status(dialogue.now).workers[1].state == "refused"
 
 
+def test_workers_that_are_refused_for_one_reason_are_named_in_one_line() -> None:
+    dialogue = training(1)
+    for number in (2, 3, 4, 5):
+        dialogue.hello(number)
+        dialogue.ready(number, blas="Haswell")
+    dialogue.hello(6)
+    dialogue.ready(6, blas="Zen")
+    published = len(dialogue.notes)
+    dialogue.give(ev.Ticked())
+    equal, other = dialogue.notes[published:]
+    assert has_facts(equal, "workers w2, w3 and 2 others ... 'Haswell'")
+    assert has_facts(other, "worker w6 ... 'Zen'")
+    dialogue.give(ev.Ticked())
+    assert len(dialogue.notes) == published + 2, "published once"
+
+
+def test_the_end_of_a_job_is_published_after_the_refusals_that_caused_it() -> None:
+    dialogue = training(1)
+    dialogue.says(1, pb.Failure(job="a", reason="no such corpus"))
+    assert dialogue.job().state == FAILED
+    refusal, end = dialogue.notes[-2:]
+    assert has_facts(refusal, "worker w1 ... no such corpus") and end.startswith("failed")
+
+
 def test_a_fingerprint_that_differs_is_welcome_if_the_job_is_not_exact() -> None:
     dialogue = training(1, exact=False)
     dialogue.hello(2)

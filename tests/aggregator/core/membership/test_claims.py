@@ -26,9 +26,14 @@ COMEBACK_SECONDS = 120.0
 AGREES, DISSENTS, CONTENDS, OTHER_CODE = Answer.AGREES, Answer.DISSENTS, Answer.CONTENDS, Answer.OTHER_CODE
 
 
-def says(blas: str = "x", layout: str = "l", elements: int = 9, code: str = "c") -> Claim:
-    """Return a claim."""
-    return Claim(fingerprint={"blas": blas, "code": code}, layout_hash=layout, elements=elements)
+def says(blas: str = "x", layout: str = "l", elements: int = 9, code: str = "c", batches: int = 3) -> Claim:
+    """Return a claim; with 0 batches, that of a worker that does not know how many there are."""
+    return Claim(
+        fingerprint={"blas": blas, "code": code},
+        layout_hash=layout,
+        elements=elements,
+        evaluation_batches=batches,
+    )
 
 
 class Said(NamedTuple):
@@ -101,6 +106,11 @@ def test_a_certificate_counts_once_whatever_names_it_is_bound_to() -> None:
         (says(elements=8), False, DISSENTS),
         (says(blas="y"), True, DISSENTS),
         (says(blas="y"), False, AGREES),
+        (says(batches=4), True, DISSENTS),
+        (says(batches=4), False, DISSENTS),
+        (says(batches=0), True, AGREES),
+        (says(code="d", batches=0), True, OTHER_CODE),
+        (says(code="d", batches=4), True, DISSENTS),
         (says(code="d"), True, OTHER_CODE),
         (says(code="d"), False, AGREES),
         (says(code="d", blas="y"), True, DISSENTS),
@@ -111,6 +121,39 @@ def test_what_counts_as_another_claim(other: Claim, exact: bool, answer: Answer)
     claims = restarted(Job(), exact=exact)
     assert make(claims, "A", says()) is AGREES
     assert make(claims, "B", other, leased=True) is answer
+
+
+@pytest.mark.parametrize(
+    ("batches", "claimants_after", "bound"),
+    [
+        ([0, 0], "A B", False),
+        ([0, 3], "B", False),
+        ([3, 0], "A", False),
+        ([0, 3, 0], "B", False),
+        ([0, 3, 3], "B C", True),
+        ([3, 0, 3], "A C", True),
+    ],
+)
+def test_a_worker_that_does_not_know_the_number_of_batches_does_not_bind_it(
+    batches: list[int], claimants_after: str, bound: bool
+) -> None:
+    job = Job()
+    claims = restarted(job)
+    for worker, number in zip("ABC", batches, strict=False):
+        assert make(claims, worker, says(batches=number)) is AGREES
+    assert (claimants(job), job.claims[0].bound) == ([claimants_after], bound)
+    assert job.claims[0].evaluation_batches == max(batches)
+
+
+def test_a_person_who_overrules_a_number_of_batches_excludes_only_who_has_said_it() -> None:
+    job = Job()
+    claims = restarted(job)
+    make(claims, "LIAR", says(batches=7))
+    make(claims, "MIDDLE", says(batches=0), leased=True)
+    assert make(claims, "LAST", says(), leased=True) is DISSENTS
+    assert trust(job, "LAST") is None
+    assert [each.worker for each in job.excluded] == ["LIAR"]
+    assert has_facts(job.excluded[0].reason, "it has 7 held-out batches, the job 3")
 
 
 @pytest.mark.parametrize(

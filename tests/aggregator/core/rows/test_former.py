@@ -7,6 +7,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import RUNNING
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
+from services.protocol.plan import EvaluationBatches
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import FINGERPRINT
 from tests.support.dialogues.rows import RowDialogue, lost, state_of, too_large, training_rows, waits_for
@@ -65,6 +66,28 @@ def test_sizes_of_batches_come_from_the_first_stage_since_others_may_have_read_n
     assert orders[-1] == "2 <- evaluate 0 of 1.4"
 
 
+def test_a_first_stage_can_not_lie_about_the_number_of_batches_that_the_submitter_has_counted() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=3, evaluation_batches=EvaluationBatches(3, ""))
+    for session in (1, 2, 3):
+        dialogue.arrives(session)
+    dialogue.builds(2, evaluation_batches=0)
+    line = dialogue.builds(1, evaluation_batches=7)[0]
+    assert has_facts(line, "1 <- leave: it has 7 held-out batches, expected the job's 3")
+    assert dialogue.core.members[2].ready
+
+
+def test_the_first_and_the_last_stage_must_agree_on_the_number_of_batches_that_they_alone_can_count() -> None:
+    dialogue = RowDialogue()
+    dialogue.submit(stages=3)
+    for session in (1, 2, 3):
+        dialogue.arrives(session)
+    dialogue.builds(1, evaluation_batches=7)
+    dialogue.builds(2, evaluation_batches=0)
+    line = dialogue.builds(3)[-1]
+    assert has_facts(line, "3 <- leave: its model differs: it has 3 held-out batches, the job 7")
+
+
 def test_a_worker_without_a_data_stream_takes_no_stages() -> None:
     dialogue = RowDialogue()
     dialogue.submit(stages=2)
@@ -117,7 +140,7 @@ def test_rows_of_each_job_count_from_1_and_their_workers_are_told_of_them_again(
     for session in (2, 3):
         ready = pb.Ready(
             job="b", layout_hash=dialogue.layout.hash, elements=dialogue.layout.elements, fingerprint=FINGERPRINT,
-            first_stage=session - 2, stages=1, build=dialogue.orders[session],
+            evaluation_batches=3, first_stage=session - 2, stages=1, build=dialogue.orders[session],
             parts=dialogue.parts(5 - session).to_messages(),
         )  # fmt: skip
         orders = dialogue.says(session, ready)
