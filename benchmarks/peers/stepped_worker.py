@@ -101,5 +101,5 @@ if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
     # This clock makes all workers look equally fast. One that looks slow would get no lease, and so not pause.
-    stepped_worker = make_worker_command(SteppedStep, clock=lambda: float(SteppedStep.micro_batches_computed))
+    stepped_worker = make_worker_command(SteppedStep, clock=lambda: 1e-6 * SteppedStep.micro_batches_computed)
     sys.exit(main(worker_command=stepped_worker))
