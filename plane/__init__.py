@@ -6,9 +6,10 @@ or both. It serves workers' data streams and sends them weights.
 
 Files in reading order:
 
-    plane.py              `Plane`: orders, reports, workers' streams; kernel_state.py has what its kernel thread owns
+    plane.py              `Plane`: orders, reports, workers' streams; order_thread.py has its two threads
     bookkeeping.py        pure: which chunks it takes, which weights it may send a worker
     sums.py               pieces of chunks, and sums of nodes of the reduction tree
+    tensor_orders.py      orders on tensors, on the kernel thread; plane_tensors.py has those of a plane's chunks
     master_tensors.py     weights, staged gradient and rule state of one job; huge_page_arrays.py allocates them
     update_rules.py       AdamW, SGD, NoOp; compiled_update_rules.py has the same formulas for numba
     link.py, group.py     links to planes: the one in this process, or several as one

@@ -1,31 +1,32 @@
 """A plane: pieces of chunks, their sums, and a stripe of a job's tensors, behind the orders of protos/plane.proto.
 
-Bookkeeping happens on the event loop, work on payloads and tensors on one kernel thread (kernel_state.py), in the
-sequence of the orders. What a plane has to say it says by reports, on the event loop.
+Bookkeeping happens on the event loop, additions on one thread, work on tensors on another: a finished sum is staged
+while the next one is added. Each thread works in the sequence of the orders. What a plane has to say it says by
+reports, on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from plane.array_pieces import write_piece
 from plane.bookkeeping import PlaneCore
-from plane.errors import reason_of
-from plane.kernel_state import KernelState, PlaneTensors, WeightsReady
+from plane.order_thread import OrderThread
+from plane.plane_tensors import PlaneTensors, WeightsReady
 from plane.streams.newest_weights import NewestWeights
 from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from plane.streams.worker_streams import WorkerDataStreams
-from plane.sums import SumOrder
+from plane.sums import StoredSums, SumOrder
 from plane.tensor_copies import TensorCopies
+from plane.tensor_orders import TensorOrders
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
@@ -37,7 +38,6 @@ from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.backlog import Backlog
 from services.runtime.handover import Handover
 from services.runtime.metrics import OptimizerMetrics
-from services.tasks import call_in, start_call
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.kernels.arithmetic import Float32Array
@@ -74,6 +74,16 @@ class PlaneOwner:
     wait_to_send: Callable[[], Awaitable[None]] | None = None
 
 
+class _FinishedSum(NamedTuple):
+    """A sum to be staged, and whether it counts already among those that wait for the kernel thread.
+
+    Sums of this plane count once they are to be staged: those that the optimizer's core refuses must hold up nobody.
+    """
+
+    values: Future[Float32Array]
+    is_counted: bool
+
+
 class Plane:
     """Sums, and tensors unless they are in another process, of a stripe of a job's chunks.
 
@@ -104,15 +114,16 @@ class Plane:
     ) -> None:
         self._owner = owner
         self._stripe = stripe
-        self._incarnation = incarnation
-        self._update_metrics = update_metrics
         self.newest = NewestWeights(stripe)
         self.copies = TensorCopies()
         self._loop = asyncio.get_running_loop()
         self._core = PlaneCore(epoch, stripe)
         self._workers = WorkerSessions(epoch)
         self._worker_attended = asyncio.Event()
-        self._backlog = Backlog(MAX_WAITING_CHUNKS)
+        self._backlog = Backlog(
+            MAX_WAITING_CHUNKS
+        )  # of pieces that wait for a decision and for the thread of sums
+        self._stage_backlog = Backlog(MAX_WAITING_CHUNKS)  # of finished sums that wait for the kernel thread
         self._data_streams = (
             None
             if metrics is None
@@ -127,8 +138,23 @@ class Plane:
                 shared_memory=shared_memory,
             )
         )
-        self._kernel_state = KernelState(owner.send_sum)
-        self._kernel = ThreadPoolExecutor(1, "kernel")
+        self._sums = StoredSums()
+        self._sums_thread = OrderThread(ThreadPoolExecutor(1, "sums"), self._fail)
+        self._kernel = OrderThread(ThreadPoolExecutor(1, "kernel"), self._fail)
+        self._tensors = TensorOrders(
+            stripe=stripe,
+            newest=self.newest,
+            copies=self.copies,
+            incarnation=incarnation,
+            metrics=update_metrics,
+            read_layout=owner.read_layout,
+            note_job=owner.note_job,
+            report=partial(self._call_on_loop, owner.report),
+            opened=partial(self._call_on_loop, self._opened),
+            weights_ready=partial(self._call_on_loop, self._weights_ready),
+        )
+        self._finished: dict[int, _FinishedSum] = {}  # by chunk, until they are to be staged
+        self._unfinished: set[Future[Float32Array]] = set()  # those that are added still
         self._arrived: dict[int, TensorChunk] = {}  # by arrival, until it is decided on
         self._last_arrival = 0
         self._opening = 0
@@ -145,7 +171,9 @@ class Plane:
         self._broken = True
         self._workers.close_all(reason)
         self.copies.close()
-        self._kernel.shutdown(wait=False, cancel_futures=True)
+        self._sums_thread.close()
+        self._kernel.close()
+        self._end_waits()
         self._arrived.clear()
 
     # ---- workers ----
@@ -220,6 +248,7 @@ class Plane:
         """Wait while too many payloads are here; the caller must then bring its own without another await."""
         if self._owner.wait_to_send is not None:
             await self._owner.wait_to_send()
+        await self._stage_backlog.wait_for_room()
         await self._backlog.wait_for_room()
 
     def _pop_arrived(self, arrival: int) -> TensorChunk:
@@ -234,13 +263,13 @@ class Plane:
     # ---- payloads from other roles in this process ----
 
     def put_finished_sum(self, chunk: int, values: Float32Array) -> None:
-        """Take a finished sum from another process, [elements of the chunk] float32, which an order stages."""
-        self._backlog.add()
-        start_call(self._kernel, "sum", self._put_finished_sum, chunk, values)
-
-    def _put_finished_sum(self, chunk: int, values: Float32Array) -> None:
-        self._kernel_state.put_finished_sum(chunk, values)
-        self._backlog.remove()
+        """Take a finished sum from another process, [elements of the chunk] float32, which the next order stages."""
+        replaced = self._finished.get(chunk)
+        if replaced is None or not replaced.is_counted:
+            self._stage_backlog.add()
+        finished: Future[Float32Array] = Future()
+        finished.set_result(values)
+        self._finished[chunk] = _FinishedSum(finished, is_counted=True)
 
     def put_weights(self, chunk: TensorChunk, message: ChunkMessage | None, elements: int) -> None:
         """Take a chunk of new weights from another process, which workers are sent.
@@ -261,27 +290,22 @@ class Plane:
         """Carry out orders in their sequence; one that can't be carried out breaks the plane."""
         if self._broken:
             return
+        sums: list[Callable[[], None]] = []
+        tensors: list[Callable[[], None]] = []
         try:
-            work = [task for task in map(self._begin, orders) if task is not None]
+            for order in orders:
+                self._begin(order, sums, tensors)
         except Exception as error:  # a defect of this process or of who decides, not of the link
             self._fail(error)
             return
-        if work:
-            start_call(self._kernel, "orders", self._run, work)
-
-    def _run(self, work: list[Callable[[], None]]) -> None:
-        try:
-            work.reverse()
-            while work and not self._broken:
-                work.pop()()  # popped, so that a payload is freed as soon as its sum does not need it
-        except Exception as error:  # the thread pool would swallow it
-            if not self._broken:  # else the plane is closed, and the event loop may be too
-                self._broken = True  # at once, so that no order that waits is carried out
-                self._loop.call_soon_threadsafe(self._owner.fail, error)
+        self._sums_thread.start(sums)
+        self._kernel.start(tensors)
 
     def _fail(self, error: Exception) -> None:
-        self._broken = True
-        self._owner.fail(error)
+        if not self._broken:
+            self._broken = True
+            self._end_waits()
+            self._owner.fail(error)
 
     def _call_on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         """Have the event loop do something for the kernel thread; an error breaks the plane."""
@@ -296,11 +320,13 @@ class Plane:
         except Exception as error:  # the event loop would only log it
             self._fail(error)
 
-    def _begin(self, order: Message) -> Callable[[], None] | None:
-        """Do an order's work on the event loop; return its work for the kernel thread, if there is any."""
+    def _begin(
+        self, order: Message, sums: list[Callable[[], None]], tensors: list[Callable[[], None]]
+    ) -> None:
+        """Do an order's work on the event loop; append what it has for the threads of sums and tensors."""
         match order:
             case pb.KeepPiece():
-                return partial(self._keep_piece, self._pop_arrived(order.arrival))
+                sums.append(partial(self._keep_piece, self._pop_arrived(order.arrival)))
             case pb.DiscardPiece():
                 if _costs_memory(self._pop_arrived(order.arrival)):
                     self._backlog.cancel()
@@ -332,83 +358,64 @@ class Plane:
                 self._core.open_job(order.job, order.elements, wire, sends_pieces=order.pieces)
             case cluster.Heartbeat():
                 self._owner.report(cluster.Heartbeat())
+            case pb.FinishSum() if self._owner.send_sum is not None:
+                sums.append(partial(self._send_sum, self._owner.send_sum, order))
+            case pb.FinishSum():
+                finished = Future[Float32Array]()
+                self._finished[order.chunk] = _FinishedSum(finished, is_counted=False)
+                self._unfinished.add(finished)
+                sums.append(partial(self._finish, order, finished))
             case _ if isinstance(order, SumOrder):
-                return partial(self._kernel_state.sums.carry_out, order)
+                sums.append(partial(self._sums.carry_out, order))
+            case pb.StageChunk():
+                found = self._finished.pop(order.chunk, None)
+                if found is None or not found.is_counted:
+                    self._stage_backlog.add()
+                tensors.append(partial(self._stage, order, found and found.values))
             case _:
-                return partial(self._guarded, order)
-        return None
+                if isinstance(order, pb.UpdatePart | pb.OpenPart | pb.DropPart):
+                    self._discard_finished()  # those that were not staged: their step, or their job, is over
+                tensors.append(partial(self._tensors.carry_out, order))
 
-    # ---- on the kernel thread ----
+    def _discard_finished(self) -> None:
+        for finished in self._finished.values():
+            if finished.is_counted:
+                self._stage_backlog.cancel()
+        self._finished.clear()
+
+    def _end_waits(self) -> None:
+        """End the kernel thread's wait for a sum that will not be finished."""
+        for finished in list(self._unfinished):
+            finished.cancel()
+
+    # ---- on the thread of sums ----
 
     def _keep_piece(self, piece: TensorChunk) -> None:
-        self._kernel_state.sums.keep_piece(piece)
+        self._sums.keep_piece(piece)
         if _costs_memory(piece):
             self._backlog.remove()
 
-    def _guarded(self, order: Message) -> None:
-        """Carry out an order on the tensors so that an error fails the job, not the process."""
-        try:
-            self._work(order)
-        except Exception as error:
-            self._report_from_kernel(
-                pb.PartBroke(opening=self._kernel_state.opening, reason=reason_of(error))
-            )
+    def _finish(self, order: pb.FinishSum, finished: Future[Float32Array]) -> None:
+        values = self._sums.finish(order)
+        self._unfinished.discard(finished)
+        if finished.set_running_or_notify_cancel():  # else the plane is broken or closed
+            finished.set_result(values)
 
-    def _report_from_kernel(self, body: Message) -> None:
-        self._call_on_loop(self._owner.report, body)
+    def _send_sum(self, send: Callable[[pb.FinishSum, Float32Array], None], order: pb.FinishSum) -> None:
+        send(order, self._sums.finish(order))
 
-    def _work(self, order: Message) -> None:
-        state, tensors = self._kernel_state, self._kernel_state.tensors
-        if isinstance(order, pb.OpenPart | pb.DropPart):
-            self._open(order)
+    # ---- on the kernel thread, and what it reports ----
+
+    def _stage(self, order: pb.StageChunk, finished: Future[Float32Array] | None) -> None:
+        self._stage_backlog.remove()
+        self._tensors.stage(order, finished)
+
+    def _opened(self, order: pb.OpenPart | None, tensors: PlaneTensors | None) -> None:
+        if order is None or tensors is None:
+            self._core.drop_job()
             return
-        if tensors is None:
-            return  # a later OpenPart brings new ones; PartBroke has reported why there are none
-        match order:
-            case pb.StageChunk(initial=True):
-                tensors.store_initial(order.chunk, state.pop_finished_sum(order.chunk))
-            case pb.StageChunk():
-                block_sums = tensors.stage(order.chunk, state.pop_finished_sum(order.chunk))
-                hit_failpoint("shard.staged")
-                staged = pb.StagedChunk(job=order.job, chunk=order.chunk, block_sums=block_sums.tolist())
-                self._report_from_kernel(staged)
-            case pb.UpdatePart():
-                state.discard_finished_sums()
-                tensors.update(order, self._on_updated)
-            case pb.MakeWeights():
-                tensors.publish_weights(order, self._on_published)
-            case pb.CopyPart():
-                self.copies.make(order.copy, tensors.arrays())
-
-    def _on_updated(self, ready: WeightsReady) -> None:
-        self._call_on_loop(self._weights_ready, ready, True)
-
-    def _on_published(self, ready: WeightsReady) -> None:
-        self._call_on_loop(self._weights_ready, ready, False)
-
-    def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
-        self._kernel_state.replace_tensors(None)  # first, so that two jobs never take memory at once
-        self.newest.clear()
-        self._call_on_loop(self._core.drop_job)
-        if self._update_metrics is not None:
-            self._update_metrics.end_job()
-        self._owner.note_job(order.job if isinstance(order, pb.OpenPart) else "")
-        if isinstance(order, pb.OpenPart):
-            self._kernel_state.opening = order.opening
-            tensors = PlaneTensors(
-                order,
-                self._owner.read_layout(order),
-                self._stripe,
-                self.newest,
-                incarnation=self._incarnation,
-                metrics=self._update_metrics,
-            )
-            self._kernel_state.replace_tensors(tensors)
-            self._call_on_loop(self._opened, order, tensors.elements, tensors.wire, tensors.sends_pieces)
-
-    def _opened(self, order: pb.OpenPart, elements: int, wire: WireTypes, sends_pieces: bool) -> None:
         self._opening = order.opening
-        self._core.open_job(order.job, elements, wire, sends_pieces=sends_pieces)
+        self._core.open_job(order.job, tensors.elements, tensors.wire, sends_pieces=tensors.sends_pieces)
         hit_failpoint("shard.opened")
         self._owner.report(pb.PartOpened(opening=order.opening))
 
@@ -431,13 +438,9 @@ class Plane:
         """
         if not self.newest.has_version(header):
             # No later update runs first: the core would have named the later version in the header.
-            await call_in(self._kernel, self._publish_chunk, header)
+            await self._kernel.call(self._tensors.publish_chunk, header)
         version = Version(header.generation, header.step)
         self._core.weights_ready(header.job, version, self._stripe.to_local(header.index) + 1)
-
-    def _publish_chunk(self, header: ChunkHeader) -> None:
-        if self._kernel_state.tensors is not None:
-            self._kernel_state.tensors.publish_chunk(header)
 
     async def write_piece(self, piece: pb.ArrayPiece) -> None:
         """Write a piece of a checkpoint into the tensors.
@@ -449,12 +452,7 @@ class Plane:
             raise Refused(
                 f"array {piece.array}: sent for OpenPart {piece.opening}, expected {self._opening}, the newest"
             )
-        await call_in(self._kernel, self._write_piece, piece)
-
-    def _write_piece(self, piece: pb.ArrayPiece) -> None:
-        if self._kernel_state.tensors is not None:
-            write_piece(piece, self._kernel_state.tensors.arrays())
-            hit_failpoint("shard.write.mid")
+        await self._kernel.call(self._tensors.write_piece, piece)
 
     async def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a checkpoint's weights and rule state, which are in this process, into the tensors.
@@ -462,11 +460,7 @@ class Plane:
         Raises:
             Refused: the state is not that of this job's update rule and layout.
         """
-        await call_in(self._kernel, self._restore, weights, state)
-
-    def _restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
-        if self._kernel_state.tensors is not None:
-            self._kernel_state.tensors.master.restore(weights, state)
+        await self._kernel.call(self._tensors.restore, weights, state)
 
 
 def _costs_memory(piece: TensorChunk) -> bool:

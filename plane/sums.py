@@ -6,7 +6,6 @@ sums, and carries out orders in the sequence that a core has decided.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,8 +19,8 @@ from services.printable import counted
 from services.tensors.chunk_messages import TensorChunk, join_pieces
 from services.tensors.kernels.arithmetic import Float32Array, accumulate, add
 
-SumOrder: TypeAlias = pb.KeepSum | pb.DropPieces | pb.DropSum | pb.MergeSums | pb.FinishSum | pb.DropSums
-"""Orders on kept pieces and sums."""
+SumOrder: TypeAlias = pb.KeepSum | pb.DropPieces | pb.DropSum | pb.MergeSums | pb.DropSums
+"""Orders on kept pieces and sums, but for `FinishSum`."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,9 @@ class _JobSums:
 
 
 class StoredSums:
-    """Kept pieces and sums of all jobs; one thread owns them.
+    """Kept pieces and sums of all jobs; one thread owns them."""
 
-    Args:
-        finish: called with the order and the values, [elements] float32, of a finished sum.
-    """
-
-    def __init__(self, finish: Callable[[pb.FinishSum, Float32Array], None]) -> None:
-        self._finish = finish
+    def __init__(self) -> None:
         self._jobs: dict[str, _JobSums] = {}
 
     def keep_piece(self, piece: TensorChunk) -> None:
@@ -109,17 +103,23 @@ class StoredSums:
                     pair = SiblingSum(left, right)
                     merged = pair if pair.in_place else _compute(pair)
                     kept.sums[order.chunk, order.parent.first, order.parent.count] = merged
-            case pb.FinishSum():
-                with timeline.span("reduce", "finish", chunk=order.chunk):
-                    finished = _compute(kept.take(order.chunk, order.node))
-                    values = finished.values() if isinstance(finished, TensorChunk) else finished
-                self._finish(order, values)
             case pb.DropSum():
                 kept.take(order.chunk, order.node)
             case pb.DropPieces():
                 kept.pieces.pop(order.lease, None)
             case pb.DropSums():
                 self._jobs.pop(order.job, None)
+
+    def finish(self, order: pb.FinishSum) -> Float32Array:
+        """Return the sum of a whole step, [elements] float32, and forget it.
+
+        Raises:
+            NotStored: it is not here.
+        """
+        kept = self._jobs.get(order.job) or _JobSums()
+        with timeline.span("reduce", "finish", chunk=order.chunk):
+            finished = _compute(kept.take(order.chunk, order.node))
+            return finished.values() if isinstance(finished, TensorChunk) else finished
 
 
 def _compute(wanted: Sum) -> TensorChunk | Float32Array:

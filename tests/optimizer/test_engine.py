@@ -110,7 +110,7 @@ def test_a_callback_that_arrives_after_close_logs_no_error(
         await asyncio.sleep(0)  # the plane takes the order
         # The update is done, but its callback has not run yet.
         assert dialogue.planes.local is not None
-        dialogue.planes.local._kernel.submit(lambda: None).result()
+        dialogue.planes.local._kernel._pool.submit(lambda: None).result()
         job = dialogue.engine.core.open_job
         assert job is not None and job.updated_chunks == 0
         dialogue.engine.close()
@@ -264,7 +264,7 @@ def test_without_memory_for_a_copy_the_checkpoint_is_missed(
     async def scenario(dialogue: EngineDialogue) -> None:
         await dialogue.begin()
         with monkeypatch.context() as patch:
-            patch.setattr("plane.kernel_state.PlaneTensors.arrays", lambda self: {"weights": Large()})
+            patch.setattr("plane.plane_tensors.PlaneTensors.arrays", lambda self: {"weights": Large()})
             await dialogue.step(0)
             assert "no room" in (await dialogue.next_message(pb.CheckpointMissed)).reason
         await dialogue.step(1)

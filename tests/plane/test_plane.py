@@ -1,4 +1,4 @@
-"""A plane: its orders run in sequence on a thread of their own, and the payloads that wait for it are bounded."""
+"""A plane: its orders run in sequence on threads of their own, and the payloads that wait for them are bounded."""
 
 from __future__ import annotations
 
@@ -37,17 +37,20 @@ class PlaneDialogue:
 
     Args:
         wait_to_send: see `PlaneOwner`.
+        sends_sums: whether its finished sums come here; they are kept else, to be staged.
 
     Attributes:
         reports: reports of the plane.
         finished: first value of each finished sum, in order.
         threads: ids of the threads that finished sums.
         failed: errors that the plane has called `fail` with.
-        on_finished: called on the kernel thread for each finished sum.
+        on_finished: called on the thread of sums for each finished sum.
         on_open: called on the kernel thread when an OpenPart needs the layout.
     """
 
-    def __init__(self, wait_to_send: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, wait_to_send: Callable[[], Awaitable[None]] | None = None, *, sends_sums: bool = True
+    ) -> None:
         self.reports: list[Message] = []
         self.finished: list[float] = []
         self.threads: set[int] = set()
@@ -58,7 +61,7 @@ class PlaneDialogue:
             report=self.reports.append,
             fail=self.failed.put_nowait,
             read_layout=self._read_layout,
-            send_sum=self._send_sum,
+            send_sum=self._send_sum if sends_sums else None,
             wait_to_send=wait_to_send,
         )
         self.plane = Plane(
@@ -87,16 +90,22 @@ class PlaneDialogue:
         self._arrivals += 1
         return self._arrivals
 
-    def block_kernel(self) -> threading.Event:
-        """Keep the kernel thread busy until the event is set."""
-        kernel_may_run = threading.Event()
-        self.plane._kernel.submit(kernel_may_run.wait, LIMIT_SECONDS)
-        return kernel_may_run
+    def block_sums(self) -> threading.Event:
+        """Keep the thread of sums busy until the event is set."""
+        sums_may_run = threading.Event()
+        self.plane._sums_thread._pool.submit(sums_may_run.wait, LIMIT_SECONDS)
+        return sums_may_run
 
-    async def wait_for_kernel(self) -> None:
-        """Wait for all work that the kernel thread has by now, and for its calls on the event loop."""
-        await asyncio.get_running_loop().run_in_executor(self.plane._kernel, lambda: None)
+    async def wait_for_threads(self) -> None:
+        """Wait for all work that the plane's threads have by now, and for their calls on the event loop."""
+        for thread in (self.plane._sums_thread, self.plane._kernel):
+            await thread.call(lambda: None)
         await asyncio.sleep(0)
+
+    def join_threads(self) -> None:
+        """Wait for the end of the threads of a plane that is closed."""
+        for thread in (self.plane._sums_thread, self.plane._kernel):
+            thread._pool.shutdown()
 
     async def room(self) -> asyncio.Future[None]:
         """Return a wait for room that has had the time to find some."""
@@ -137,7 +146,7 @@ def test_orders_are_carried_out_in_order_on_a_thread_of_their_own() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
         for seed in range(3):
             dialogue.plane.carry_out(finish(dialogue.arrive(received(FLOAT32, seed))))
-        await dialogue.wait_for_kernel()
+        await dialogue.wait_for_threads()
         assert dialogue.finished == [first_value(seed) for seed in range(3)]
         assert threading.get_ident() not in dialogue.threads
         assert dialogue.failed.empty()
@@ -163,19 +172,19 @@ def test_nothing_is_carried_out_after_an_order_that_can_not_be(
         dialogue.plane.carry_out([order, *finish(second)])
         dialogue.plane.carry_out(finish(third))
         assert isinstance(await dialogue.failed.get(), error)
-        await dialogue.wait_for_kernel()
+        await dialogue.wait_for_threads()
         assert dialogue.finished in ([], [first_value(0)]), "an order before it may have come too late"
         assert dialogue.failed.empty(), "it fails once"
 
     with_plane(scenario)
 
 
-def test_orders_before_one_that_fails_on_the_kernel_thread_are_carried_out() -> None:
+def test_orders_before_one_that_fails_on_a_thread_are_carried_out() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
         first, second = (dialogue.arrive(received(FLOAT32, seed)) for seed in range(2))
         dialogue.plane.carry_out([*finish(first), pb.DropSum(node=ROOT), *finish(second)])
         assert isinstance(await dialogue.failed.get(), NotStored)
-        await dialogue.wait_for_kernel()
+        await dialogue.wait_for_threads()
         assert dialogue.finished == [first_value(0)]
 
     with_plane(scenario)
@@ -183,13 +192,13 @@ def test_orders_before_one_that_fails_on_the_kernel_thread_are_carried_out() -> 
 
 def test_a_closed_plane_carries_out_nothing_and_does_not_fail() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
-        kernel_may_run = dialogue.block_kernel()
+        sums_may_run = dialogue.block_sums()
         arrival = dialogue.arrive(received(FLOAT32, 0))
         dialogue.plane.carry_out(finish(arrival))
         dialogue.plane.close("over")
         dialogue.plane.carry_out([pb.KeepPiece(arrival=arrival)])
-        kernel_may_run.set()
-        await asyncio.to_thread(dialogue.plane._kernel.shutdown)
+        sums_may_run.set()
+        await asyncio.to_thread(dialogue.join_threads)
         await asyncio.sleep(0)
         assert not dialogue.finished
         assert dialogue.failed.empty()
@@ -225,7 +234,7 @@ def test_a_plane_that_is_closed_during_an_order_says_nothing_of_it(
 
     with_plane(scenario)
     may_end.set()  # the event loop is closed
-    kept[0].plane._kernel.shutdown()
+    kept[0].join_threads()
     assert (kept[0].reports, kept[0].failed.empty()) == ([], True)
     assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
 
@@ -234,9 +243,9 @@ def test_a_plane_that_is_closed_during_an_order_says_nothing_of_it(
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "discarded"])
-def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(kept: bool) -> None:
+def test_payloads_count_until_they_are_discarded_or_kept(kept: bool) -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
-        kernel_may_run = dialogue.block_kernel()
+        sums_may_run = dialogue.block_sums()
         arrivals: list[int] = []
         for seed in range(MAX_WAITING_CHUNKS):
             await dialogue.plane.wait_for_room()
@@ -246,18 +255,18 @@ def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(k
         rooms = [await dialogue.room() for _ in range(3)]
         assert not any(room.done() for room in rooms), "they take memory, whether decided on or not"
         if kept:
-            kernel_may_run.set()
+            sums_may_run.set()
         else:
             dialogue.plane.carry_out([pb.DiscardPiece(arrival=each) for each in arrivals])
         await asyncio.gather(*rooms)
-        kernel_may_run.set()
+        sums_may_run.set()
 
     with_plane(scenario)
 
 
 def test_payloads_in_a_workers_shared_memory_do_not_count() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
-        kernel_may_run = dialogue.block_kernel()
+        sums_may_run = dialogue.block_sums()
         for seed in range(MAX_WAITING_CHUNKS - 1):
             dialogue.arrive(received(FLOAT32, seed))
         for seed, keep in enumerate([True, False, False] * MAX_WAITING_CHUNKS):
@@ -268,8 +277,8 @@ def test_payloads_in_a_workers_shared_memory_do_not_count() -> None:
             assert isinstance(arrived, pb.ArrivedPiece) and arrived.in_place
         assert (await dialogue.room()).done(), "those of a message leave room for one more"
         dialogue.arrive(received(FLOAT32, 0))
-        kernel_may_run.set()
-        await dialogue.wait_for_kernel()
+        sums_may_run.set()
+        await dialogue.wait_for_threads()
         assert not (await dialogue.room()).done(), "those in shared memory have given none back either"
 
     with_plane(scenario)
@@ -296,7 +305,7 @@ def test_a_payload_is_freed_with_its_sum_though_more_orders_came(turns: int) -> 
         pieces: list[weakref.ref[TensorChunk]] = []
         alive: list[list[bool]] = []
         dialogue.on_finished = lambda: alive.append([piece() is not None for piece in pieces])
-        kernel_may_run = dialogue.block_kernel()
+        sums_may_run = dialogue.block_sums()
         orders: list[Message] = []
         for seed in range(2):
             piece = received(BFLOAT16, seed)  # its values are not a view of its payload
@@ -305,9 +314,24 @@ def test_a_payload_is_freed_with_its_sum_though_more_orders_came(turns: int) -> 
             del piece
         for part in [orders] if turns == 1 else [orders[:3], orders[3:]]:
             dialogue.plane.carry_out(part)
-        kernel_may_run.set()
-        await dialogue.wait_for_kernel()
+        sums_may_run.set()
+        await dialogue.wait_for_threads()
         assert len(alive) == 2
         assert alive[1][0] is False
 
     with_plane(scenario)
+
+
+def test_a_sum_that_is_never_finished_does_not_hold_the_kernel_thread() -> None:
+    """The order to stage it waits on the kernel thread for the thread of sums, which fails or is closed."""
+
+    async def run() -> None:
+        dialogue = PlaneDialogue(sends_sums=False)
+        sums_may_run = dialogue.block_sums()
+        dialogue.plane.carry_out([pb.FinishSum(node=ROOT), pb.StageChunk()])
+        dialogue.plane.close("over")
+        sums_may_run.set()
+        await asyncio.to_thread(dialogue.join_threads)
+        assert dialogue.failed.empty()
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))

@@ -162,7 +162,7 @@ class SimulatedAggregator(Process):
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         match effect:
-            case _ if isinstance(effect, SumOrder):
+            case _ if isinstance(effect, SumOrder | plane.FinishSum):
                 elements = self.core.run.progress.elements if self.core.run is not None else 0
                 finished = self.sums.carry_out(effect, elements)
                 if isinstance(effect, plane.FinishSum):

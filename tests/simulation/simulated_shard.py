@@ -174,7 +174,7 @@ class SimulatedShard(Process):
                     stream.close(body.reason)
             case cluster.Heartbeat():
                 self._report(session, cluster.Heartbeat())
-            case _ if isinstance(body, SumOrder):
+            case _ if isinstance(body, SumOrder | pb.FinishSum):
                 self._later(session, partial(self._change_sums, session, body))
             case _:
                 self._later(session, partial(self._change_part, session, body))
@@ -189,7 +189,7 @@ class SimulatedShard(Process):
         if self.session is session:
             work()
 
-    def _change_sums(self, session: ShardSession, order: SumOrder) -> None:
+    def _change_sums(self, session: ShardSession, order: SumOrder | pb.FinishSum) -> None:
         finished = session.sums.carry_out(order, session.core.elements)
         if isinstance(order, pb.FinishSum):
             session.finished[order.chunk] = finished

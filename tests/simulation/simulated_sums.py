@@ -30,7 +30,7 @@ class SimulatedSums:
         require(place not in self.pieces, f"piece {place} comes twice")
         self.pieces[place] = (header.elements, payload)
 
-    def carry_out(self, order: SumOrder, elements: int) -> Any:
+    def carry_out(self, order: SumOrder | plane.FinishSum, elements: int) -> Any:
         """Carry out an order on what is kept of a layout; return the content of a finished sum."""
         kept = self.kept
         match order:

@@ -78,7 +78,6 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.P
         shared_memory=False,
         files=files,
     )
-    loop = asyncio.get_running_loop()
     try:
         opening = pb.OpenPart(opening=1, job="j", spec_json=spec_json, layout=layout)
         session.carry_out([wrap_order(opening)])
@@ -90,7 +89,8 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.P
                 body.spec_json = spec_json
             with suppress(MessageTooLarge):  # such an order is refused where it is made
                 session.carry_out([wrap_order(body)])
-        await loop.run_in_executor(session.plane._kernel, lambda: None)  # waits for the work before it
+        for thread in (session.plane._sums_thread, session.plane._kernel):
+            await thread.call(lambda: None)  # waits for the work before it
         await asyncio.sleep(0)
         return await session.reports.take_batch(1 << 16)
     finally:

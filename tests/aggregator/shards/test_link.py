@@ -17,9 +17,9 @@ from aggregator.shards.link import ShardLink
 from aggregator.shards.service import ShardService
 from plane.array_pieces import make_piece
 from plane.errors import PlaneLost
-from plane.kernel_state import PlaneTensors
 from plane.link import PlaneLink
 from plane.plane import Plane
+from plane.plane_tensors import PlaneTensors
 from protos import plane_pb2 as pb
 from services.config.load import load_job
 from services.errors import Failed

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from cli.main import main
-from plane.kernel_state import PlaneTensors
+from plane.plane_tensors import PlaneTensors
 from plane.sums import StoredSums
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import GRADIENT

@@ -1,7 +1,4 @@
-"""State of a plane's kernel thread: stored sums, finished sums, and the tensors of the plane's chunks.
-
-Everything here is used on that thread alone, which carries out orders in the order in which they came.
-"""
+"""The tensors of a plane's chunks, on its kernel thread: staged, updated, and encoded to be sent."""
 
 from __future__ import annotations
 
@@ -15,12 +12,10 @@ from numpy.typing import NDArray
 from plane.array_pieces import STATE_PREFIX, WEIGHTS
 from plane.master_tensors import MasterTensors
 from plane.streams.newest_weights import NewestWeights
-from plane.sums import StoredSums
 from protos import plane_pb2 as pb
 from protos import tensors_pb2 as tensors_pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
-from services.errors import Refused
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import OptimizerMetrics
@@ -139,49 +134,3 @@ class PlaneTensors:
         values, elements = self.master.chunk_weights(local), self.master.layout.elements
         self._newest.put(header, self._stripe.to_global(local), values, elements)
         return WeightsReady(header, local + 1)
-
-
-class KernelState:
-    """Sums and tensors of a plane.
-
-    Args:
-        send_sum: called with the order and the values, [elements] float32, of a finished sum whose tensors are in
-            another process; None if they are here.
-
-    Attributes:
-        tensors: tensors of the open job; None if there are none.
-        opening: number of the newest OpenPart, whether or not it succeeded.
-        sums: sums of subtrees of the reduction tree.
-    """
-
-    def __init__(self, send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None) -> None:
-        self.tensors: PlaneTensors | None = None
-        self.opening = 0
-        self.sums = StoredSums(send_sum or self._keep_finished)
-        self._finished_sums: dict[int, Float32Array] = {}  # by chunk, until they are staged
-
-    def _keep_finished(self, order: pb.FinishSum, values: Float32Array) -> None:
-        self.put_finished_sum(order.chunk, values)
-
-    def put_finished_sum(self, chunk: int, values: Float32Array) -> None:
-        """Keep the finished sum of a chunk, [elements of the chunk] float32, until it is staged."""
-        self._finished_sums[chunk] = values
-
-    def pop_finished_sum(self, chunk: int) -> Float32Array:
-        """Return the finished sum of a chunk, [elements of the chunk] float32, and forget it.
-
-        Raises:
-            Refused: there is none.
-        """
-        if chunk not in self._finished_sums:
-            raise Refused(f"chunk {chunk}: no finished sum to stage; send FinishSum before StageChunk")
-        return self._finished_sums.pop(chunk)
-
-    def replace_tensors(self, tensors: PlaneTensors | None) -> None:
-        """Replace the tensors; finished sums of the former ones are discarded."""
-        self.tensors = tensors
-        self._finished_sums.clear()
-
-    def discard_finished_sums(self) -> None:
-        """Discard finished sums that were not staged: their step is decided."""
-        self._finished_sums.clear()
