@@ -27,6 +27,8 @@ from services.tensors.chunk_messages import Message, TensorChunk
 
 log = logging.getLogger("tiermesh.aggregator")
 
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
 
 class DataPlane:
     """The planes as the aggregator's core sees them; all methods are called on the event loop.
@@ -151,7 +153,7 @@ class DataPlane:
         if session is not None:
             reason = link.describe(body.reason)
             log.info("worker %s: %s", session.name, reason)
-            session.mailbox.close(reason)
+            session.mailbox.close(reason, _STATUS_CODES.get(body.code, grpc.StatusCode.UNAVAILABLE))
 
     # ---- chunks from workers ----
 

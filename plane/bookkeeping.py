@@ -90,9 +90,9 @@ class PlaneCore:
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why this plane can't take a worker's chunk; None leaves the decision to the aggregator's core."""
         if header.epoch != self.epoch:
-            return Refusal(f"the chunk's epoch is {header.epoch}, this plane obeys epoch {self.epoch}")
+            return Refusal(f"the chunk's epoch is {header.epoch}, the aggregator's is {self.epoch}")
         if header.job != self.job:
-            return Refusal(f"the chunk's job is {header.job!r}, this plane holds {self.job or 'none'}")
+            return Refusal(f"the chunk's job is {header.job!r}, the running job is {self.job or 'none'}")
         return None
 
     def expected_elements(self, job: str) -> int | None:

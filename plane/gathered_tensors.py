@@ -85,6 +85,7 @@ class GatheredTensors:
         """
         self.weights = arrays[WEIGHTS]
         self.state = {name: arrays[STATE_PREFIX + name] for name in self.state}
+        self._arrays.clear()  # memory that was never touched
         self._missing.clear()
 
     def check_complete(self) -> None:

@@ -203,23 +203,22 @@ class Plane:
     async def serve(self, worker: WorkerSession | None, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve a worker's data stream until it ends, and report its end; abort one of an unknown worker."""
         assert self._data_streams is not None
-        reason = "its data stream ended"
         try:
             await self._data_streams.serve(context)
         finally:
             if worker is not None:
-                worker.mailbox.close(reason)
+                worker.mailbox.close("its data stream ended")
                 try:
                     await worker.mailbox.wait_closed()  # raises the reason of the first close
                 except LinkClosed as closed:
-                    reason = str(closed)
-                self._worker_gone(worker, reason)
+                    self._worker_gone(worker, closed)
 
-    def _worker_gone(self, worker: WorkerSession, reason: str) -> None:
+    def _worker_gone(self, worker: WorkerSession, closed: LinkClosed) -> None:
         if self._workers.get(worker.number) is not None:
             self._workers.close(worker.number)
             self._core.worker_left(worker.number)
-            self._owner.report(pb.WorkerGone(session=worker.number, reason=reason))
+            gone = pb.WorkerGone(session=worker.number, reason=str(closed), code=closed.code.value[0])
+            self._owner.report(gone)
 
     def _piece_arrived(self, session: int, piece: TensorChunk) -> None:
         """Report a piece of a chunk that a worker's data stream has brought."""

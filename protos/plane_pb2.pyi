@@ -126,12 +126,14 @@ class WorkerExchanges(_message.Message):
     def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class WorkerGone(_message.Message):
-    __slots__ = ("session", "reason")
+    __slots__ = ("session", "reason", "code")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     session: int
     reason: str
-    def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    code: int
+    def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class PassJob(_message.Message):
     __slots__ = ("job", "elements", "gradients", "weights", "pieces")

@@ -166,7 +166,7 @@ class AggregatorCore:
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""
         if header.epoch != self.epoch:
-            return Refusal(f"the chunk's epoch is {header.epoch}, this aggregator's is {self.epoch}")
+            return Refusal(f"the chunk's epoch is {header.epoch}, the aggregator's is {self.epoch}")
         if self.run is None or self.run.job.id != header.job:
             running = self.run.job.id if self.run else "none"
             return Refusal(f"the chunk's job is {header.job!r}, the running job is {running}")

@@ -369,7 +369,7 @@ def test_every_flag_can_be_set_by_variable_and_config_file(
     ("content", "expected"),
     [
         ("agregator: a:1", 'agregator: unknown key (value "a:1"), did you mean aggregator?'),
-        ("timeout-seconds: soon", "'soon' is not a valid float"),
+        ("timeout-seconds: soon", "soon given, expected a number of at least"),
         ("aggregator: {a: 1}", "expected a plain value"),
         ("- a", "expected a mapping"),
     ],

@@ -274,8 +274,8 @@ def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
     ("changed", "line"),
     [
         ({"job": "nobody"}, "the chunk's job is 'nobody', the running job is"),
-        ({"epoch": 0}, "the chunk's epoch is 0, this aggregator's is 1"),
-        ({"epoch": 9}, "the chunk's epoch is 9, this aggregator's is 1"),
+        ({"epoch": 0}, "the chunk's epoch is 0, the aggregator's is 1"),
+        ({"epoch": 9}, "the chunk's epoch is 9, the aggregator's is 1"),
         ({"step": 0}, "the chunk belongs to generation 1, step 0; the job is in generation 1 at step"),
         (
             {"step": 10**6},
