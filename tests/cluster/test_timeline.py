@@ -27,7 +27,7 @@ AT_WORKER = {
     ("send", "send"),
     ("receive", "weights"),
 }
-AT_OPTIMIZER = {("kernel", name) for name in ("stage", "measure", "COMMIT", "update")}
+AT_OPTIMIZER = {("kernel", name) for name in ("stage", "COMMIT", "update")}
 IN_3_TIERS = {("to optimizer", "send"), ("from optimizer", "weights")}
 
 

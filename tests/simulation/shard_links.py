@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import grpc
 from google.protobuf.message import Message
 
 from aggregator.core import events as ev
@@ -202,7 +203,12 @@ class _Mailbox:
     """Closes a worker's session, as the real one's mailbox does."""
 
     def __init__(self, close: Callable[[str], None]) -> None:
-        self.close = close
+        self._close = close
+
+    def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        """Close the session; no simulated peer looks at the status."""
+        del code
+        self._close(reason)
 
 
 class ShardedPayloads:
