@@ -44,7 +44,6 @@ class MasterTensors:
         self.weights: Float32Array = allocate_zeros(layout.elements, slot=0)
         self.rule: UpdateRule = build_rule(config.optimizer, layout)
         self._gradient: Float32Array = allocate_zeros(layout.elements, slot=1)
-        self._block_sums: dict[int, NDArray[np.float64]] = {}
 
     def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a checkpoint's weights and rule state into these tensors.
@@ -60,30 +59,20 @@ class MasterTensors:
         start, stop = chunk_range(self.layout.elements, chunk)
         self.weights[start:stop] = values
 
-    def stage(self, chunk: int, values: Float32Array) -> None:
-        """Divide a chunk of the step's sum by the number of micro-batches, store it, and measure it.
+    def stage(self, chunk: int, values: Float32Array) -> NDArray[np.float64]:
+        """Divide a chunk of the step's sum by the number of micro-batches, and store it.
 
         Args:
             chunk: index of the chunk.
             values: sum over the micro-batches, [elements of the chunk] float32.
+
+        Returns:
+            The sums of squares of its 64 Ki-element blocks, for `measure_gradient`.
         """
         start, stop = chunk_range(self.layout.elements, chunk)
         mean = self._gradient[start:stop]
         scale(values, float(np.float32(1.0) / np.float32(self.config.micro_batches)), mean)
-        self._block_sums[chunk] = norm_squared_blocks(mean)
-
-    def measure(self) -> GradientMeasurement:
-        """Measure the staged mean gradient; all chunks must be staged."""
-        sums = [self._block_sums[chunk] for chunk in range(self.layout.chunks)]
-        self._block_sums.clear()
-        return measure_gradient(sums)
-
-    def pop_block_sums(self, chunk: int) -> NDArray[np.float64]:
-        """Return a staged chunk's sums of squares, [blocks of the chunk] float64, and forget them.
-
-        A shard uses it: the aggregator measures the whole gradient.
-        """
-        return self._block_sums.pop(chunk)
+        return norm_squared_blocks(mean)
 
     def update(self, chunk: int) -> None:
         """Update the weights of one chunk."""

@@ -120,9 +120,7 @@ class Plane:
         self._core = PlaneCore(epoch, stripe)
         self._workers = WorkerSessions(epoch)
         self._worker_attended = asyncio.Event()
-        self._backlog = Backlog(
-            MAX_WAITING_CHUNKS
-        )  # of pieces that wait for a decision and for the thread of sums
+        self._backlog = Backlog(MAX_WAITING_CHUNKS)  # of pieces that are not kept yet
         self._stage_backlog = Backlog(MAX_WAITING_CHUNKS)  # of finished sums that wait for the kernel thread
         self._data_streams = (
             None

@@ -82,10 +82,8 @@ class PlaneTensors:
 
     def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
         """Stage a finished sum, [elements of the chunk] float32, and return its block sums, [blocks] float64."""
-        local = self._stripe.to_local(chunk)
         with timeline.span("kernel", "stage", chunk=chunk):
-            self.master.stage(local, values)
-        return self.master.pop_block_sums(local)
+            return self.master.stage(self._stripe.to_local(chunk), values)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
         """Store a chunk of initial weights, [elements of the chunk] float32."""

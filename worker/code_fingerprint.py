@@ -1,8 +1,8 @@
 """Hash of the code that computes, since workers with other code may compute other bits.
 
 A file counts by its syntax tree, without docstrings: comments, formatting and line numbers don't change the hash. No
-version enters it. The arithmetic on gradients counts by a number, since its bits are in golden files: to move it or to
-write it anew makes no other code. What else is left out computes nothing.
+version enters it. The arithmetic on gradients counts by a number, since tests compare its bits with golden ones: code
+that moves or is rewritten counts as the same code. Other files that are left out compute nothing.
 """
 
 from __future__ import annotations

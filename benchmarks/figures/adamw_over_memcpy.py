@@ -92,7 +92,6 @@ def measure() -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for counted in range(-1, ROUNDS):
         stage()  # Each round needs a staged gradient, as each step does.
-        tensors.measure()
         tensors.rule.begin(tensors.config.optimizer.lr)
         for name, kernel in work.items():
             started = time.perf_counter()

@@ -299,10 +299,11 @@ def test_a_plane_without_tensors_is_told_of_each_job_once_and_of_its_end() -> No
 
 def test_weights_that_come_as_soon_as_their_job_is_known_can_be_sent() -> None:
     async def scenario() -> None:
-        core, planes = Core(), make_local_planes()
+        core: Any = Core()  # has what a data plane calls
+        planes = make_local_planes()
         data_plane = DataPlane(
             planes,
-            core=core,  # type: ignore[arg-type]  # has what a data plane calls
+            core=core,
             sessions=WorkerSessions(1),
             feed=lambda event: None,
             on_sum_finished=lambda header: None,

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mesh.device import open_mesh
 from optimizer.schedules import clip_coefficient, first_moment_decay, learning_rate
-from plane.master_tensors import MasterTensors
+from plane.master_tensors import MasterTensors, measure_gradient
 from services.config.job import JobConfig
 from services.tensors.layout import chunk_range
 from training.pipeline.passes import Compute
@@ -37,9 +37,12 @@ def train(config: JobConfig, steps: int) -> tuple[list[float], npt.NDArray[np.fl
                 return node_sum.add_leaf(range_index, compute)
 
             losses.append(float(np.mean(step.micro_batches(number, 0, config.micro_batches, add_leaf))))
-            for chunk in chunks:
-                tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
-            norm, finite = tensors.measure()
+            norm, finite = measure_gradient(
+                [
+                    tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
+                    for chunk in chunks
+                ]
+            )
             assert finite
             tensors.rule.begin(
                 learning_rate(config.schedule, config.optimizer.lr, number),

@@ -7,7 +7,7 @@ Hashes of a number never change: workers of two versions with one number take pa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple
 from typing import Any
@@ -155,20 +155,21 @@ def write(gradient: Float32Array) -> Callable[[Float32Array, Callable[[int], Non
 
 def add_node_sums(digest: Digest) -> None:
     for leaves in LEAVES:
-        out = np.empty(LAYOUT.elements, np.float32)
-        whole = {0: slice(0, LAYOUT.elements)}
-        node_sum = NodeSum(whole, out, leaves, lambda offset: digest.add(offset, out[offset:]))  # noqa: B023
-        for leaf in range(leaves):
-            node_sum.add_leaf(0, write(draw_gradients(leaf)))
+        add_sum(digest, {0: slice(0, LAYOUT.elements)}, (0,), leaves)
 
 
 def add_range_sums(digest: Digest) -> None:
     for leaves in LEAVES:
-        out = np.empty(LAYOUT.elements, np.float32)
-        sums = NodeSum(RANGES, out, leaves, lambda offset: digest.add(offset, out[offset:]))  # noqa: B023
-        for leaf in range(leaves):
-            for index in (2, 0, 1):
-                sums.add_leaf(index, write(draw_gradients(leaf)[RANGES[index]]))
+        add_sum(digest, RANGES, (2, 0, 1), leaves)
+
+
+def add_sum(digest: Digest, ranges: Mapping[int, slice], order: Sequence[int], leaves: int) -> None:
+    """Add what becomes ready of a node's sum, whose leaves come range by range in an order."""
+    out = np.empty(LAYOUT.elements, np.float32)
+    node_sum = NodeSum(ranges, out, leaves, lambda offset: digest.add(offset, out[offset:]))
+    for leaf in range(leaves):
+        for index in order:
+            node_sum.add_leaf(index, write(draw_gradients(leaf)[ranges[index]]))
 
 
 @pytest.fixture(params=["numpy", "compiled"])

@@ -92,23 +92,28 @@ def write(**more):
 
 def save(number, frame):
     write(saving="the checkpoint of step 7")
-    time.sleep(3)
+    while not ready.with_name("people know").exists():
+        time.sleep(0.01)
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, save)
 write()
 sys.stdin.read()
 """
-"""A daemon that needs 3 s to save."""
+"""A daemon that saves until people were told."""
 
 
 def test_a_daemon_that_saves_is_not_cut_off_and_people_are_told(tmp_path: Path) -> None:
     daemon = DaemonProcess("optimizer", "optimizer", tmp_path, program=("-c", SAVES)).start()
     told: list[str] = []
 
+    def tell(text: str) -> None:
+        told.append(text)
+        (tmp_path / "people know").touch()
+
     async def live() -> None:
         await daemon.wait_ready()
-        await daemon.stop(1.0, told.append)
+        await daemon.stop(1.0, tell)
 
     try:
         asyncio.run(live())
