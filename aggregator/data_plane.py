@@ -12,8 +12,7 @@ from aggregator.broken_jobs import ShardFailed
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.leasing.deaths import FAULTS, describe_fault
-from aggregator.core.sums.sum_orders import discard_piece
-from aggregator.released_weights import ReleasedWeights
+from aggregator.core.sums.plane_orders import discard_piece
 from aggregator.shards.link import ShardLink
 from plane.group import PlaneGroup
 from plane.link import PlaneLink
@@ -23,7 +22,6 @@ from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
-from services.tensors.chunk_messages import Message, TensorChunk
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -41,8 +39,6 @@ class DataPlane:
         feed: called with inputs for the core.
         on_sum_finished: called with the header of a finished sum in its plane, for the optimizer.
         on_failure: called with the unexpected error of a shard.
-        passes_jobs: whether the tensors are in an optimizer's process, so that planes must be told of its jobs.
-        call_soon: has the event loop call something in its next turn.
     """
 
     def __init__(
@@ -54,26 +50,19 @@ class DataPlane:
         feed: Callable[[ev.DataStreamOpened | ev.ChunkArrived], None],
         on_sum_finished: Callable[[ChunkHeader], None],
         on_failure: Callable[[Exception], None],
-        call_soon: Callable[[Callable[[], None]], object],
         shards: Sequence[ShardLink] = (),
-        passes_jobs: bool = False,
     ) -> None:
         self._planes = planes
         self._shards = shards
-        self._passes_jobs = passes_jobs
-        self._passed = pb.PassJob()
         self._core = core
         self._sessions = sessions
         self._feed = feed
         self._on_sum_finished = on_sum_finished
         self._on_failure = on_failure
-        self._call_soon = call_soon
         self._sums_lost = True  # the core may know sums that no plane has, until it drops all of them
         # By session: the shards with an open data stream of the worker.
         self._open_streams: dict[int, set[PlaneLink]] = {}
-        self._weights: dict[int, ReleasedWeights] = {}  # by session
         self._last_refusal: Refusal | None = None
-        self._wake_scheduled = False
         planes.on_lost.append(self._lost)
         planes.report_handlers.update(
             {
@@ -122,7 +111,6 @@ class DataPlane:
     def worker_connected(self, session: WorkerSession) -> None:
         """Announce a worker to all shards, before its data streams come to them."""
         self._open_streams[session.number] = set()
-        self._weights[session.number] = ReleasedWeights(session.number, len(self._planes.links))
         self._planes.send_to_all(
             pb.WorkerAttends(session=session.number, incarnation=session.incarnation, name=session.name)
         )
@@ -137,7 +125,6 @@ class DataPlane:
     def worker_lost(self, session: WorkerSession, reason: str) -> None:
         """End a worker's data streams to the shards."""
         self._open_streams.pop(session.number, None)
-        self._weights.pop(session.number, None)
         self._planes.send_to_all(pb.WorkerLeft(session=session.number, reason=reason))
 
     def _worker_exchanges(self, link: PlaneLink, body: pb.WorkerExchanges) -> None:
@@ -174,14 +161,14 @@ class DataPlane:
             self._last_refusal = refusal
         link.send_order(discard_piece(header, body.arrival))
 
-    def submit(self, orders: Sequence[ev.SumOrder]) -> None:
+    def submit(self, orders: Sequence[ev.PlaneOrder]) -> None:
         """Send orders to the planes that have their payloads."""
         for order in orders:
             match order:
                 case pb.DropSums():
                     self._sums_lost = False
                     self._planes.send_to_all(order)
-                case pb.DropPieces():
+                case pb.DropPieces() | pb.PassJob() | pb.SendVersion():
                     self._planes.send_to_all(order)
                 case pb.KeepPiece() if self._sums_lost:
                     discard = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
@@ -192,49 +179,6 @@ class DataPlane:
                     self._planes.link_of_chunk(order.chunk).send_order(order)
             if isinstance(order, pb.FinishSum) and not self._sums_lost:
                 self._on_sum_finished(order.header)
-
-    # ---- weights to workers ----
-
-    def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
-        """Give the plane a chunk of the newest weights, unless it has made them itself.
-
-        Args:
-            chunk: the chunk; None if it is of the planes' own tensors.
-            message: the message it came in; None if it came in shared memory.
-            elements: the number of elements in the whole layout.
-        """
-        if chunk is not None and self._planes.local is not None:
-            self._planes.local.put_weights(chunk, message, elements)
-
-    def pass_job(self) -> None:
-        """Tell a plane without tensors of the job whose payloads pass through it, if that has changed."""
-        if not self._passes_jobs:
-            return
-        run = self._core.run
-        elements = 0 if run is None else self._core.expected_elements(run.job.id) or 0
-        passed = pb.PassJob()
-        if run is not None and elements:
-            passed.job, passed.elements = run.job.id, elements
-            passed.gradients, passed.weights = run.plan.wire.gradients, run.plan.wire.weights
-            passed.pieces = run.plan.stages > 1
-        if passed != self._passed:
-            self._passed = passed
-            self._planes.send_to_all(passed)
-
-    def wake_senders(self) -> None:
-        """Send weights to workers, once in this turn of the event loop."""
-        if not self._wake_scheduled:
-            self._wake_scheduled = True
-            self._call_soon(self._send_weights)
-
-    def _send_weights(self) -> None:
-        self._wake_scheduled = False
-        for session, weights in self._weights.items():
-            parts = self._core.loads_of(session)
-            while (header := self._core.next_weights(session)) is not None:
-                weights.release(header, parts)
-            for shard, order in weights.take_orders():
-                self._planes.links[shard].send_order(order)
 
     def close(self) -> None:
         """Stop the threads of the plane in this process."""

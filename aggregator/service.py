@@ -380,14 +380,15 @@ class AggregatorService:
         if self._failed.done():
             return  # the service is ending; peers will send this again to its successor
         clock = Clock(time.monotonic(), time.time())
-        orders: list[ev.SumOrder] = []
+        orders: list[ev.PlaneOrder] = []
         try:
             self._leadership.check_leading(clock.monotonic_seconds)
             for effect in self.core.handle(event, clock):
                 match effect:
                     case ev.StoreWeights():
-                        self._plane.store_weights(chunk, message, effect.elements)
-                    case _ if isinstance(effect, ev.SumOrder):
+                        if chunk is not None and self._wiring.put_weights is not None:
+                            self._wiring.put_weights(chunk, message, effect.elements)
+                    case _ if isinstance(effect, ev.PlaneOrder):
                         orders.append(effect)
                     case _:
                         self._effects.carry_out(effect, clock)
@@ -396,9 +397,6 @@ class AggregatorService:
             return
         if orders:
             self._plane.submit(orders)
-        if not isinstance(event, ev.ChunkArrived):  # a gradient brings no new weights to send
-            self._plane.pass_job()
-            self._plane.wake_senders()
 
     def _optimizer_message(self, body: OptimizerBody) -> None:
         match body:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +25,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.files.store import FileStore
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.handover import Handover
+from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.stripes import Stripe
@@ -66,6 +66,7 @@ class Wiring:
     Attributes:
         link: the link to the optimizer.
         plane: the data plane.
+        put_weights: gives the plane a chunk of weights from the optimizer in 3-tier; None if planes make them.
         engine: the optimizer's engine in 2-tier; None in 3-tier.
         shards: the links to the shards; empty without shards.
         own_links: links to other roles that this process opens, for `ClusterCheck`.
@@ -112,6 +113,7 @@ class Wiring:
         self.engine: OptimizerEngine | None = None
         self.shards: Sequence[ShardLink] = ()
         self.own_links: Sequence[OwnLink] = ()
+        self.put_weights: Callable[[TensorChunk, ChunkMessage | None, int], None] | None = None
         self.link: OptimizerLink
         self.plane: DataPlane
         if optimizer:
@@ -207,12 +209,11 @@ class Wiring:
             self._make_plane, self._on_failure, send_sum=send_sum, wait_to_send=link.wait_for_room
         )
         self.link = link
-        self.plane = self._make_data_plane(
-            PlaneGroup([plane], self._timeouts.beat), lambda header: None, passes_jobs=True
-        )
+        self.plane = self._make_data_plane(PlaneGroup([plane], self._timeouts.beat), lambda header: None)
+        self.put_weights = plane.put_weights
 
     def _make_data_plane(
-        self, planes: PlaneGroup, on_sum_finished: Callable[[ChunkHeader], None], *, passes_jobs: bool = False
+        self, planes: PlaneGroup, on_sum_finished: Callable[[ChunkHeader], None]
     ) -> DataPlane:
         return DataPlane(
             planes,
@@ -221,7 +222,5 @@ class Wiring:
             feed=self._feed,
             on_sum_finished=on_sum_finished,
             on_failure=self._on_failure,
-            call_soon=asyncio.get_running_loop().call_soon,
             shards=self.shards,
-            passes_jobs=passes_jobs,
         )

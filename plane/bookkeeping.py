@@ -12,27 +12,24 @@ from protos.tensors_pb2 import WEIGHTS, ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
-from services.tensors.layout import chunk_range
+from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.layout_parts import LayoutParts, Piece
 from services.tensors.stripes import Stripe
 
 
 @dataclass
 class SendProgress:
-    """Weights that a worker gets, and how many of them were sent.
+    """Weights that a worker gets, and how far they were sent.
 
     Attributes:
         version: version of the weights; None before the first order.
         parts: the parts of the layout that the worker loads; None for all of it.
-        limit: number of the plane's chunks, or of their pieces, that may be sent, from its first.
-        sent: number of the plane's chunks, or of their pieces, that were sent.
-        place: place of the next piece among those of the parts, or of one before it that is in another plane.
+        place: number of the plane's chunks that were sent; with parts, place of the next piece among those of the
+            parts, or of one before it that is in another plane.
     """
 
     version: Version | None = None
     parts: LayoutParts | None = None
-    limit: int = 0
-    sent: int = 0
     place: int = 0
 
 
@@ -118,7 +115,6 @@ class PlaneCore:
         piece = self._next_piece(progress)
         if piece is None or self.stripe.to_local(piece.chunk) >= self._ready_chunks:
             return None
-        progress.sent += 1
         progress.place += 1
         generation, step = progress.version
         return ChunkHeader(
@@ -135,11 +131,11 @@ class PlaneCore:
 
     def _next_piece(self, progress: SendProgress) -> Piece | None:
         """Return what of the plane's chunks a worker may get next; None for nothing."""
-        if progress.sent >= progress.limit:
-            return None
         parts = progress.parts
         if parts is None:
-            index = self.stripe.to_global(progress.sent)
+            index = self.stripe.to_global(progress.place)
+            if index >= chunk_count(self.elements):
+                return None
             start, stop = chunk_range(self.elements, index)
             return Piece(index, start, stop - start)
         while progress.place < len(parts):
@@ -159,27 +155,13 @@ class PlaneCore:
         """Forget a worker."""
         self._progress.pop(session, None)
 
-    def send_up_to(
-        self,
-        session: int,
-        version: Version,
-        limit: int,
-        *,
-        parts: LayoutParts | None = None,
-        restart: bool = False,
-    ) -> None:
-        """Allow a worker to get the first `limit` of the plane's chunks of a version, or of their pieces.
+    def send_version(self, session: int, version: Version, parts: LayoutParts | None = None) -> None:
+        """Send a worker the plane's chunks of a version, or their pieces, from the first.
 
         Args:
             session: session of the worker.
             version: version of the weights.
-            limit: number of chunks, or of pieces, from the plane's first.
             parts: the parts of the layout that the worker loads; None for all of it.
-            restart: whether the worker has lost what it got.
         """
-        progress = self._progress.get(session)
-        if progress is None:
-            return
-        if progress.version != version or progress.parts != parts or restart:
-            progress = self._progress[session] = SendProgress(version, parts)
-        progress.limit = max(progress.limit, limit)
+        if session in self._progress:
+            self._progress[session] = SendProgress(version, parts)

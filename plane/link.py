@@ -14,6 +14,8 @@ from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.format import Checkpoint
 from services.errors import Failed
+from services.tensors.chunk_messages import Message as ChunkMessage
+from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
@@ -173,19 +175,19 @@ class LocalPlane:
         """Do nothing: what ends this process ends its plane."""
 
     def send_order(self, body: Message) -> None:
-        """Queue an order for the next turn of the event loop.
-
-        A PassJob is handed over at once: the job's weights, which are no orders, may come in this turn.
-        """
+        """Queue an order for the next turn of the event loop."""
         if not self._orders:
             self._loop.call_soon(self._hand_over)
         self._orders.append(body)
-        if isinstance(body, pb.PassJob):
-            self._hand_over()
 
     def _hand_over(self) -> None:
         orders, self._orders = self._orders, []
         self._plane.carry_out(orders)
+
+    def put_weights(self, chunk: TensorChunk, message: ChunkMessage | None, elements: int) -> None:
+        """Give the plane a chunk of weights from an optimizer's process, behind all orders; see `Plane.put_weights`."""
+        self._hand_over()
+        self._plane.put_weights(chunk, message, elements)
 
     def _report(self, body: Message) -> None:
         self._links.take_report(self, body)

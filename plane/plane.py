@@ -280,6 +280,7 @@ class Plane:
         header = chunk.header
         version = Version(header.generation, header.step)
         self._core.weights_ready(header.job, version, self._stripe.to_local(header.index) + 1)
+        self._workers.wake_all()
 
     # ---- orders ----
 
@@ -327,14 +328,9 @@ class Plane:
             case pb.DiscardPiece():
                 if _costs_memory(self._pop_arrived(order.arrival)):
                     self._backlog.cancel()
-            case pb.SendUpTo():
-                self._core.send_up_to(
-                    order.session,
-                    Version(order.generation, order.step),
-                    order.limit,
-                    parts=_read_parts(order),
-                    restart=order.restart,
-                )
+            case pb.SendVersion():
+                version = Version(order.generation, order.step)
+                self._core.send_version(order.session, version, _read_parts(order))
                 worker = self._workers.get(order.session)
                 if worker is not None:
                     worker.wake.set()
@@ -438,6 +434,7 @@ class Plane:
             await self._kernel.call(self._tensors.publish_chunk, header)
         version = Version(header.generation, header.step)
         self._core.weights_ready(header.job, version, self._stripe.to_local(header.index) + 1)
+        self._workers.wake_all()
 
     async def write_piece(self, piece: pb.ArrayPiece) -> None:
         """Write a piece of a checkpoint into the tensors.
@@ -465,7 +462,7 @@ def _costs_memory(piece: TensorChunk) -> bool:
     return piece.memory is None
 
 
-def _read_parts(order: pb.SendUpTo) -> LayoutParts | None:
+def _read_parts(order: pb.SendVersion) -> LayoutParts | None:
     """Return the parts of the layout that a worker loads; None for all of it.
 
     Raises:

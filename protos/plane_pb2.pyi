@@ -22,7 +22,7 @@ class PlaneOrders(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[PlaneOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class PlaneOrder(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy", "keep_sum", "drop_pieces", "pass_job")
+    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_version", "copy", "keep_sum", "drop_pieces", "pass_job")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ATTENDS_FIELD_NUMBER: _ClassVar[int]
@@ -38,7 +38,7 @@ class PlaneOrder(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     MAKE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    SEND_UP_TO_FIELD_NUMBER: _ClassVar[int]
+    SEND_VERSION_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
     KEEP_SUM_FIELD_NUMBER: _ClassVar[int]
     DROP_PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -58,12 +58,12 @@ class PlaneOrder(_message.Message):
     stage: StageChunk
     update: UpdatePart
     make_weights: MakeWeights
-    send_up_to: SendUpTo
+    send_version: SendVersion
     copy: CopyPart
     keep_sum: KeepSum
     drop_pieces: DropPieces
     pass_job: PassJob
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ..., pass_job: _Optional[_Union[PassJob, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ..., pass_job: _Optional[_Union[PassJob, _Mapping]] = ...) -> None: ...
 
 class PlaneReports(_message.Message):
     __slots__ = ("epoch", "reports", "number", "own_crc32c")
@@ -351,21 +351,19 @@ class MakeWeights(_message.Message):
     step: int
     def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
-class SendUpTo(_message.Message):
-    __slots__ = ("session", "generation", "step", "limit", "restart", "parts")
+class SendVersion(_message.Message):
+    __slots__ = ("job", "session", "generation", "step", "parts")
+    JOB_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    RESTART_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
     session: int
     generation: int
     step: int
-    limit: int
-    restart: bool
     parts: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.LayoutPart]
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ..., restart: _Optional[bool] = ..., parts: _Optional[_Iterable[_Union[_cluster_pb2.LayoutPart, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_cluster_pb2.LayoutPart, _Mapping]]] = ...) -> None: ...
 
 class CopyPart(_message.Message):
     __slots__ = ("job", "copy")

@@ -11,7 +11,7 @@ Read the files in this order:
    worker_reports.py and optimizer_reports.py have what is reported to it.
 4. progress.py: how far it is, and what comes next.
 5. sums/: coverage.py knows which gradients of a step have arrived, step_sum.py who computes them, and
-   chunk_router.py what happens to each payload, by the orders of sum_orders.py.
+   chunk_router.py what happens to each payload, by the orders of plane_orders.py.
 6. leasing/: planning.py splits a step among the workers, lease_book.py keeps their leases, and results.py
    records what workers report of them. stalls.py and failures.py take leases back.
 7. membership/: who may take part in a job, how many workers it needs, and who is excluded.

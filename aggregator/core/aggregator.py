@@ -46,11 +46,12 @@ from aggregator.core.optimizer_reports import take_weights
 from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, take_back_start
-from aggregator.core.sums.sum_orders import discard_piece
+from aggregator.core.sums.plane_orders import discard_piece
 from aggregator.core.waits import OptimizerWait, describe_lack, describe_optimizer_debt, describe_wait
 from aggregator.core.worker_activities import WorkerActivities, find_activity
 from aggregator.core.worker_reports import take_report
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
@@ -59,7 +60,6 @@ from services.pipeline.split import StageRun
 from services.protocol.bounds import MAX_WAITS, MAX_WORKERS
 from services.protocol.plan import JobPlan, ParameterCount
 from services.tensors.layout import MAX_ELEMENTS
-from services.tensors.layout_parts import LayoutParts
 from services.timeouts import Timeouts
 
 
@@ -120,24 +120,10 @@ class AggregatorCore:
         self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
         self._own_clock = OwnClock(heartbeat_seconds)
         self._out = Outbox()
+        self._passed = plane.PassJob()
         self.jobs = LiveJobs(records, max_parameters, self._out)
 
     # ---- questions of the service ----
-
-    def next_weights(self, session: int) -> ChunkHeader | None:
-        """Return the header of the chunk of weights to send a worker next; None if there is none now.
-
-        The chunk counts as sent.
-        """
-        member = self.members.get(session)
-        if self.run is None or member is None:
-            return None
-        return self.run.next_weights(member)
-
-    def loads_of(self, session: int) -> LayoutParts | None:
-        """Return the parts of the layout whose weights a worker is sent; None for the whole layout."""
-        member = self.members.get(session)
-        return self.run.holders.weights_of(member) if self.run is not None and member is not None else None
 
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements in the running job's layout; None for another job or an unknown layout."""
@@ -312,6 +298,8 @@ class AggregatorCore:
                 return self._take_effects(clock)
         self._drop_ended_job()
         self._start_next_job(now, clock)
+        if not isinstance(event, ChunkArrived):  # a gradient changes nothing here
+            self._order_weights(now)
         self.activities.follow(event, self.run, self.members, bool(self.optimizer), now)
         return self._take_effects(clock)
 
@@ -324,6 +312,25 @@ class AggregatorCore:
             self.run = None
             for member in self.members.values():
                 member.leave_job()
+
+    def _order_weights(self, now: float) -> None:
+        """Order the newest weights for the workers, and tell a plane without tensors of the job they belong to."""
+        run, elements = self.run, self.run.progress.elements if self.run is not None else 0
+        passed = plane.PassJob()
+        if self.tiers == 3 and run is not None and elements:
+            wire = run.plan.wire
+            passed = plane.PassJob(
+                job=run.job.id,
+                elements=elements,
+                gradients=wire.gradients,
+                weights=wire.weights,
+                pieces=run.plan.stages > 1,
+            )
+        if passed != self._passed:
+            self._passed = passed
+            self._out.put(passed)
+        if run is not None:
+            run.send_weights(now)
 
     def _take_effects(self, clock: Clock) -> list[Effect]:
         """Return the effects, with the end time set in the records of jobs that have ended."""

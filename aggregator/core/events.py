@@ -243,7 +243,7 @@ class ToOptimizer:
     body: OptimizerOrder
 
 
-SumOrder = (
+PlaneOrder = (
     plane.KeepPiece
     | plane.DiscardPiece
     | plane.KeepSum
@@ -252,8 +252,10 @@ SumOrder = (
     | plane.MergeSums
     | plane.FinishSum
     | plane.DropSums
+    | plane.PassJob
+    | plane.SendVersion
 )
-"""Orders to the planes about payloads that travel from workers to the optimizer (protos/plane.proto)."""
+"""Orders to the planes about payloads that travel between workers and the optimizer (protos/plane.proto)."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,7 @@ class CheckClosed:
     outcome: CheckOutcome
 
 
-Effect = SaveJob | ToWorker | CloseWorker | ToOptimizer | SumOrder | StoreWeights | Note | CheckClosed
+Effect = SaveJob | ToWorker | CloseWorker | ToOptimizer | PlaneOrder | StoreWeights | Note | CheckClosed
 
 
 Outbox: TypeAlias = outbox.Outbox[Effect]

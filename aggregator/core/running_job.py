@@ -27,8 +27,8 @@ from aggregator.core.rows.holders import Holders, WorkersAsHolders
 from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.row_table import RowTable
 from aggregator.core.sums.chunk_router import ChunkRouter
+from aggregator.core.sums.plane_orders import discard_piece
 from aggregator.core.sums.step_sum import StepSum
-from aggregator.core.sums.sum_orders import discard_piece
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Exclusion, JobState
@@ -235,9 +235,32 @@ class RunningJob:
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
 
-    def next_weights(self, member: Member) -> ChunkHeader | None:
-        """Return the header of the chunk, or of the piece, to send a worker next; None if there is none now."""
-        return self.router.next_weights(member, self.holders.weights_of(member))
+    def send_weights(self, now: float) -> None:
+        """Order the newest weights for the workers that lack them.
+
+        Those that compute something of the step come first. The others wait until they have them, or for the `silent`
+        timeout, unless the step's checks need them.
+        """
+        version = self.router.weights.version
+        lacking = [] if version is None else [each for each in self.members.values() if each.lacks(version)]
+        if not lacking or version is None:
+            return
+        step_sum, computing = self.lease_book.step_sum, list[Member]()
+        if (
+            step_sum is not None
+            and not step_sum.checks
+            and now < step_sum.begun_seconds + self._timeouts.silent
+        ):
+            planned = step_sum.sessions()
+            able = (each for each in self.members.values() if each.able)
+            computing = [
+                each for each in able if (found := self.holders.find(each)) and found.session in planned
+            ]
+        wait = any(each.loaded_version != version for each in computing)
+        for member in lacking:
+            parts = self.holders.weights_of(member)
+            if (parts is None or parts) and (not wait or member in computing):
+                self.router.send_weights(member, version, parts)
 
     # ---- workers ----
 

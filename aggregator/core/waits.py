@@ -88,6 +88,6 @@ def describe_optimizer_debt(run: RunningJob) -> str | None:
     step_sum = run.lease_book.step_sum
     if run.progress.phase is JobPhase.TRAIN and step_sum is None:
         return "to restart the step"
-    if run.progress.version is not None and run.router.weights.prefix < run.progress.chunks:
+    if run.progress.version is not None and not run.router.weights.complete:
         return "the weights"
     return "the update" if step_sum is not None and step_sum.coverage.complete else None

@@ -150,9 +150,10 @@ def estimate_step_time(
     """
     wire, holders = config.plan().wire, config.count_holders(workers)
     gradients, weights = bytes_per_element(wire.gradients), bytes_per_element(wire.weights)
-    up, down = float(sharing.nodes * gradients), float(holders * weights)
+    # Workers that compute nothing of the step get their weights last, which hold up nothing.
+    up, down, last = float(sharing.nodes * gradients), float(sharing.busy * weights), float(holders * weights)
     if shards:  # a worker's own link may be the busiest one
-        up, down = max(up / shards, gradients), max(down / shards, weights)
+        up, down, last = max(up / shards, gradients), max(down / shards, weights), max(last / shards, weights)
     elif tiers == 3:  # the aggregator passes on the sum in float32
         up = max(up, FLOAT32_BYTES)
     second = 8 / (LINK_SHARE * link_bits)
@@ -179,7 +180,7 @@ def estimate_step_time(
     hops = min(hops, parts.transfer_seconds)
     return StepTime(
         computing_seconds=computing,
-        weights_seconds=parts.elements * parts.down_seconds,
+        weights_seconds=parts.elements * second * last,
         weights_exposed_seconds=transfers.pass_delay,
         gradients_seconds=parts.elements * parts.up_seconds,
         gradients_exposed_seconds=transfers.step_seconds - transfers.pass_end,

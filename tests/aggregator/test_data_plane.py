@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from google.protobuf.message import Message
 
@@ -19,17 +17,13 @@ from plane.messages import SequenceFilter, unwrap, wrap_order, wrap_report
 from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
-from services.protocol.plan import WireTypes
-from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS
-from services.tensors.layout_parts import LayoutParts
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.links import LinkClosed
 from services.transport.security import Security
-from tests.support.local_planes import make_local_planes
 
 ROOT, LEFT, RIGHT = (pb.SumNode(first=first, count=count) for first, count in ((0, 2), (0, 1), (1, 1)))
 MERGE = pb.MergeSums(chunk=3, left=LEFT, right=RIGHT, parent=ROOT)
@@ -42,11 +36,6 @@ def line(body: Message) -> str:
             return f"keep piece {body.arrival}"
         case pb.DiscardPiece():
             return f"discard piece {body.arrival}"
-        case pb.SendUpTo():
-            again = " again" if body.restart else ""
-            return f"send {body.session} {body.generation}.{body.step} up to {body.limit}{again}"
-        case pb.PassJob():
-            return f"pass job {body.job or 'none'}"
         case pb.KeepSum() | pb.MergeSums() | pb.FinishSum() | pb.DropSum():
             return f"{type(body).__name__} #{body.chunk}"
     return type(body).__name__
@@ -58,8 +47,6 @@ class Core:
     def __init__(self) -> None:
         self.run: object | None = object()
         self.stale: Refusal | None = None
-        self.weights: dict[int, list[ChunkHeader]] = {}
-        self.loads: LayoutParts | None = None
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         return self.stale
@@ -67,18 +54,11 @@ class Core:
     def expected_elements(self, job: str) -> int | None:
         return 4 * CHUNK_ELEMENTS
 
-    def loads_of(self, session: int) -> LayoutParts | None:
-        return self.loads
-
-    def next_weights(self, session: int) -> ChunkHeader | None:
-        queue = self.weights.get(session)
-        return queue.pop(0) if queue else None
-
 
 class Dialogue:
     """A data plane over links to shards, which record orders and have no shards behind them."""
 
-    def __init__(self, shards: int = 2, *, passes_jobs: bool = False) -> None:
+    def __init__(self, shards: int = 2) -> None:
         self.sent: list[tuple[int, str]] = []
         self.fed: list[ev.DataStreamOpened | ev.ChunkArrived] = []
         self.finished: list[int] = []
@@ -101,7 +81,7 @@ class Dialogue:
         for index, link in enumerate(links):
             vars(link)["send_order"] = lambda body, index=index: self.sent.append((index, line(body)))
         self.shards = PlaneGroup(links)
-        self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumOrder]] = lambda event: ()
+        self.decide: Callable[[ev.ChunkArrived], Sequence[ev.PlaneOrder]] = lambda event: ()
         self.data_plane = DataPlane(
             self.shards,
             core=self.core,  # type: ignore[arg-type]  # has what a data plane calls
@@ -109,9 +89,7 @@ class Dialogue:
             feed=self._feed,
             on_sum_finished=lambda header: self.finished.append(header.index),
             on_failure=lambda error: self.failures.append(str(error)),
-            call_soon=lambda call: asyncio.get_running_loop().call_soon(call),
             shards=links,
-            passes_jobs=passes_jobs,
         )
         self.data_plane.submit([pb.DropSums()])
         self.orders()
@@ -134,9 +112,9 @@ class Dialogue:
         return sent
 
 
-def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2, *, passes_jobs: bool = False) -> None:
+def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2) -> None:
     async def run() -> None:
-        result = scenario(Dialogue(shards, passes_jobs=passes_jobs))
+        result = scenario(Dialogue(shards))
         if result is not None:
             await result
 
@@ -245,83 +223,13 @@ def test_a_worker_that_one_shard_lost_is_disconnected() -> None:
     with_dialogue(scenario)
 
 
-def test_each_shard_is_ordered_to_send_its_own_weights() -> None:
-    async def scenario(dialogue: Dialogue) -> None:
-        session = dialogue.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        dialogue.data_plane.worker_connected(session)
-        dialogue.orders()
-
-        def due(step: int, *chunks: int) -> None:
-            headers = [ChunkHeader(generation=1, step=step, index=chunk) for chunk in chunks]
-            dialogue.core.weights[session.number] = headers
-            dialogue.data_plane.wake_senders()
-            dialogue.data_plane.wake_senders()
-
-        due(4, 0, 1, 2)
-        assert dialogue.orders() == [], "once in a turn of the event loop"
-        await asyncio.sleep(0)
-        assert dialogue.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 1")]
-        due(4, 3)
-        await asyncio.sleep(0)
-        assert dialogue.orders() == [(1, "send 1 1.4 up to 2")], (
-            "no order to a shard whose limit is unchanged"
-        )
-        due(4, 0, 1)  # the worker builds the job again
-        await asyncio.sleep(0)
-        assert dialogue.orders() == [(0, "send 1 1.4 up to 1 again"), (1, "send 1 1.4 up to 1 again")]
-        due(4, 2, 3)
-        await asyncio.sleep(0)
-        assert dialogue.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 2")]
-        due(5, 0)
-        await asyncio.sleep(0)
-        assert dialogue.orders() == [(0, "send 1 1.5 up to 1")]
+def test_all_shards_are_ordered_to_send_a_worker_new_weights_also_after_sums_were_lost() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.shards.on_lost[0]("gone")
+        dialogue.data_plane.submit([pb.SendVersion(job="j", session=1, generation=1, step=2)])
+        assert dialogue.orders() == [(0, "SendVersion"), (1, "SendVersion")]
 
     with_dialogue(scenario)
-
-
-def run_of_job(job: str) -> Any:
-    """Return what a data plane reads of a run."""
-    plan = SimpleNamespace(wire=WireTypes(), stages=1)
-    return SimpleNamespace(job=SimpleNamespace(id=job), plan=plan)
-
-
-def test_a_plane_without_tensors_is_told_of_each_job_once_and_of_its_end() -> None:
-    def scenario(dialogue: Dialogue) -> None:
-        dialogue.core.run = None
-        for run, expected in ((None, []), (run_of_job("j"), ["pass job j"]), (None, ["pass job none"])):
-            dialogue.core.run = run
-            dialogue.data_plane.pass_job()
-            dialogue.data_plane.pass_job()
-            assert dialogue.orders() == [(0, each) for each in expected]
-
-    with_dialogue(scenario, shards=1, passes_jobs=True)
-
-
-def test_weights_that_come_as_soon_as_their_job_is_known_can_be_sent() -> None:
-    async def scenario() -> None:
-        core: Any = Core()  # has what a data plane calls
-        planes = make_local_planes()
-        data_plane = DataPlane(
-            planes,
-            core=core,
-            sessions=WorkerSessions(1),
-            feed=lambda event: None,
-            on_sum_finished=lambda header: None,
-            on_failure=lambda error: None,
-            call_soon=asyncio.get_running_loop().call_soon,
-            passes_jobs=True,
-        )
-        core.run = run_of_job("j")
-        data_plane.pass_job()
-        identity = ChunkHeader(job="j", epoch=1, generation=1, step=3, kind=WEIGHTS, dtype=FLOAT32)
-        chunk = pack_chunk(identity, 0, np.ones(CHUNK_ELEMENTS, np.float32))
-        data_plane.store_weights(chunk, serialize_chunk(chunk), 4 * CHUNK_ELEMENTS)  # in the same turn
-        await asyncio.sleep(0)
-        assert planes.local is not None
-        assert planes.local.newest.has_version(chunk.header)
-        data_plane.close()
-
-    asyncio.run(scenario())
 
 
 def test_an_envelope_of_a_newer_version_is_ignored() -> None:

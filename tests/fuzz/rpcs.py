@@ -206,7 +206,7 @@ def _streams() -> dict[str, list[list[Message]]]:
                         open_part=plane.OpenPart(opening=1, job=job, spec_json=SPEC, layout=layout)
                     ),
                     plane.PlaneOrder(worker_attends=plane.WorkerAttends(session=1, incarnation=INCARNATION)),
-                    plane.PlaneOrder(send_up_to=plane.SendUpTo(session=1, generation=1, limit=1)),
+                    plane.PlaneOrder(send_version=plane.SendVersion(session=1, generation=1)),
                     plane.PlaneOrder(make_weights=plane.MakeWeights(job=job, generation=1)),
                     plane.PlaneOrder(copy=plane.CopyPart(copy=1)),
                     plane.PlaneOrder(stage=plane.StageChunk(initial=True)),

@@ -53,48 +53,51 @@ def test_the_expected_elements_are_those_of_the_whole_layout() -> None:
     ]
 
 
-def test_a_worker_gets_the_weights_that_are_allowed_and_ready() -> None:
+def test_a_worker_gets_each_chunk_of_a_version_once_as_soon_as_it_is_ready() -> None:
     core = core_with_job(6)
-    core.send_up_to(1, V1, 2)
+    core.send_version(1, V1)
     assert sent(core) == [], "no weights are ready yet"
     core.weights_ready("j", V1, 1)
     assert sent(core) == [(1, 1)]
     core.weights_ready("j", V1, 3)
-    assert sent(core) == [(1, 3)], "the third is ready but above the limit"
-    core.send_up_to(1, V1, 3)
-    assert sent(core) == [(1, 5)]
-    core.send_up_to(1, V1, 3)
+    assert sent(core) == [(1, 3), (1, 5)]
     assert sent(core) == [], "each once"
 
 
-def test_a_worker_that_builds_the_job_again_gets_all_weights_again() -> None:
+def test_a_worker_gets_no_weights_without_an_order() -> None:
     core = core_with_job(6)
     core.weights_ready("j", V1, 3)
-    core.send_up_to(1, V1, 3)
+    assert sent(core) == []
+    core.send_version(1, V1)
     assert len(sent(core)) == 3
-    core.send_up_to(1, V1, 2, restart=True)
-    assert sent(core) == [(1, 1), (1, 3)]
-    core.send_up_to(1, V1, 3)
-    assert sent(core) == [(1, 5)]
+
+
+def test_an_order_for_the_same_version_sends_all_of_it_again() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_version(1, V1)
+    core.next_weights(1)
+    core.send_version(1, V1)
+    assert sent(core) == [(1, 1), (1, 3), (1, 5)]
 
 
 def test_a_newer_version_is_sent_from_its_first_chunk() -> None:
     core = core_with_job(6)
     core.weights_ready("j", V1, 3)
-    core.send_up_to(1, V1, 3)
+    core.send_version(1, V1)
     assert core.next_weights(1) is not None
     core.weights_ready("j", V2, 1)
     assert sent(core) == [], "the rest of the older version was overwritten"
-    core.send_up_to(1, V2, 3)
+    core.send_version(1, V2)
     assert sent(core) == [(2, 1)]
 
 
 def test_unknown_workers_get_no_weights() -> None:
     core = core_with_job()
     core.weights_ready("j", V1, 3)
-    core.send_up_to(1, V1, 3)
+    core.send_version(1, V1)
     core.worker_left(1)
-    core.send_up_to(9, V1, 3)
+    core.send_version(9, V1)
     assert (sent(core, 1), sent(core, 9)) == ([], [])
 
 
@@ -102,19 +105,18 @@ def test_weights_of_a_former_job_are_not_sent() -> None:
     core = core_with_job()
     core.open_job("k", CHUNK_ELEMENTS, WireTypes())
     assert not core.weights_ready("j", V1, 1)
-    core.send_up_to(1, V1, 1)
+    core.send_version(1, V1)
     assert sent(core) == []
 
 
-def test_a_job_that_begins_at_the_version_of_the_last_one_gets_all_its_weights() -> None:
+def test_a_job_that_begins_at_the_version_of_the_last_one_needs_an_order_of_its_own() -> None:
     core = core_with_job(6)
     core.weights_ready("j", V1, 3)
-    core.send_up_to(1, V1, 3)
-    assert len(sent(core)) == 3
+    core.send_version(1, V1)
     core.open_job("j", 6 * CHUNK_ELEMENTS, WireTypes())
     core.weights_ready("j", V1, 3)
-    assert sent(core) == [], "nothing is allowed yet"
-    core.send_up_to(1, V1, 3)
+    assert sent(core) == [], "nothing is ordered yet"
+    core.send_version(1, V1)
     assert sent(core) == [(1, 1), (1, 3), (1, 5)]
 
 
@@ -136,32 +138,20 @@ OWN = [piece for piece in PARTS if piece.chunk % 2]
 def test_a_worker_with_parts_gets_their_pieces_of_the_planes_chunks() -> None:
     core = core_with_job(6)
     core.weights_ready("j", V1, 1)
-    core.send_up_to(1, V1, 3, parts=PARTS)
+    core.send_version(1, V1, PARTS)
     assert pieces_sent(core) == OWN[:1], "the next chunk is not ready"
     core.weights_ready("j", V1, 3)
     assert pieces_sent(core) == OWN[1:]
     assert [piece.chunk for piece in OWN] == [1, 3, 5]
-    core.send_up_to(1, V1, 9, parts=PARTS)
     assert pieces_sent(core) == [], "each once"
 
 
-def test_no_more_pieces_are_sent_than_are_allowed() -> None:
+def test_a_worker_with_other_parts_gets_them_from_the_first() -> None:
     core = core_with_job(6)
     core.weights_ready("j", V1, 3)
-    core.send_up_to(1, V1, 2, parts=PARTS)
-    assert pieces_sent(core) == OWN[:2]
-    core.send_up_to(1, V1, 3, parts=PARTS)
-    assert pieces_sent(core) == OWN[2:]
-
-
-def test_a_worker_with_other_parts_or_without_its_weights_gets_them_from_the_first() -> None:
-    core = core_with_job(6)
-    core.weights_ready("j", V1, 3)
-    core.send_up_to(1, V1, 3, parts=PARTS)
+    core.send_version(1, V1, PARTS)
     assert pieces_sent(core) == OWN
-    core.send_up_to(1, V1, 1, parts=PARTS, restart=True)
-    assert pieces_sent(core) == OWN[:1]
-    core.send_up_to(1, V1, 1, parts=LayoutParts([(CHUNK_ELEMENTS, CHUNK_ELEMENTS + 4)]))
+    core.send_version(1, V1, LayoutParts([(CHUNK_ELEMENTS, CHUNK_ELEMENTS + 4)]))
     assert pieces_sent(core) == [Piece(1, CHUNK_ELEMENTS, 4)]
 
 
@@ -169,5 +159,5 @@ def test_a_chunk_with_two_pieces_of_a_worker_sends_both() -> None:
     core = core_with_job(6)
     core.weights_ready("j", V1, 3)
     first, second = (CHUNK_ELEMENTS + 1, CHUNK_ELEMENTS + 3), (CHUNK_ELEMENTS + 8, CHUNK_ELEMENTS + 9)
-    core.send_up_to(1, V1, 2, parts=LayoutParts([first, second]))
+    core.send_version(1, V1, LayoutParts([first, second]))
     assert pieces_sent(core) == [Piece(1, first[0], 2), Piece(1, second[0], 1)]

@@ -16,8 +16,11 @@ from plane.link import LocalPlane, PlaneLink
 from plane.plane import Plane, PlaneOwner
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
+from protos.tensors_pb2 import FLOAT32, ChunkHeader
+from protos.tensors_pb2 import WEIGHTS as CHUNK_OF_WEIGHTS
 from services.errors import Failed
-from services.tensors.layout import Layout
+from services.tensors.chunk_messages import pack_chunk, serialize_chunk
+from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
 
 LIMIT_SECONDS = 30
@@ -73,6 +76,22 @@ def test_orders_reach_the_plane_once_in_a_turn_and_in_order() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert len(linked.plane.batches) == 2
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_weights_from_another_process_come_behind_the_orders_of_the_same_turn() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        version = ChunkHeader(job="j", epoch=1, generation=1, step=3, kind=CHUNK_OF_WEIGHTS, dtype=FLOAT32)
+        chunk = pack_chunk(version, 0, np.ones(CHUNK_ELEMENTS, np.float32))
+        linked.link.send_order(
+            pb.PassJob(job="j", elements=CHUNK_ELEMENTS, gradients=FLOAT32, weights=FLOAT32)
+        )
+        linked.link.put_weights(chunk, serialize_chunk(chunk), CHUNK_ELEMENTS)
+        await asyncio.sleep(0)
+        assert linked.plane.newest.has_version(chunk.header)
         linked.plane.close("over")
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -160,7 +160,7 @@ def test_orders_are_carried_out_in_order_on_a_thread_of_their_own() -> None:
         pytest.param(pb.FinishSum(node=ROOT), NotStored, id="a sum that is not here"),
         pytest.param(pb.KeepPiece(arrival=7), Refused, id="a payload that has not come"),
         pytest.param(pb.DiscardPiece(arrival=7), Refused, id="a payload that has not come, discarded"),
-        pytest.param(pb.SendUpTo(session=SESSION, parts=[LayoutPart()]), Refused, id="parts of no layout"),
+        pytest.param(pb.SendVersion(session=SESSION, parts=[LayoutPart()]), Refused, id="parts of no layout"),
     ],
 )
 def test_nothing_is_carried_out_after_an_order_that_can_not_be(

@@ -21,7 +21,6 @@ from aggregator.core.rows.broken_links import BrokenLinks
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.running_job import RunningJob
-from aggregator.core.sums.chunk_router import WeightStore
 from aggregator.core.sums.coverage import Coverage
 from aggregator.core.sums.piece_book import PieceBook
 from aggregator.core.sums.step_sum import StepSum
@@ -29,6 +28,7 @@ from aggregator.core.verification.check import Check
 from aggregator.core.verification.step_checks import StepChecks
 from optimizer.core.events import SaveGeneration, Snapshot
 from optimizer.core.optimizer import OptimizerCore
+from plane.bookkeeping import PlaneCore
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
 from services.protocol import hello
@@ -85,11 +85,12 @@ def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
 
 
 def sends_weights_before_they_arrive(patch: pytest.MonkeyPatch) -> None:
-    def add(self: WeightStore, chunk: int) -> bool:
-        self.prefix = max(self.prefix, chunk + 1 if chunk % 2 else 0)
-        return True
+    weights_ready = PlaneCore.weights_ready
 
-    patch.setattr(WeightStore, "add", add)
+    def one_more(self: PlaneCore, job: str, version: Version, chunks: int) -> bool:
+        return weights_ready(self, job, version, chunks + chunks % 2)
+
+    patch.setattr(PlaneCore, "weights_ready", one_more)
 
 
 def stages_stale_chunks(patch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,6 @@ class ShardedPayloads:
             feed=aggregator.feed,
             on_sum_finished=on_sum_finished,
             on_failure=self._fail,
-            call_soon=lambda call: aggregator.later(0.0, call),
             shards=links,
         )
 
@@ -297,11 +296,10 @@ class ShardedPayloads:
 
     # ---- chunks ----
 
-    def submit(self, orders: list[ev.SumOrder]) -> None:
+    def submit(self, orders: list[ev.PlaneOrder]) -> None:
         """Send orders to the shards that have their payloads."""
         if orders:
             self.plane.submit(orders)
-        self.plane.wake_senders()
 
     def dial(self) -> None:
         """Connect to all shards."""

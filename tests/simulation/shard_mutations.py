@@ -11,7 +11,7 @@ from aggregator.core import events as ev
 from aggregator.core.sums import chunk_router
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.piece_book import PieceBook
-from aggregator.core.sums.sum_orders import keep_sum
+from aggregator.core.sums.plane_orders import keep_sum
 from aggregator.data_plane import DataPlane
 from plane.messages import SequenceFilter
 from protos import plane_pb2 as plane

@@ -8,6 +8,7 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import cancel_job, copy_job
 from aggregator.core.membership.claims import trust
+from plane.bookkeeping import PlaneCore
 from plane.sums import SumOrder
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
@@ -16,9 +17,11 @@ from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refused
 from services.protocol.envelope import CheckReport, WorkerBody
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
-from services.protocol.plan import WINDOW_CHUNKS, JobPlan
+from services.protocol.plan import WINDOW_CHUNKS, JobPlan, WireTypes
+from services.protocol.versions import Version
 from services.tensors.layout import read_job_layout
 from services.tensors.reduction_tree import Node
+from services.tensors.stripes import Stripe
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, require
 from tests.simulation.links import Link, is_end
@@ -26,6 +29,7 @@ from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.shard_links import ShardedPayloads
 from tests.simulation.simulated_check import SimulatedCheck
+from tests.simulation.simulated_shard import send_version
 from tests.simulation.simulated_sums import SimulatedSums
 from tests.simulation.simulated_worker import HUGE_LAYOUT, HUGE_LAYOUT_REF
 
@@ -59,6 +63,7 @@ class SimulatedAggregator(Process):
         self.sums = SimulatedSums()
         self._windows = 1  # windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
+        self._plane = PlaneCore(epoch, Stripe())  # the real bookkeeping of a plane in this process
         self._weights: dict[int, tuple[tuple[int, int], int]] = {}
         self.sessions: dict[int, Link] = {}
         self.check: SimulatedCheck | None = None
@@ -90,10 +95,10 @@ class SimulatedAggregator(Process):
             return
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
         self._able = self._count_able()
-        orders: list[ev.SumOrder] = []
+        orders: list[ev.PlaneOrder] = []
         for effect in self.effects(self._handle, event, clock):
             match effect:
-                case _ if self.sharded is not None and isinstance(effect, ev.SumOrder):
+                case _ if self.sharded is not None and isinstance(effect, ev.PlaneOrder):
                     orders.append(effect)
                 case plane.KeepPiece():
                     assert isinstance(event, ev.ChunkArrived)
@@ -172,9 +177,17 @@ class SimulatedAggregator(Process):
                     self._windows = 1
                 elif isinstance(effect, plane.KeepSum):
                     self._check_bound()
+            case plane.PassJob():
+                self._plane.open_job(effect.job, effect.elements, WireTypes(), sends_pieces=effect.pieces)
+            case plane.SendVersion():
+                self._open_plane()
+                send_version(self._plane, effect)
             case ev.StoreWeights() if self.sharded is None:
+                self._open_plane()
                 header = effect.header
-                self._weights[header.index] = ((header.generation, header.step), payload)
+                version = Version(header.generation, header.step)
+                self._weights[header.index] = (version, payload)
+                self._plane.weights_ready(header.job, version, header.index + 1)
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
                     self._check_quorum(effect.body)
@@ -197,6 +210,14 @@ class SimulatedAggregator(Process):
                 self.cluster.disk.save(effect)
             case ev.Note() if not self.replaced:
                 self.cluster.noted(effect)
+
+    def _open_plane(self) -> None:
+        """Open the running job in the plane of an optimizer in this process, which is not told of it by PassJob."""
+        run = self.core.run
+        assert run is not None
+        if self._inside is not None and self._plane.job != run.job.id:
+            wire, pieces = run.plan.wire, run.plan.stages > 1
+            self._plane.open_job(run.job.id, run.progress.elements, wire, sends_pieces=pieces)
 
     def _check_bound_of_pieces(self) -> None:
         """Check the number of kept pieces, as `_check_bound` that of sums."""
@@ -295,6 +316,7 @@ class SimulatedAggregator(Process):
                 return
             self.sharded.open(link.session, hello)
         self.sessions[link.session] = link
+        self._plane.worker_attends(link.session)
         voice = hello.name if self.cluster.scenario.voices else ""
         self.feed(ev.WorkerConnected(link.session, hello, f"{hello.name}:1", voice))
 
@@ -359,7 +381,8 @@ class SimulatedAggregator(Process):
         self.feed(ev.WorkerLost(link.session, reason))
 
     def _close_streams(self, session: int, reason: str) -> None:
-        """End a worker's streams to the shards."""
+        """End a worker's streams to the planes."""
+        self._plane.worker_left(session)
         if self.sharded is not None:
             self.sharded.closed(session, reason)
 
@@ -368,10 +391,10 @@ class SimulatedAggregator(Process):
         if not self.running or self.sharded is not None:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
-            header = self.core.next_weights(link.session)
+            header = self._plane.next_weights(link.session)
             if header is None:
                 return
-            version, content = self._weights[header.index]
+            version, content = self._weights.get(header.index, (None, 0))
             if version != (header.generation, header.step):
                 raise SimulationFailed(f"weights of {version} are kept where they are to be sent as {header}")
             link.down_data.send(header, content)

@@ -34,6 +34,13 @@ ORDER_SECONDS = 0.004
 """Longest time of an order on the kernel thread."""
 
 
+def send_version(core: PlaneCore, order: pb.SendVersion) -> None:
+    """Have a plane send a worker the weights of a version."""
+    parts = parse_parts(order.parts, 1 << 40) if order.parts else None
+    assert parts is None or isinstance(parts, LayoutParts)
+    core.send_version(order.session, Version(order.generation, order.step), parts)
+
+
 class ShardPart:
     """What a shard has of a job: weights and the staged sums of its chunks, by chunk."""
 
@@ -157,11 +164,8 @@ class SimulatedShard(Process):
                 self._later(session, partial(session.sums.keep_piece, *session.arrived.pop(body.arrival)))
             case pb.DiscardPiece():
                 session.arrived.pop(body.arrival)
-            case pb.SendUpTo():
-                parts = parse_parts(body.parts, 1 << 40) if body.parts else None
-                assert parts is None or isinstance(parts, LayoutParts)
-                version = Version(body.generation, body.step)
-                session.core.send_up_to(body.session, version, body.limit, parts=parts, restart=body.restart)
+            case pb.SendVersion():
+                send_version(session.core, body)
                 self._pump_all(session)
             case pb.WorkerAttends():
                 session.workers[body.session] = body.incarnation

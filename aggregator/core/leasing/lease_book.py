@@ -12,8 +12,8 @@ from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.planning import describe_range
 from aggregator.core.leasing.stalls import Stalls
 from aggregator.core.membership.members import Member, speeds
+from aggregator.core.sums.plane_orders import drop_sum
 from aggregator.core.sums.step_sum import Assignment, StepSum
-from aggregator.core.sums.sum_orders import drop_sum
 from aggregator.core.verification.checks import JobChecks
 from protos.jobs_pb2 import Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader

@@ -102,8 +102,7 @@ class Member:
         fetch: what it reads, from the aggregator or on its own host, before it can build the job; None for nothing.
         claim_wait: why it waits until the job changes its code, or until a claim is decided; None if it does not.
         loaded_version: the version whose complete weights are on its mesh.
-        sent_version: the version being sent to it.
-        sent_chunks: the number of chunks of that version sent to it.
+        sent_version: the version that planes were ordered to send it.
         stalled: whether it took too long over a lease and has not reported work since, or the next weights, once.
         stalls: the number of leases in a row that it took too long over.
         device: what it said last of its device; None before its first heartbeat.
@@ -137,7 +136,6 @@ class Member:
     claim_wait: ClaimWait | None = None
     loaded_version: Version | None = None
     sent_version: Version | None = None
-    sent_chunks: int = 0
     stalled: bool = False
     stalls: int = 0
     device: Device | None = None
@@ -180,6 +178,10 @@ class Member:
     def present(self) -> bool:
         """Whether it counts among the workers that the job wants: it can be given work, or stages."""
         return self.able or (self.has_data_stream and self.spare and not self.spare_reason)
+
+    def lacks(self, version: Version) -> bool:
+        """Return whether the planes must be ordered to send it the weights of a version."""
+        return self.able and version not in (self.loaded_version, self.sent_version)
 
     @property
     def receives_weights(self) -> bool:
@@ -225,7 +227,7 @@ class Member:
 
     def lose_build(self) -> None:
         """Note that the job is not on its mesh, and neither are the weights."""
-        self.ready, self.loaded_version, self.sent_version, self.sent_chunks = False, None, None, 0
+        self.ready, self.loaded_version, self.sent_version = False, None, None
 
     @property
     def keeps_stalling(self) -> bool:

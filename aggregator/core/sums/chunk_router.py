@@ -1,8 +1,8 @@
 """Chunks on their way through the aggregator: what happens to each payload.
 
 A chunk comes in pieces, of which a whole chunk is one. Once all of them are kept it is stored as a sum, merged with
-its sibling's, and passed on when it reaches the root. The newest weights are stored, and every worker is sent them in
-order.
+its sibling's, and passed on when it reaches the root. Every worker is sent the newest weights, each chunk as soon as
+a plane has it.
 """
 
 from __future__ import annotations
@@ -12,71 +12,53 @@ from dataclasses import dataclass, field
 from aggregator.core.events import Outbox, StoreWeights
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.piece_book import PieceBook
+from aggregator.core.sums.plane_orders import (
+    discard_piece,
+    drop_sum,
+    finish_sum,
+    keep_sum,
+    merge_sums,
+    send_version,
+)
 from aggregator.core.sums.step_sum import Assignment, StepSum
-from aggregator.core.sums.sum_orders import discard_piece, drop_sum, finish_sum, keep_sum, merge_sums
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
-from services.tensors.layout import chunk_range
+from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.layout_parts import LayoutParts, Piece
 from services.tensors.reduction_tree import Node
 
 
 @dataclass
 class WeightStore:
-    """The chunks of the newest weights that the aggregator has.
+    """The chunks of the newest weights that can be sent to workers.
 
     Attributes:
         version: the version of these weights; None before there are any.
         elements: the number of elements in the layout.
-        prefix: the number of chunks, from the first, that have all arrived.
     """
 
     version: Version | None = None
     elements: int = 0
-    prefix: int = 0
-    _chunks: set[int] = field(default_factory=set)
+    _missing: set[int] = field(default_factory=set)
 
     def begin(self, version: Version | None, elements: int) -> None:
         """Expect the chunks of a version, unless they are expected already."""
         if (self.version, self.elements) != (version, elements):
-            self.version, self.elements, self.prefix = version, elements, 0
-            self._chunks.clear()
+            self.version, self.elements = version, elements
+            self._missing = set(range(chunk_count(elements)))
 
     def add(self, chunk: int) -> bool:
         """Count a chunk; return False if it had arrived already."""
-        if chunk in self._chunks:
-            return False
-        self._chunks.add(chunk)
-        while self.prefix in self._chunks:
-            self.prefix += 1
-        return True
+        is_new = chunk in self._missing
+        self._missing.discard(chunk)
+        return is_new
 
-    def next_for(
-        self, member: Member, pieces: LayoutParts | None = None
-    ) -> tuple[Version, int, Piece | None] | None:
-        """Return the chunk to send a worker next and count it as sent; None if there is none now.
-
-        Args:
-            member: the worker.
-            pieces: the pieces of chunks that it gets, in the order of the layout; None for all chunks.
-
-        Returns:
-            The version, the chunk, and which piece of it; None for the whole chunk.
-        """
-        if self.version is None or not member.able or member.loaded_version == self.version:
-            return None
-        if member.sent_version != self.version:
-            member.sent_version, member.sent_chunks = self.version, 0
-        if pieces is not None and member.sent_chunks >= len(pieces):
-            return None
-        piece = None if pieces is None else pieces[member.sent_chunks]
-        chunk = member.sent_chunks if piece is None else piece.chunk
-        if chunk >= self.prefix:
-            return None
-        member.sent_chunks += 1
-        return self.version, chunk, piece
+    @property
+    def complete(self) -> bool:
+        """Whether all chunks of the version have arrived."""
+        return self.version is not None and not self._missing
 
 
 class ChunkRouter:
@@ -196,13 +178,13 @@ class ChunkRouter:
         if self.weights.add(header.index):
             self._out.put(StoreWeights(header, self.weights.elements))
 
-    def next_weights(self, member: Member, pieces: LayoutParts | None = None) -> ChunkHeader | None:
-        """Return the header of the chunk, or of the piece, to send a worker next; None if there is none now."""
-        following = self.weights.next_for(member, pieces)
-        if following is None:
-            return None
-        version, chunk, piece = following
-        header = self.make_header(version, chunk, self.weights.elements, WEIGHTS)
-        if piece is not None:
-            header.offset, header.elements = piece.offset, piece.elements
-        return header
+    def send_weights(self, member: Member, version: Version, parts: LayoutParts | None) -> None:
+        """Order the planes to send a worker the weights of a version.
+
+        Args:
+            member: the worker.
+            version: the version.
+            parts: the parts of the layout that it loads; None for all of it.
+        """
+        member.sent_version = version
+        self._out.put(send_version(self._job, member.session, version, parts))

@@ -116,7 +116,7 @@ def test_the_optimizer_goes_back_to_a_checkpoint() -> None:
     assert dialogue.chunk(1, 1, 3, 0) == [], "of the generation before"
     assert dialogue.weights(1, 4, 0) == []
     assert dialogue.weights(2, 2, 0) == ["store weights #0"]
-    assert dialogue.sent_weights(1) == ["2.2 #0"]
+    assert dialogue.sent_weights(1) == "2.2"
     assert dialogue.weights_loaded(1, 2, 2) == []
     assert (dialogue.job().generation, dialogue.job().step) == (2, 2)
 

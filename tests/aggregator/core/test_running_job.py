@@ -35,9 +35,9 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert dialogue.initial(1, 1) == ["keep 0 #1", "forward #1"]
     assert dialogue.stands(1, 0) == ["save a running", "drop all", "optimizer <- SendWeights 1.0"]
     assert dialogue.weights(1, 0, 0) == ["store weights #0"]
-    assert dialogue.sent_weights(1) == ["1.0 #0"]
+    assert dialogue.sent_weights(1) == "1.0", "each chunk as soon as a plane has it"
     assert dialogue.weights(1, 0, 1) == ["store weights #1"]
-    assert dialogue.sent_weights(1) == ["1.0 #1"]
+    assert not dialogue.sent_weights(1)
     assert dialogue.weights_loaded(1, 1, 0) == ["1 <- window 2", "1 <- train 0-3 of 1.0"]
 
 
@@ -195,7 +195,7 @@ def test_a_step_of_two_workers() -> None:
     ], "they begin with the first of the weights"
     assert (dialogue.job().step, dialogue.job().loss) == (1, 3.0)
     assert dialogue.weights(1, 1, 0) == ["store weights #0"]
-    assert dialogue.sent_weights(1) == dialogue.sent_weights(2) == ["1.1 #0"]
+    assert dialogue.sent_weights(1) == dialogue.sent_weights(2) == "1.1"
     assert dialogue.weights_loaded(2, 1, 1) == dialogue.weights_loaded(1, 1, 1) == []
 
 

@@ -52,7 +52,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
 }
 KINDS = [
     pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardPiece, pb.DropSum, pb.MergeSums,
-    pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendUpTo, pb.CopyPart,
+    pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendVersion, pb.CopyPart,
     pb.KeepPiece, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aggregator.core import events as aggregator_events
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
-from aggregator.core.sums.sum_orders import merge_sums
+from aggregator.core.sums.plane_orders import merge_sums
 from optimizer.core import events as optimizer_events
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb

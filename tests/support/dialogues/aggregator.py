@@ -65,6 +65,8 @@ class Dialogue:
         self.saved: dict[str, Record] = {}
         self.published: list[ev.Note] = []
         self.devices: dict[int, pb.DeviceReport] = {}
+        self.passed: list[plane.PassJob] = []
+        self._sends: dict[int, plane.SendVersion] = {}
         self._arrived = ChunkHeader()
         self.plans: dict[str, JobPlan | Refusal] = {each.job.id: each.plan for each in records}
 
@@ -90,6 +92,10 @@ class Dialogue:
                 self.leases[effect.session] = effect.body.lease
             if isinstance(effect, ev.Note):
                 self.published.append(effect)
+            if isinstance(effect, plane.PassJob):
+                self.passed.append(effect)
+            if isinstance(effect, plane.SendVersion):
+                self._sends[effect.session] = effect
             line = self.line(effect)
             if line:
                 lines.append(line)
@@ -358,12 +364,13 @@ class Dialogue:
             lines += self.give(ev.WeightsArrived(header))
         return lines
 
-    def sent_weights(self, session: int) -> list[str]:
-        """Return all chunks that a worker may be sent now."""
-        lines = []
-        while (header := self.core.next_weights(session)) is not None:
-            lines.append(f"{header.generation}.{header.step} #{header.index}")
-        return lines
+    def sent_weights(self, session: int) -> str:
+        """Return the version that a worker is to be sent since the last call, and its parts; empty for none."""
+        order = self._sends.pop(session, None)
+        if order is None:
+            return ""
+        parts = [f" {each.offset}+{each.elements}" for each in order.parts]
+        return f"{order.generation}.{order.step}" + "".join(parts)
 
     def later(self, seconds: float, *alive: int) -> list[str]:
         """Let time pass until the next tick, with heartbeats from these workers.

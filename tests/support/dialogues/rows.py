@@ -149,15 +149,6 @@ class RowDialogue(Dialogue):
         )
         return self.give(ev.ChunkArrived(session, header))
 
-    def sent_pieces(self, session: int) -> list[str]:
-        """Return all pieces of weights that a worker may be sent now."""
-        lines = []
-        while (header := self.core.next_weights(session)) is not None:
-            lines.append(
-                f"{header.generation}.{header.step} #{header.index} {header.offset}+{header.elements}"
-            )
-        return lines
-
 
 def training_rows(
     *workers: int, stages: int = 2, generation: int = 1, step: int = 0, chunks: int = 0, **plan: Any

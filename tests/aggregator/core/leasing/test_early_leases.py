@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
+from protos import plane_pb2 as plane
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 
@@ -21,8 +22,9 @@ def test_a_newcomer_is_leased_work_when_it_holds_all_weights() -> None:
     dialogue.joins(2)
     assert dialogue.commits(1, 0) == ["drop all", "1 <- window 2", "1 <- train 0-3 of 1.1"]
     dialogue.weights(1, 1, 0, 1)
-    assert dialogue.sent_weights(2) == ["1.1 #0", "1.1 #1"]
+    dialogue.sent_weights(2)
     assert dialogue.give(ev.WorkerLost(1, "gone")) == []
+    assert dialogue.sent_weights(2) == "1.1"
     assert dialogue.weights_loaded(2, 1, 1) == ["2 <- window 2", "2 <- train 0-3 of 1.1"]
 
 
@@ -80,3 +82,44 @@ def test_after_an_evaluation_a_worker_that_is_still_sent_weights_is_leased_work_
         "2 <- window 2",
         "2 <- train 2-3 of 1.2",
     ]
+
+
+def test_workers_without_work_get_the_weights_last() -> None:
+    dialogue = training(1, 2, micro_batches=1)
+    dialogue.computed(1)
+    dialogue.commits(1, 0)
+    assert (dialogue.sent_weights(1), dialogue.sent_weights(2)) == ("1.1", "")
+    assert dialogue.weights_loaded(1, 1, 1) == []
+    assert (dialogue.sent_weights(1), dialogue.sent_weights(2)) == ("", "1.1")
+
+
+def test_workers_without_work_wait_no_longer_than_a_silent_worker_may() -> None:
+    dialogue = training(1, 2, micro_batches=1)
+    dialogue.computed(1)
+    dialogue.commits(1, 0)
+    dialogue.goes_by(STANDARD_TIMEOUTS.silent - 1, 1, 2)
+    assert not dialogue.sent_weights(2)
+    dialogue.goes_by(2, 1, 2)
+    assert dialogue.sent_weights(2) == "1.1", "the one that computes is slow to load them"
+
+
+def test_workers_that_may_check_a_step_get_its_weights_at_once() -> None:
+    dialogue = training(1, 2, micro_batches=1, verify_fraction=1.0)
+    dialogue.commits(1, 0)
+    assert (dialogue.sent_weights(1), dialogue.sent_weights(2)) == ("1.1", "1.1")
+
+
+def test_all_workers_get_the_weights_that_are_evaluated_at_once() -> None:
+    dialogue = training(1, 2, micro_batches=1, evaluate_every=1)
+    dialogue.commits(1, 0)
+    assert (dialogue.sent_weights(1), dialogue.sent_weights(2)) == ("1.1", "1.1")
+
+
+def test_a_plane_without_tensors_is_told_of_each_job_once_and_of_its_end() -> None:
+    dialogue = training(1)
+    passed = list(dialogue.passed)
+    assert [(each.job, each.elements) for each in passed] == [("a", dialogue.layout.elements)]
+    dialogue.commits(1, 0)
+    assert dialogue.passed == passed
+    dialogue.cancel()
+    assert dialogue.passed[1:] == [plane.PassJob()]

@@ -153,10 +153,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_the_others_keep_their_buil
     former = dialogue.leases[1]
     assert lost(dialogue, 2) == ["1 <- revoke", "3 <- join stage 1"]
     assert dialogue.builds(3) == ["1 <- row of stage 0 w1, stage 1 w3", "3 <- row of stage 0 w1, stage 1 w3"]
-    assert dialogue.sent_pieces(1) == [] and dialogue.sent_pieces(3) == [
-        "1.0 #0 262144+262144",
-        "1.0 #1 524288+524283",
-    ]
+    assert not dialogue.sent_weights(1) and dialogue.sent_weights(3) == "1.0 262144+786427"
     assert dialogue.weights_loaded(3, 1, 0)[-2:] == ["1 <- train 0-3 of 1.0", "3 <- train 0-3 of 1.0"]
     assert dialogue.leases[1] > former
     assert dialogue.sends(1, 1, 0, lease=former) == [], "what is under way for the former row is void"
@@ -173,7 +170,7 @@ def test_without_a_spare_the_neighbour_takes_the_stage_once_no_other_has_come() 
         "1 <- row of stages 0-1 w1, stage 2 w3",
         "3 <- row of stages 0-1 w1, stage 2 w3",
     ]
-    dialogue.sent_pieces(1)
+    dialogue.sent_weights(1)
     assert "3 <- train 0-3 of 1.0" in dialogue.weights_loaded(1, 1, 0)
 
 
@@ -187,7 +184,6 @@ def test_a_worker_that_comes_later_relieves_one_with_several_stages() -> None:
     dialogue.builds(1)
     dialogue.builds(2)
     for session in (1, 2):
-        dialogue.sent_pieces(session)
         dialogue.weights_loaded(session, 1, 0)
     assert dialogue.leases[1] == dialogue.leases[2] > former
 
@@ -395,12 +391,13 @@ def test_a_refused_worker_makes_room_for_a_spare() -> None:
 
 def test_a_worker_whose_mesh_fails_makes_room_and_is_a_spare_once_it_is_repaired() -> None:
     dialogue = training_rows(1, 2, 3)
+    dialogue.sent_weights(1)
     unfit = pb.Failure(job="a", reason="the mesh hangs", retries=True)
     assert dialogue.says(1, unfit) == ["1 <- revoke", "2 <- revoke", "3 <- join stage 0"]
     assert state_of(dialogue)["w1"] == "unfit"
     dialogue.builds(1)
     assert state_of(dialogue)["w1"] == "spare"
-    assert dialogue.sent_pieces(1) == [], "a spare needs no weights"
+    assert not dialogue.sent_weights(1), "a spare needs no weights"
 
 
 def test_a_job_that_ends_leaves_no_rows() -> None:

@@ -291,14 +291,13 @@ def test_each_worker_gets_the_weights_of_its_own_parts_and_of_the_shared_ones() 
     dialogue = training_rows(1, 2)
     assert dialogue.commits(1, 0)
     dialogue.weights(1, 1, 0)
-    assert dialogue.sent_pieces(1) == [f"1.1 #0 0+{HALF}"]
-    assert dialogue.sent_pieces(2) == [f"1.1 #0 {HALF}+{HALF}"], "chunk 1 has not come"
+    assert dialogue.sent_weights(1) == f"1.1 0+{HALF}"
+    assert dialogue.sent_weights(2) == f"1.1 {HALF}+{dialogue.layout.elements - HALF}"
     dialogue.give(ev.WorkerLost(2, "gone"))
     dialogue.arrives(4)
     dialogue.builds(4, shared=[pb.LayoutPart(elements=9)])
-    assert dialogue.sent_pieces(4) == ["1.1 #0 0+9", f"1.1 #0 {HALF}+{HALF}"]
+    assert dialogue.sent_weights(4) == f"1.1 0+9 {HALF}+{dialogue.layout.elements - HALF}"
     dialogue.weights(1, 1, 1)
-    assert dialogue.sent_pieces(4) == [f"1.1 #1 {CHUNK_ELEMENTS}+{CHUNK_ELEMENTS - 5}"]
     for session in (1, 4):
         dialogue.weights_loaded(session, 1, 1)
     assert dialogue.sends(4, 1, 1, 0)

@@ -1,9 +1,12 @@
-"""Orders to planes about pieces and sums, from what the core has decided."""
+"""Orders to planes, from what the core has decided."""
 
 from __future__ import annotations
 
 from protos import plane_pb2 as plane
+from protos.cluster_pb2 import LayoutPart
 from protos.tensors_pb2 import ChunkHeader
+from services.protocol.versions import Version
+from services.tensors.layout_parts import LayoutParts
 from services.tensors.reduction_tree import Node
 
 
@@ -33,6 +36,18 @@ def merge_sums(job: str, chunk: int, left: Node, right: Node, parent: Node) -> p
 def finish_sum(header: ChunkHeader, root: Node) -> plane.FinishSum:
     """Return the order to give the sum of a root to the tensors under a header."""
     return plane.FinishSum(job=header.job, chunk=header.index, node=_to_message(root), header=header)
+
+
+def send_version(job: str, session: int, version: Version, parts: LayoutParts | None) -> plane.SendVersion:
+    """Return the order to send a worker the weights of a version: all of them, or those in parts of the layout."""
+    runs = () if parts is None else parts.runs
+    return plane.SendVersion(
+        job=job,
+        session=session,
+        generation=version.generation,
+        step=version.step,
+        parts=[LayoutPart(offset=start, elements=stop - start) for start, stop in runs],
+    )
 
 
 def _to_message(node: Node) -> plane.SumNode:
