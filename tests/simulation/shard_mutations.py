@@ -29,7 +29,7 @@ def counts_a_piece_twice(patch: pytest.MonkeyPatch) -> None:
 def keeps_pieces_of_former_rows(patch: pytest.MonkeyPatch) -> None:
     submit = DataPlane.submit
 
-    def submit_others(self: DataPlane, orders: Sequence[ev.SumOrder]) -> None:
+    def submit_others(self: DataPlane, orders: Sequence[ev.PlaneOrder]) -> None:
         submit(self, [each for each in orders if not isinstance(each, plane.DropPieces)])
 
     patch.setattr(DataPlane, "submit", submit_others)
