@@ -123,7 +123,7 @@ class DataPlane:
         """Announce a worker to all shards, before its data streams come to them."""
         self._open_streams[session.number] = set()
         self._weights[session.number] = ReleasedWeights(session.number, len(self._planes.links))
-        self._planes.send_to_all(
+        self._planes.send_order(
             pb.WorkerAttends(session=session.number, incarnation=session.incarnation, name=session.name)
         )
 
@@ -138,7 +138,7 @@ class DataPlane:
         """End a worker's data streams to the shards."""
         self._open_streams.pop(session.number, None)
         self._weights.pop(session.number, None)
-        self._planes.send_to_all(pb.WorkerLeft(session=session.number, reason=reason))
+        self._planes.send_order(pb.WorkerLeft(session=session.number, reason=reason))
 
     def _worker_exchanges(self, link: PlaneLink, body: pb.WorkerExchanges) -> None:
         shards = self._open_streams.get(body.session)
@@ -177,19 +177,12 @@ class DataPlane:
     def submit(self, orders: Sequence[ev.SumOrder]) -> None:
         """Send orders to the planes that have their payloads."""
         for order in orders:
-            match order:
-                case pb.DropSums():
-                    self._sums_lost = False
-                    self._planes.send_to_all(order)
-                case pb.DropPieces():
-                    self._planes.send_to_all(order)
-                case pb.KeepPiece() if self._sums_lost:
-                    discard = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
-                    self._planes.link_of_chunk(order.chunk).send_order(discard)
-                case _ if self._sums_lost and not isinstance(order, pb.DiscardPiece):
-                    pass
-                case _:
-                    self._planes.link_of_chunk(order.chunk).send_order(order)
+            if isinstance(order, pb.DropSums):
+                self._sums_lost = False
+            elif isinstance(order, pb.KeepPiece) and self._sums_lost:
+                order = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
+            if not self._sums_lost or isinstance(order, pb.DiscardPiece | pb.DropPieces):
+                self._planes.send_order(order)
             if isinstance(order, pb.FinishSum) and not self._sums_lost:
                 self._on_sum_finished(order.header)
 
@@ -219,7 +212,7 @@ class DataPlane:
             passed.pieces = run.plan.stages > 1
         if passed != self._passed:
             self._passed = passed
-            self._planes.send_to_all(passed)
+            self._planes.send_order(passed)
 
     def wake_senders(self) -> None:
         """Send weights to workers, once in this turn of the event loop."""
