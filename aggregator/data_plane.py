@@ -28,6 +28,10 @@ log = logging.getLogger("tiermesh.aggregator")
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+_WITHOUT_SUMS = pb.DiscardPiece | pb.DropPieces | pb.PassJob | pb.SendVersion
+"""Orders that planes can carry out also when they have lost the sums that the core knows."""
+
+
 class DataPlane:
     """The planes as the aggregator's core sees them; all methods are called on the event loop.
 
@@ -111,7 +115,7 @@ class DataPlane:
     def worker_connected(self, session: WorkerSession) -> None:
         """Announce a worker to all shards, before its data streams come to them."""
         self._open_streams[session.number] = set()
-        self._planes.send_to_all(
+        self._planes.send_order(
             pb.WorkerAttends(session=session.number, incarnation=session.incarnation, name=session.name)
         )
 
@@ -125,7 +129,7 @@ class DataPlane:
     def worker_lost(self, session: WorkerSession, reason: str) -> None:
         """End a worker's data streams to the shards."""
         self._open_streams.pop(session.number, None)
-        self._planes.send_to_all(pb.WorkerLeft(session=session.number, reason=reason))
+        self._planes.send_order(pb.WorkerLeft(session=session.number, reason=reason))
 
     def _worker_exchanges(self, link: PlaneLink, body: pb.WorkerExchanges) -> None:
         shards = self._open_streams.get(body.session)
@@ -164,19 +168,12 @@ class DataPlane:
     def submit(self, orders: Sequence[ev.PlaneOrder]) -> None:
         """Send orders to the planes that have their payloads."""
         for order in orders:
-            match order:
-                case pb.DropSums():
-                    self._sums_lost = False
-                    self._planes.send_to_all(order)
-                case pb.DropPieces() | pb.PassJob() | pb.SendVersion():
-                    self._planes.send_to_all(order)
-                case pb.KeepPiece() if self._sums_lost:
-                    discard = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
-                    self._planes.link_of_chunk(order.chunk).send_order(discard)
-                case _ if self._sums_lost and not isinstance(order, pb.DiscardPiece):
-                    pass
-                case _:
-                    self._planes.link_of_chunk(order.chunk).send_order(order)
+            if isinstance(order, pb.DropSums):
+                self._sums_lost = False
+            elif isinstance(order, pb.KeepPiece) and self._sums_lost:
+                order = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
+            if not self._sums_lost or isinstance(order, _WITHOUT_SUMS):
+                self._planes.send_order(order)
             if isinstance(order, pb.FinishSum) and not self._sums_lost:
                 self._on_sum_finished(order.header)
 

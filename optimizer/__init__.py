@@ -3,8 +3,8 @@
 Modules in reading order:
 
     core/                     decisions, without input or output
-    schedules.py              learning rate, clip and beta1 of an update: functions of its step and its gradient's norm
-    tensor_store.py           the tensors, which are in planes (plane/); staged_sums.py knows what they have staged
+    schedules.py              norm, learning rate, clip and beta1 of an update: functions of its step and its gradient
+    job_tensors.py            a job's tensors, which are in planes (plane/): opened, and copied for checkpoints
     checkpoint_store.py       checkpoints and generations on disk; checkpoint_use.py says which are being read, and
                               checkpoint_removal.py removes those of ended jobs; void_file.py lists void ones
     job_files.py              what is read from disk to open a job

@@ -1,4 +1,4 @@
-"""Carries out what the optimizer's core decides: a tensor store computes, a disk thread writes checkpoints.
+"""Carries out what the optimizer's core decides: planes compute, a disk thread writes checkpoints.
 
 The core runs on the event loop. An engine lives in the optimizer's process (3-tier) or in the aggregator's (2-tier and
 shards).
@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,12 +25,14 @@ from optimizer.core import events as ev
 from optimizer.core.checkpoint_schedule import SPACE_RETRY_SECONDS
 from optimizer.core.optimizer import OptimizerCore
 from optimizer.job_files import CheckpointContents, JobFiles
-from optimizer.tensor_store import TensorStore, TensorStoreCallbacks, to_operation_failed, to_save_failed
+from optimizer.job_tensors import JobTensors, to_operation_failed, to_save_failed
 from plane import update_rules
 from plane.errors import PlaneLost
 from plane.group import PlaneGroup
+from plane.link import PlaneLink
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from protos import plane_pb2 as plane
+from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.write import Fence
 from services.config.job import JobConfig
 from services.errors import Failed, is_out_of_space, name_internal_error
@@ -43,7 +45,8 @@ from services.runtime.number_file import NumberFile
 from services.runtime.recording import make_core
 from services.runtime.stop_watch import saving
 from services.tasks import call_in, start_call, start_task
-from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array
+from services.tensors.layout import chunk_range
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -67,7 +70,7 @@ class EngineCallbacks:
 
 
 class OptimizerEngine:
-    """One optimizer: its core, its tensor store and its checkpoints.
+    """One optimizer: its core, the tensors of its job, and its checkpoints.
 
     Args:
         name: name of the optimizer.
@@ -116,8 +119,12 @@ class OptimizerEngine:
         self._disk = ThreadPoolExecutor(1, "disk")
         start_call(self._disk, "removal of checkpoints", self._finish_removals)
         self._loop = asyncio.get_running_loop()
-        callbacks = TensorStoreCallbacks(report=self._reported, updated=self._updated)
-        self._tensor_store = TensorStore(callbacks, planes, metrics)
+        self._planes = planes
+        planes.report_handlers.update(
+            {plane.StagedChunk: self._chunk_staged, plane.UpdatedPart: self._part_updated}
+        )
+        self._tensors = JobTensors(self._reported, planes)
+        self._updating: tuple[plane.UpdatePart, float] | None = None  # with its start time
         self._closed = False
         self._idle: asyncio.Event | None = None  # set once the core is idle, after `save_weights` was called
         self._open_lock = asyncio.Lock()
@@ -140,7 +147,7 @@ class OptimizerEngine:
     def close(self) -> None:
         """Stop the threads, after the checkpoint that is being written."""
         self._closed = True
-        self._tensor_store.close()
+        self._tensors.close()
         self._disk.shutdown()
 
     # ---- the link to the aggregator ----
@@ -156,26 +163,13 @@ class OptimizerEngine:
             self.feed(ev.Disconnected())
             self._callbacks = None
 
-    async def wait_for_room(self) -> None:
-        """Wait until the tensor store takes another chunk; the caller must bring it before it awaits anything else."""
-        await self._tensor_store.wait_for_room()
-
-    def chunk_arrived(self, header: ChunkHeader, values: Float32Array | None) -> None:
-        """Take a chunk of a step's sum or of initial weights.
-
-        Args:
-            header: header of the chunk.
-            values: [elements of the chunk] float32; None if the tensor store has it already.
-        """
-        self.feed(ev.ChunkArrived(header), values)
-
     async def next_weights(self) -> ChunkHeader | None:
         """Return the header of the next chunk of weights to send, which its plane has; None: nothing to send yet."""
         header = self.core.next_weights()
         if header is None or self._contents is None:
             return None
         try:
-            await self._tensor_store.publish(header)
+            await self._planes.link_of_chunk(header.index).publish(header)
         except Failed as failed:
             self.feed(to_operation_failed(header.job, failed))
             return None
@@ -188,7 +182,8 @@ class OptimizerEngine:
 
         Args:
             event: input for the core.
-            values: payload of the chunk that just arrived, [elements of the chunk] float32.
+            values: payload of the chunk that just arrived from another process, [elements of the chunk] float32; None
+                if its plane has it.
         """
         if self._closed:
             return  # a late callback: the threads that would carry out effects have stopped
@@ -227,7 +222,7 @@ class OptimizerEngine:
         if self._record is not None:  # the recording of the core that failed stays
             self._record = self._record.with_name(f"{self._record.name}.{self._replaced}")
         self.core = self._make_core(self.core.epoch)
-        self._carry_out(ev.DropJob(), None)
+        self._carry_out(plane.DropPart(), None)
         if self._callbacks is None or self._hello is None:
             return
         self.feed(ev.Connected(self._hello))
@@ -236,14 +231,18 @@ class OptimizerEngine:
 
     def _carry_out(self, effect: ev.Effect, values: Float32Array | None) -> None:
         match effect:
-            case ev.Stage():
-                self._tensor_store.stage(effect.chunk, values)
-            case ev.Measure():
-                self._tensor_store.measure(effect)
-            case ev.Unstage():
-                self._tensor_store.unstage()
-            case ev.Update():
-                self._update(effect)
+            case plane.StageChunk():
+                if values is not None:
+                    assert self._planes.local is not None, "sums come to shards alone"
+                    self._planes.local.put_finished_sum(effect.chunk, values)
+                self._planes.send_order(effect)
+                self._expect("its part of the norm", self._planes.link_of_chunk(effect.chunk))
+            case plane.UpdatePart():
+                timeline.mark("kernel", "COMMIT", effect.step)
+                self._updating = effect, time.perf_counter()
+                self._planes.send_order(effect)
+                for link in self._planes.links:
+                    self._expect("its part of the update", link)
             case ev.ToAggregator(body=pb.Commit()):
                 hit_failpoint("optimizer.commit.before")
                 if self._callbacks is not None:
@@ -254,11 +253,9 @@ class OptimizerEngine:
                     self._callbacks.send(effect.body)
             case ev.Snapshot():
                 assert self._contents is not None
-                self._tensor_store.snapshot(effect, partial(self._save, effect, self._contents))
+                self._tensors.snapshot(effect, partial(self._save, effect, self._contents))
             case ev.RetryLater():
                 self._loop.call_later(effect.seconds, self.feed, ev.RetryDue())
-            case ev.StoreInitial():
-                self._tensor_store.store_initial(effect.chunk, values)
             case ev.Refuse():
                 if self._callbacks is not None:
                     self._callbacks.refuse(effect.reason)
@@ -270,10 +267,13 @@ class OptimizerEngine:
                 self._start(effect.job, self._load(effect))
             case ev.Allocate():
                 self._start(effect.job, self._allocate(effect))
-            case ev.DropJob():
-                self._contents, self._config = None, None
-                self._tensor_store.drop()
+            case plane.DropPart():
+                self._contents, self._config, self._updating = None, None, None
+                self._tensors.drop()
                 self._metrics.end_job()
+
+    def _expect(self, what: str, link: PlaneLink) -> None:
+        link.expect(what, lambda: self.core.awaits_plane(link.stripe))
 
     def _save_epoch(self, epoch: int) -> None:
         """Store the epoch; if that fails it is obeyed all the same, since a full disk must not stop a job."""
@@ -313,9 +313,9 @@ class OptimizerEngine:
             return  # the job was closed in the meantime
         contents: CheckpointContents | None = None
         if checkpoint is not None:
-            await self._tensor_store.open(effect.job, config, checkpoint.layout, checkpoint)
+            await self._tensors.open(effect.job, config, checkpoint.layout, checkpoint)
             if not self.core.is_loading(effect.job):
-                self._tensor_store.drop()
+                self._tensors.drop()
                 return
             contents = CheckpointContents(config, checkpoint.layout, dict(checkpoint.files))
         self._config, self._contents = config, contents
@@ -350,42 +350,52 @@ class OptimizerEngine:
         if config is None:
             return  # the job was dropped in the meantime
         layout, files = await call_in(self._disk, self._job_files.read_description, effect, config)
-        await self._tensor_store.open(effect.job, config, layout, None)
+        await self._tensors.open(effect.job, config, layout, None)
         if self._config is not config:
-            self._tensor_store.drop()
+            self._tensors.drop()
             return
         self._contents = CheckpointContents(config, layout, files)
         self.feed(ev.Allocated(effect.job, layout.hash, layout.elements))
 
     # ---- a step ----
 
-    def _update(self, effect: ev.Update) -> None:
-        assert self.core.open_job is not None
-        timeline.mark("kernel", "COMMIT", effect.step)
-        header = ChunkHeader(
-            job=effect.job,
-            epoch=self.core.epoch,
-            generation=self.core.open_job.generation,
-            step=effect.step + 1,
-            kind=WEIGHTS,
-            dtype=self.core.open_job.plan.wire.weights,
-        )
-        self._tensor_store.update(effect, header)
+    def _chunk_staged(self, link: PlaneLink, body: plane.StagedChunk) -> None:
+        elements = self.core.expected_elements(body.job) or 0
+        if body.chunk not in link.stripe.chunk_indices(elements):
+            return  # a report about the former job
+        start, stop = chunk_range(elements, body.chunk)
+        blocks = -(-(stop - start) // BLOCK_ELEMENTS)
+        if len(body.block_sums) != blocks:
+            link.close(f"StagedChunk {body.chunk}: {len(body.block_sums)} block sums, expected {blocks}")
+        elif any(each < 0 for each in body.block_sums):
+            link.close(
+                f"StagedChunk {body.chunk}: sum of squares {min(body.block_sums):g}, expected at least 0"
+            )
+        else:
+            self.feed(ev.FromPlane(link.stripe, body, self._loop.time()))
 
-    def _reported(self, event: ev.Measured | ev.SaveFailed | ev.OperationFailed) -> None:
-        if isinstance(event, ev.SaveFailed):
-            log.warning("job %s: no checkpoint of step %d: %s", event.job, event.step, event.reason)
-            self._metrics.count_checkpoint_failure(event.job)
-        elif isinstance(event, ev.Measured):
-            event = replace(event, now_seconds=self._loop.time())
-        self.feed(event)
-
-    def _updated(self, event: ev.Updated) -> None:
-        self.feed(event)
+    def _part_updated(self, link: PlaneLink, body: plane.UpdatedPart) -> None:
+        self.feed(ev.FromPlane(link.stripe, body, self._loop.time()))
+        job = self.core.open_job
+        if self._updating is not None and job is not None and job.updated_chunks == job.chunks:
+            order, started = self._updating
+            self._updating = None
+            self._metrics.record_update(
+                order.job,
+                seconds=time.perf_counter() - started,
+                grad_norm=order.grad_norm,
+                learning_rate=order.learning_rate,
+            )
         if self._callbacks is not None:
             self._callbacks.wake()
 
     # ---- checkpoints ----
+
+    def _reported(self, event: ev.SaveFailed | ev.OperationFailed) -> None:
+        if isinstance(event, ev.SaveFailed):
+            log.warning("job %s: no checkpoint of step %d: %s", event.job, event.step, event.reason)
+            self._metrics.count_checkpoint_failure(event.job)
+        self.feed(event)
 
     def _save(
         self,

@@ -1,16 +1,17 @@
-"""The numbers of an update: pure functions of its step and its gradient's norm, so that a resumed job stores none."""
+"""The numbers of an update: pure functions of its step and its gradient, so that a resumed job stores none."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from services.config.job_parts import ScheduleConfig
+from services.protocol.plan import Schedule
 
 _WARMUP_LINEAR_LAST_FACTOR = 0.01
 """Share of the learning rate that `warmup_linear` ends at."""
 
 
-def learning_rate(schedule: ScheduleConfig, base: float, step: int) -> float:
+def learning_rate(schedule: Schedule, base: float, step: int) -> float:
     """Return the learning rate of the update from version `step` to version `step + 1`.
 
     Args:
@@ -29,7 +30,7 @@ def learning_rate(schedule: ScheduleConfig, base: float, step: int) -> float:
     return base
 
 
-def first_moment_decay(schedule: ScheduleConfig, step: int) -> float | None:
+def first_moment_decay(schedule: Schedule, step: int) -> float | None:
     """Return beta1 of the update from version `step` to `step + 1`; None if the schedule leaves it to the optimizer.
 
     The speedrun schedule raises or lowers it in equal steps, from `beta1_start` to `beta1_end` (tt-train's `beta1_at`).
@@ -40,6 +41,15 @@ def first_moment_decay(schedule: ScheduleConfig, step: int) -> float | None:
     return (1.0 - share) * schedule.beta1_start + share * schedule.beta1_end
 
 
+def gradient_norm(block_sums: Iterable[float]) -> float:
+    """Return the global norm from the sums of squares of all blocks; infinite or NaN if an element is not finite.
+
+    `math.fsum` adds without intermediate rounding, so the order of block sums does not matter. The built-in `sum` gives
+    different bits in Python 3.11 and 3.12.
+    """
+    return math.sqrt(math.fsum(block_sums))
+
+
 def clip_coefficient(norm: float, max_norm: float | None) -> float:
     """Return the factor that brings a gradient of this global norm down to `max_norm`; None: no clipping.
 
@@ -48,7 +58,7 @@ def clip_coefficient(norm: float, max_norm: float | None) -> float:
     return 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
 
 
-def _warmup_linear_factor(schedule: ScheduleConfig, update: int) -> float:
+def _warmup_linear_factor(schedule: Schedule, update: int) -> float:
     """Return tt-train's factor: linear to 1 at the last warm-up update, then linear to 0.01.
 
     Args:
@@ -62,7 +72,7 @@ def _warmup_linear_factor(schedule: ScheduleConfig, update: int) -> float:
     return 1.0 - (1.0 - _WARMUP_LINEAR_LAST_FACTOR) * progress
 
 
-def _warmup_cosine(schedule: ScheduleConfig, base: float, step: int) -> float:
+def _warmup_cosine(schedule: Schedule, base: float, step: int) -> float:
     """Return the rate of nanoGPT's `get_lr`: linear to `base`, then half a cosine down to `min_lr`."""
     warmup = schedule.warmup_steps
     if step < warmup:
@@ -73,7 +83,7 @@ def _warmup_cosine(schedule: ScheduleConfig, base: float, step: int) -> float:
     return schedule.min_lr + 0.5 * (1.0 + math.cos(math.pi * progress)) * (base - schedule.min_lr)
 
 
-def _speedrun(schedule: ScheduleConfig, base: float, step: int) -> float:
+def _speedrun(schedule: Schedule, base: float, step: int) -> float:
     """Return the rate of tt-train's `SpeedrunScheduler.lr_at`: linear from 0 to `base`, held, then linear to `min_lr`.
 
     The first update has rate 0, even without a warm-up. It does not fall if warm-up and hold reach `total_steps`.

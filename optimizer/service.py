@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from optimizer.checkpoint_store import epoch_file
-from optimizer.core.events import Ordered
+from optimizer.core.events import ChunkArrived, Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from plane.group import PlaneGroup
 from plane.link import LocalPlane
@@ -303,7 +303,7 @@ class OptimizerService:
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
         server = ExchangeServer(
-            self._plane.newest, wait_for_room=self.engine.wait_for_room, shared_memory=self._shared_memory
+            self._plane.newest, wait_for_room=self._plane.wait_for_room, shared_memory=self._shared_memory
         )
         await server.serve(
             context,
@@ -350,7 +350,7 @@ class OptimizerService:
         if refusal is None and elements is not None:
             check_chunk(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
             timeline.mark("receive", "sum", chunk.header.step, chunk=chunk.header.index)
-            self.engine.chunk_arrived(chunk.header, chunk.values())
+            self.engine.feed(ChunkArrived(chunk.header), chunk.values())
         return refusal
 
     async def _send(

@@ -73,9 +73,10 @@ class PlaneGroup:
         """Return the link to the plane of a chunk of the layout."""
         return self.links[chunk % len(self.links)]
 
-    def send_to_all(self, body: Message) -> None:
-        """Queue an order to every plane."""
-        for link in self.links:
+    def send_order(self, body: Message) -> None:
+        """Queue an order: one about a chunk to the plane of the chunk, any other to every plane."""
+        chunk = getattr(body, "chunk", None)
+        for link in self.links if chunk is None else [self.link_of_chunk(chunk)]:
             link.send_order(body)
 
     def check_ready(self) -> Refusal | None:

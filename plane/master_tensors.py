@@ -5,8 +5,8 @@ Memory: one model copy each for weights, gradient and every array of the rule. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +14,8 @@ from numpy.typing import NDArray
 from plane.huge_page_arrays import allocate_zeros
 from plane.update_rules import UpdateRule, build_rule
 from services.config.job import JobConfig
-from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared_blocks, scale
+from services.tensors.kernels.arithmetic import Float32Array, norm_squared_blocks, scale
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
-
-
-class GradientMeasurement(NamedTuple):
-    """Measurement of the whole gradient, on which the update depends.
-
-    Attributes:
-        norm: global L2 norm of the mean gradient.
-        finite: whether all elements are finite.
-    """
-
-    norm: float
-    finite: bool
 
 
 class MasterTensors:
@@ -67,7 +55,7 @@ class MasterTensors:
             values: sum over the micro-batches, [elements of the chunk] float32.
 
         Returns:
-            The sums of squares of its 64 Ki-element blocks, for `measure_gradient`.
+            The sums of squares of its 64 Ki-element blocks, for the global norm.
         """
         start, stop = chunk_range(self.layout.elements, chunk)
         mean = self._gradient[start:stop]
@@ -82,13 +70,3 @@ class MasterTensors:
         """Return a view of one chunk's weights, [elements of the chunk] float32."""
         start = chunk * CHUNK_ELEMENTS
         return self.weights[start : start + CHUNK_ELEMENTS]
-
-
-def measure_gradient(chunk_sums: Sequence[NDArray[np.float64]]) -> GradientMeasurement:
-    """Measure a mean gradient by the sums of squares of its blocks.
-
-    Args:
-        chunk_sums: for each chunk in layout order, the sums of squares of its 64 Ki-element blocks, float64.
-    """
-    sums = np.concatenate(chunk_sums)
-    return GradientMeasurement(norm=norm(sums), finite=bool(np.isfinite(sums).all()))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from optimizer.core.events import Ordered, TensorsLost
+from optimizer.core.events import ChunkArrived, Ordered, TensorsLost
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from plane.group import PlaneGroup
 from protos import cluster_pb2 as pb
@@ -100,7 +100,7 @@ class InProcessOptimizerLink:
 
     def sum_finished(self, header: ChunkHeader) -> None:
         """Tell the engine that the sum of a chunk is finished and is in its plane."""
-        _later(self._loop, self._engine.chunk_arrived, header, None)
+        _later(self._loop, self._engine.feed, ChunkArrived(header))
 
     async def list_files(self, request: pb.CheckpointRequest) -> pb.CheckpointFiles:
         """Return the files of a checkpoint (FileMissing)."""

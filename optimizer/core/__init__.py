@@ -3,7 +3,7 @@
 Modules in reading order:
 
     events.py                 the inputs and effects
-    open_job.py               the state of the job that is open
+    open_job.py               the state of the job that is open, and what planes have reported on it
     checkpoint_schedule.py    when checkpoints are taken, and what happens when one fails
     optimizer.py              OptimizerCore: opening a job, initial weights, steps, steps that start over
 

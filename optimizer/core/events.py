@@ -1,18 +1,21 @@
 """Inputs and effects of the optimizer's core.
 
-Both are plain data, so that a run can be recorded and replayed (services/runtime/recording.py).
+Both are plain data, so that a run can be recorded and replayed (services/runtime/recording.py). Effects on tensors are
+orders of protos/plane.proto, whose reports are inputs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protos import plane_pb2 as plane
 from protos.cluster_pb2 import CheckpointWritten, Hello, Void
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.protocol.outbox import Outbox
 from services.protocol.plan import JobPlan
+from services.tensors.stripes import Stripe
 
 # ---- inputs ----
 
@@ -77,33 +80,18 @@ class Allocated:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Answer to Measure.
+class FromPlane:
+    """Report of a plane on its part of a step.
 
     Attributes:
-        job: job id.
-        step: index of the update, from 0.
-        norm: global L2 norm of the mean gradient.
-        finite: whether every element of the gradient is finite.
-        learning_rate: learning rate of this update.
-        now_seconds: time of the measurement, by a monotonic clock.
+        stripe: chunks of the plane.
+        body: the report.
+        now_seconds: time of the report, by a monotonic clock.
     """
 
-    job: str
-    step: int
-    norm: float
-    finite: bool
-    learning_rate: float
+    stripe: Stripe
+    body: plane.StagedChunk | plane.UpdatedPart
     now_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Updated:
-    """Progress of Update: one chunk of the weights has had `step` + 1 updates."""
-
-    job: str
-    step: int
-    chunk: int
 
 
 @dataclass(frozen=True)
@@ -162,8 +150,7 @@ Input = (
     | ChunkArrived
     | Loaded
     | Allocated
-    | Measured
-    | Updated
+    | FromPlane
     | Saved
     | SaveFailed
     | RetryDue
@@ -222,50 +209,8 @@ class Allocate:
     files: dict[str, FileRef] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class StoreInitial:
-    """Request to store the payload that just arrived as this chunk of the weights."""
-
-    chunk: int
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Request to stage the payload that just arrived as this chunk of the step's sum."""
-
-    chunk: int
-
-
-@dataclass(frozen=True)
-class Unstage:
-    """Request to discard the staged chunks of the step's sum."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Request to measure the staged gradient; answered by Measured."""
-
-    job: str
-    step: int
-
-
-@dataclass(frozen=True)
-class Update:
-    """Request to update all weights in the order of the layout; each chunk is answered by Updated.
-
-    Attributes:
-        job: job id.
-        step: index of the update, from 0.
-        applied: whether the gradient is applied; False leaves the weights unchanged.
-        norm: global L2 norm of the mean gradient.
-        learning_rate: learning rate of this update.
-    """
-
-    job: str
-    step: int
-    applied: bool
-    norm: float
-    learning_rate: float
+TensorOrder = plane.StageChunk | plane.UpdatePart | plane.DropPart
+"""Orders to the planes about the open job's tensors. The payload of a StageChunk is that of the chunk that arrived."""
 
 
 @dataclass(frozen=True)
@@ -287,26 +232,8 @@ class RetryLater:
     seconds: float
 
 
-@dataclass(frozen=True)
-class DropJob:
-    """Request to free the job's tensors."""
-
-
 Effect = (
-    ToAggregator
-    | Refuse
-    | Load
-    | SaveGeneration
-    | SaveEpoch
-    | Allocate
-    | StoreInitial
-    | Stage
-    | Unstage
-    | Measure
-    | Update
-    | Snapshot
-    | RetryLater
-    | DropJob
+    ToAggregator | Refuse | Load | SaveGeneration | SaveEpoch | Allocate | TensorOrder | Snapshot | RetryLater
 )
 
 

@@ -1,14 +1,55 @@
-"""The job that an optimizer has open: its layout, its step, and the chunks staged for the next step. Pure."""
+"""The job that an optimizer has open: its layout, its step, and what its planes have staged and updated. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
 from services.protocol.plan import JobPlan
 from services.tensors.chunk_set import ChunkSet, to_ranges
 from services.tensors.layout import chunk_count
+from services.tensors.stripes import Stripe
+
+
+class StagedSums:
+    """The newest report on each chunk of a step's sum: the sums of squares of its blocks.
+
+    A step may start over while reports on its chunks are on their way. So a report counts only if no later order to
+    stage the same chunk is still without one.
+    """
+
+    def __init__(self) -> None:
+        self._pending: Counter[int] = Counter()  # by chunk: orders without a report
+        self._reports: dict[int, Sequence[float]] = {}
+
+    def note_order(self, chunk: int) -> None:
+        """Note that the plane of a chunk is told to stage its sum. What it has reported before is void."""
+        self._pending[chunk] += 1
+        self._reports.pop(chunk, None)
+
+    def note_report(self, chunk: int, block_sums: Sequence[float]) -> None:
+        """Note a plane's report on a chunk, unless a later order makes it void or none asked for it."""
+        if self._pending[chunk] == 1:
+            self._reports[chunk] = block_sums
+        self._pending[chunk] = max(0, self._pending[chunk] - 1)
+
+    def awaits(self, chunks: Iterable[int]) -> bool:
+        """Return whether a report on one of these chunks is on its way."""
+        return any(self._pending[chunk] for chunk in chunks)
+
+    def take(self, chunks: int) -> list[float] | None:
+        """Return the block sums of all chunks and forget them; None if the report on one of `chunks` is missing."""
+        if len(self._reports) < chunks:
+            return None
+        reports, self._reports = self._reports, {}
+        return list(chain.from_iterable(reports.values()))
+
+    def clear(self) -> None:
+        """Forget the reports; those that are on their way are not expected any less."""
+        self._reports.clear()
 
 
 class OpenJob:
@@ -26,9 +67,9 @@ class OpenJob:
         step: number of updates that made the newest weights.
         staged: chunks of the step's sum, or of the initial weights, that have arrived.
         non_finite: micro-batches of the staged sum whose own gradient is not finite; they come with chunk 0.
-        deciding: whether all chunks are staged, and the measurement or the first checkpoint is awaited.
-        starts_over: whether the step starts over as soon as its measurement has come.
-        updated_chunks: number of chunks whose weights are those of `step`.
+        sums: what planes have reported of the step's sum.
+        deciding: whether all chunks have arrived, and planes' reports on them or the first checkpoint are awaited.
+        updated_chunks: number of chunks, from the first, whose weights are those of `step`.
         allocating_layout: hash of the layout for which arrays are being allocated; empty if there is none.
         failure_reason: reason why the job cannot go on; None while it can.
         loaded: checkpoint that was loaded when the job was opened; None if there was none.
@@ -51,10 +92,11 @@ class OpenJob:
         self.elements = 0
         self.chunks = 0
         self.staged = ChunkSet(0)
+        self.sums = StagedSums()
         self.non_finite: list[NonFinite] = []
         self.deciding = False
-        self.starts_over = False
         self.updated_chunks = 0
+        self._updated: Counter[int] = Counter()  # by plane: number of its chunks that are updated
         self.allocating_layout = ""
         self.failure_reason: str | None = None
         self.loaded = self.newest_checkpoint = loaded
@@ -64,15 +106,36 @@ class OpenJob:
         self.closing = False
 
     def set_layout(self, layout_hash: str, elements: int) -> None:
-        """Set the layout's hash, its number of elements and of chunks."""
+        """Set the layout's hash, its number of elements and of chunks, after planes have opened the job with it."""
         self.layout_hash, self.elements, self.chunks = layout_hash, elements, chunk_count(elements)
-        self.staged = ChunkSet(self.chunks)
+        self.staged, self.sums = ChunkSet(self.chunks), StagedSums()
 
     def start_training(self, step: int) -> None:
         """Enter TRAINING with complete weights of `step`."""
         self.state, self.step = pb.OptimizerStatus.TRAINING, step
         self.updated_chunks, self.deciding = self.chunks, False
         self.staged.clear()
+
+    def begin_update(self) -> None:
+        """Enter the next step, whose weights planes are told to make."""
+        self.step += 1
+        self.updated_chunks, self.deciding = 0, False
+        self.staged.clear()
+        self._updated.clear()
+
+    def note_updated(self, stripe: Stripe, chunks: int) -> None:
+        """Note that a plane has updated the first of its chunks."""
+        self._updated[stripe.index] = max(chunks, self._updated[stripe.index])
+        firsts = (Stripe(each, stripe.count).to_global(self._updated[each]) for each in range(stripe.count))
+        self.updated_chunks = min(self.chunks, *firsts)
+
+    def awaits(self, stripe: Stripe) -> bool:
+        """Return whether a report of a plane on its part of a sum or of an update is awaited."""
+        if self.state != pb.OptimizerStatus.TRAINING:
+            return False
+        own = stripe.chunk_indices(self.elements)
+        is_updating = self.updated_chunks < self.chunks and self._updated[stripe.index] < len(own)
+        return is_updating or self.sums.awaits(own)
 
     def goes_on(self, order: pb.Open) -> bool:
         """Return whether the aggregator that opens this job can go on with what is in memory.

@@ -1,11 +1,13 @@
 """The optimizer's state machine: decides when a step happens, and that it happens once. Pure.
 
-It stages a step's sum chunk by chunk. When the sum is complete and measured, it commits the step (apply or skip),
-has the master weights updated and streams them back. A job found on disk continues from its newest checkpoint, under a
-new generation.
+It has planes stage a step's sum chunk by chunk. When the sum is complete and measured, it commits the step (apply or
+skip), has the master weights updated and streams them back. A job found on disk continues from its newest checkpoint,
+under a new generation.
 """
 
 from __future__ import annotations
+
+import math
 
 from optimizer.core.checkpoint_schedule import CheckpointSchedule
 from optimizer.core.events import (
@@ -14,13 +16,11 @@ from optimizer.core.events import (
     ChunkArrived,
     Connected,
     Disconnected,
-    DropJob,
     Effect,
+    FromPlane,
     Input,
     Load,
     Loaded,
-    Measure,
-    Measured,
     OperationFailed,
     OptimizerOutbox,
     Ordered,
@@ -30,22 +30,20 @@ from optimizer.core.events import (
     SaveEpoch,
     SaveFailed,
     SaveGeneration,
-    Stage,
     Stopping,
-    StoreInitial,
     TensorsLost,
-    Unstage,
-    Update,
-    Updated,
 )
 from optimizer.core.open_job import OpenJob, is_void
+from optimizer.schedules import clip_coefficient, first_moment_decay, gradient_norm, learning_rate
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.versions import LAST_GENERATION
 from services.tensors.layout import chunk_range
+from services.tensors.stripes import Stripe
 
 
 class OptimizerCore:
@@ -111,6 +109,10 @@ class OptimizerCore:
         """Whether no job is open and no checkpoint is being written."""
         return not self.current_job and not self._checkpoints.writes
 
+    def awaits_plane(self, stripe: Stripe) -> bool:
+        """Return whether a plane's report on its part of a step is awaited."""
+        return self.open_job is not None and self.open_job.awaits(stripe)
+
     def is_loading(self, job: str) -> bool:
         """Return whether the answer to this job's Load is awaited."""
         return bool(job) and self._loading_job == job
@@ -120,14 +122,12 @@ class OptimizerCore:
         match event:
             case ChunkArrived():
                 self._chunk(event.header)
-            case Updated():
-                self._updated(event)
+            case FromPlane():
+                self._checkpoints.now_seconds = event.now_seconds
+                self._plane_reported(event)
             case Ordered():
                 if event.epoch == self.epoch:
                     self._handle_order(event)
-            case Measured():
-                self._checkpoints.now_seconds = event.now_seconds
-                self._commit(event)
             case Saved():
                 self._saved(event.written)
             case SaveFailed():
@@ -244,7 +244,7 @@ class OptimizerCore:
     def _drop(self) -> None:
         if self.open_job is not None:
             self.open_job, self._to_send = None, None
-            self._out.put(DropJob())
+            self._out.put(plane.DropPart())
 
     def _loaded(self, event: Loaded) -> None:
         if event.job != self._loading_job:
@@ -344,15 +344,17 @@ class OptimizerCore:
         return None
 
     def _chunk(self, header: ChunkHeader) -> None:
-        """Stage a chunk; drop it if it is stale or a repetition."""
+        """Have a chunk staged; drop it if it is stale or a repetition."""
         job = self.open_job
         if job is None or self.check_chunk(header) or job.deciding or job.allocating_layout:
             return
         if header.index >= job.chunks or header.index in job.staged:
             return
         initial = job.state == pb.OptimizerStatus.RECEIVING
-        self._out.put(StoreInitial(header.index) if initial else Stage(header.index))
+        self._out.put(plane.StageChunk(job=job.job, chunk=header.index, initial=initial))
         job.staged.add(header.index)
+        if not initial:
+            job.sums.note_order(header.index)
         if header.index == 0:
             job.non_finite = list(header.non_finite)
         if len(job.staged) < job.chunks:
@@ -360,50 +362,58 @@ class OptimizerCore:
         job.deciding = True
         if initial:
             self._checkpoints.request(job)
-        else:
-            self._out.put(Measure(job.job, job.step))
 
-    def _commit(self, event: Measured) -> None:
-        job = self.open_job
-        if job is None or (event.job, event.step) != (job.job, job.step) or not job.deciding:
+    def _plane_reported(self, event: FromPlane) -> None:
+        """Commit the step once its sum is staged, and end it once all weights are updated."""
+        job, body = self.open_job, event.body
+        if job is None or body.job != job.job:
             return
-        if job.closing:
-            return  # its open step is dropped
-        if job.state != pb.OptimizerStatus.TRAINING:
-            return  # it is about weights that were dropped since, and the first checkpoint is awaited
-        if job.starts_over:
-            self._begin_generation(job)
-            return
-        if not event.finite and job.plan.on_non_finite == "stop":
-            text = describe_non_finite(job.non_finite, job.plan.wire.gradients)
-            reason = f"step {job.step + 1}: {text} (on_non_finite: stop)"
+        match body:
+            case plane.StagedChunk():
+                job.sums.note_report(body.chunk, body.block_sums)
+                block_sums = job.sums.take(job.chunks) if job.deciding and not job.closing else None
+                if block_sums is not None:
+                    self._commit(job, gradient_norm(block_sums))
+            case plane.UpdatedPart() if body.step + 1 == job.step and job.updated_chunks < job.chunks:
+                job.note_updated(event.stripe, body.chunks)
+                if job.updated_chunks == job.chunks:
+                    self._checkpoints.step_completed(job)
+
+    def _commit(self, job: OpenJob, norm: float) -> None:
+        finite, plan, step = math.isfinite(norm), job.plan, job.step
+        if not finite and plan.on_non_finite == "stop":
+            text = describe_non_finite(job.non_finite, plan.wire.gradients)
+            reason = f"step {step + 1}: {text} (on_non_finite: stop)"
             self._operation_failed(OperationFailed(job.job, reason))
             return
+        rate = learning_rate(plan.schedule, plan.learning_rate, step)
         self._out.send(
             pb.Commit(
                 job=job.job,
                 generation=job.generation,
-                step=job.step,
-                applied=event.finite,
-                grad_norm=event.norm,
-                learning_rate=event.learning_rate,
-                non_finite=() if event.finite else job.non_finite,
+                step=step,
+                applied=finite,
+                grad_norm=norm,
+                learning_rate=rate,
+                non_finite=() if finite else job.non_finite,
             )
         )
-        self._out.put(Update(job.job, job.step, event.finite, event.norm, event.learning_rate))
-        job.step += 1
-        job.updated_chunks, job.deciding = 0, False
-        job.staged.clear()
+        self._out.put(
+            plane.UpdatePart(
+                job=job.job,
+                epoch=self.epoch,
+                generation=job.generation,
+                step=step,
+                applied=finite,
+                grad_norm=norm,
+                learning_rate=rate,
+                clip=clip_coefficient(norm, plan.clip_grad_norm),
+                beta1=first_moment_decay(plan.schedule, step),
+            )
+        )
+        job.begin_update()
         if self._to_send is not None:
             self._to_send = 0
-
-    def _updated(self, event: Updated) -> None:
-        job = self.open_job
-        if job is None or (event.job, event.step + 1, event.chunk) != (job.job, job.step, job.updated_chunks):
-            return
-        job.updated_chunks += 1
-        if job.updated_chunks == job.chunks:
-            self._checkpoints.step_completed(job)
 
     # ---- a step that starts over ----
 
@@ -414,8 +424,6 @@ class OptimizerCore:
             return  # the job ends, or gets a later generation when it is opened
         if order.generation < job.generation:
             self._out.send(job.optimizer_status())
-        elif job.deciding:
-            job.starts_over = True  # the pending measurement must not be taken for that of the next sum
         else:
             self._begin_generation(job)
 
@@ -423,11 +431,11 @@ class OptimizerCore:
         generation = self._generation_after(job.job, job.generation)
         if generation is None:
             return
-        job.generation, job.deciding, job.starts_over = generation, False, False
+        job.generation, job.deciding = generation, False
         job.staged.clear()
+        job.sums.clear()
         self._to_send = None
         self._out.put(SaveGeneration(job.job, generation))
-        self._out.put(Unstage())
         self._out.send(job.optimizer_status())
 
     # ---- checkpoints ----

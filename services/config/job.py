@@ -46,6 +46,7 @@ from services.protocol.plan import (
     EvaluationBatches,
     JobPlan,
     ParameterCount,
+    Schedule,
     WireTypes,
 )
 from services.tensors.layout import MAX_ELEMENTS
@@ -257,6 +258,9 @@ class JobConfig(ConfigRecord):
             pipelines=self.num_workers // self.stages,
             parameters=self.parameters,
             evaluation_batches=self._plan_evaluation(),
+            learning_rate=self.optimizer.lr,
+            schedule=Schedule(**self.schedule.model_dump()),
+            clip_grad_norm=self.clip_grad_norm,
         )
 
     def to_json(self) -> str:

@@ -116,6 +116,22 @@ class EvaluationBatches:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """Learning rate, and beta1 of AdamW, over the steps; `ScheduleConfig` (services/config) explains the fields."""
+
+    type: Literal["identity", "warmup_linear", "warmup_cosine", "speedrun", "step"] = "identity"
+    total_steps: int = 1000
+    warmup_steps: int = 0
+    hold_steps: int = 0
+    min_lr: float = 0.0
+    step_size: int = 1
+    gamma: float = 1.0
+    beta1_warmup_steps: int = 0
+    beta1_start: float = 0.0
+    beta1_end: float = 0.0
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """A job's plan: how many steps it has, of what size, and when it evaluates and checkpoints.
 
@@ -138,6 +154,9 @@ class JobPlan:
         pipelines: number of such rows that the job's `num_workers` makes; any number of rows computes the same.
         parameters: number of parameters of its model.
         evaluation_batches: number of batches of its evaluations.
+        learning_rate: learning rate of its optimizer, before the schedule.
+        schedule: learning rate and beta1 over the steps.
+        clip_grad_norm: global norm to which gradients are clipped; None: no clipping.
     """
 
     steps: int
@@ -158,6 +177,9 @@ class JobPlan:
     pipelines: int = 1
     parameters: ParameterCount = ParameterCount()
     evaluation_batches: EvaluationBatches = EvaluationBatches()
+    learning_rate: float = 3e-4
+    schedule: Schedule = Schedule()
+    clip_grad_norm: float | None = None
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""

@@ -276,7 +276,7 @@ def test_without_memory_for_a_copy_the_checkpoint_is_missed(
 def test_an_error_of_the_core_fails_the_job_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commit(self: Any, event: Any) -> None:
+    def commit(self: Any, job: Any, norm: float) -> None:
         raise IndexError("list index out of range")
 
     async def scenario(dialogue: EngineDialogue) -> None:

@@ -172,7 +172,7 @@ def test_the_pause_between_attempts_to_connect_is_bounded(monkeypatch: pytest.Mo
 def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
     async def scenario(hosts: Hosts, shards: PlaneGroup, events: GroupEvents) -> None:
         await events.wait_for_line("waiting")
-        shards.send_to_all(cluster.Heartbeat())
+        shards.send_order(cluster.Heartbeat())
         await hosts.start(0)
         await hosts.start(1)
         await events.wait_for_line("ready")

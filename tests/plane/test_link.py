@@ -66,7 +66,7 @@ def test_orders_reach_the_plane_once_in_a_turn_and_in_order() -> None:
     async def scenario() -> None:
         linked = Linked()
         for order in ORDERS:
-            linked.group.send_to_all(order)
+            linked.group.send_order(order)
         assert linked.plane.batches == [], "more may follow in this turn"
         await asyncio.sleep(0)
         assert linked.plane.batches == [ORDERS]

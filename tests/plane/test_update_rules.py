@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.schedules import clip_coefficient
+from optimizer.schedules import clip_coefficient, gradient_norm
 from plane.update_rules import UpdateRule, build_rule
 from services.config.job_parts import OptimizerConfig
 from services.errors import Refused
-from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared_blocks
+from services.tensors.kernels.arithmetic import Float32Array, norm_squared_blocks
 from services.tensors.layout import Layout
 
 ADAMW = OptimizerConfig(lr=0.1, beta2=0.99, weight_decay=0.1)
@@ -53,7 +53,7 @@ def run_small(config: OptimizerConfig, clip_to: float | None = None) -> Float32A
     rule, weights = build_rule(config, SMALL), np.array(SMALL_WEIGHTS, np.float32)
     for row in SMALL_GRADIENTS:
         gradient = np.array(row, np.float32)
-        rule.begin(config.lr, clip_coefficient(norm(norm_squared_blocks(gradient)), clip_to))
+        rule.begin(config.lr, clip_coefficient(gradient_norm(norm_squared_blocks(gradient)), clip_to))
         rule.update(weights, gradient, 0, 6)
     return weights
 
@@ -164,9 +164,10 @@ def test_bits_do_not_depend_on_threads(config: OptimizerConfig) -> None:
 GOLDEN = {"adamw": "ad19c64b", "sgd": "6729d167"}
 GOLDEN_SCRIPT = """
 import google_crc32c, numpy as np
+from optimizer.schedules import gradient_norm
 from plane.update_rules import build_rule
 from services.config.job_parts import OptimizerConfig
-from services.tensors.kernels.arithmetic import norm, norm_squared_blocks
+from services.tensors.kernels.arithmetic import norm_squared_blocks
 from services.tensors.layout import Layout
 
 layout = Layout.build([("a", (100_003,), True, "a", False), ("b", (54_321,), False, "b", False)])
@@ -176,7 +177,7 @@ for rule_type in ("adamw", "sgd"):
     rule, weights = build_rule(config, layout), (index % 1013).astype(np.float32) / np.float32(997)
     for step in range(5):
         gradient = (index * (step + 3) % 757).astype(np.float32) / np.float32(-499)
-        clip = 1 / norm(norm_squared_blocks(gradient))
+        clip = 1 / gradient_norm(norm_squared_blocks(gradient))
         rule.begin(0.01 * (step + 1), clip)
         rule.update(weights, gradient, 0, layout.elements)
     print(rule_type, f"{google_crc32c.value(weights):08x}")

@@ -23,8 +23,7 @@ from aggregator.core.events import Outbox, PlaneOrder
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.plane_orders import send_version
 from aggregator.core.sums.step_sum import Assignment, StepSum
-from optimizer.schedules import clip_coefficient
-from plane.master_tensors import measure_gradient
+from optimizer.schedules import clip_coefficient, gradient_norm
 from plane.plane import Plane, PlaneOwner
 from plane.update_rules import build_rule
 from protos import plane_pb2 as pb
@@ -292,7 +291,7 @@ class WholeSteps:
         expected = [norm_squared_blocks(mean[slice(*chunk_range(mean.size, each))]) for each in chunks]
         for chunk in chunks:
             require(np.array_equal(staged[chunk], expected[chunk]), f"other block sums of chunk {chunk}")
-        return measure_gradient(expected).norm
+        return gradient_norm(np.concatenate(expected))
 
     def _check_updated(self, step: int) -> None:
         """Check that each plane has reported the update of each of its chunks."""

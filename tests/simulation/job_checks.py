@@ -7,9 +7,9 @@ from collections import Counter
 from aggregator.core.events import Note
 from aggregator.core.leasing.deaths import MOST_DEATHS
 from aggregator.core.leasing.failures import MOST_FAILURES
-from optimizer.core.events import Update
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, SUCCEEDED, Job, JobState
+from protos.plane_pb2 import UpdatePart
 from tests.simulation import history
 from tests.simulation.disk import Disk
 from tests.simulation.job_model import CRASH, PARAMETER, SICK, SimulatedJob, require
@@ -48,12 +48,12 @@ class JobChecks:
         """Note that a job must fail."""
         self._must_fail.add(job)
 
-    def committed(self, generation: int, effect: Update) -> None:
+    def committed(self, order: UpdatePart) -> None:
         """Check a step that the optimizer committed."""
-        self._history.add(history.Committed(effect.job, generation, effect.step))
+        self._history.add(history.Committed(order.job, order.generation, order.step))
         require(
-            effect.applied or self._jobs[effect.job].plan.on_non_finite == "skip",
-            f"{effect} of a job with on_non_finite: stop",
+            order.applied or self._jobs[order.job].plan.on_non_finite == "skip",
+            f"{order} of a job with on_non_finite: stop",
         )
 
     def crashed(self, job: str, commits: int) -> None:

@@ -27,6 +27,7 @@ from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.check import Check
 from aggregator.core.verification.step_checks import StepChecks
 from optimizer.core.events import SaveGeneration, Snapshot
+from optimizer.core.open_job import OpenJob
 from optimizer.core.optimizer import OptimizerCore
 from plane.bookkeeping import PlaneCore
 from protos import cluster_pb2 as pb
@@ -104,11 +105,11 @@ def stages_stale_chunks(patch: pytest.MonkeyPatch) -> None:
 def commits_twice(patch: pytest.MonkeyPatch) -> None:
     commit = OptimizerCore._commit
 
-    def twice(self: OptimizerCore, event: Any) -> None:
-        commit(self, event)
-        if self.open_job is not None and event.step % 50 == 49:
-            self.open_job.step, self.open_job.deciding = event.step, True
-            commit(self, event)
+    def twice(self: OptimizerCore, job: OpenJob, norm: float) -> None:
+        commit(self, job, norm)
+        if job.step % 50 == 0:
+            job.step -= 1
+            commit(self, job, norm)
 
     patch.setattr(OptimizerCore, "_commit", twice)
 
@@ -259,10 +260,9 @@ def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
 def skips_a_step_that_must_stop_the_job(patch: pytest.MonkeyPatch) -> None:
     commit = OptimizerCore._commit
 
-    def skipped(self: OptimizerCore, event: Any) -> None:
-        if self.open_job is not None:
-            self.open_job.plan = replace(self.open_job.plan, on_non_finite="skip")
-        commit(self, event)
+    def skipped(self: OptimizerCore, job: OpenJob, norm: float) -> None:
+        job.plan = replace(job.plan, on_non_finite="skip")
+        commit(self, job, norm)
 
     patch.setattr(OptimizerCore, "_commit", skipped)
 

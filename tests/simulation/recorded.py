@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.core import events as aggregator
-from optimizer.core import events as optimizer
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT
@@ -75,10 +74,7 @@ def _sums(record: Path) -> Iterator[Event]:
 
 
 def _commits(record: Path) -> Iterator[Committed]:
-    generation = 0
     for _, effects in _calls(record):
         for effect in effects:
-            if isinstance(effect, optimizer.SaveGeneration):
-                generation = effect.generation
-            elif isinstance(effect, optimizer.Update):
-                yield Committed(effect.job, generation, effect.step)
+            if isinstance(effect, plane.UpdatePart):
+                yield Committed(effect.job, effect.generation, effect.step)

@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 
 from aggregator.core.events import Note
 from aggregator.core.succession import raise_restored_epoch
-from optimizer.core.events import Update
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
+from protos.plane_pb2 import UpdatePart
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
 from tests.simulation.disk import Disk, QueueBackup
@@ -371,11 +371,9 @@ class SimulatedCluster:
 
     # ---- events ----
 
-    def committed(self, optimizer: SimulatedOptimizer, effect: Update) -> None:
+    def committed(self, order: UpdatePart) -> None:
         """Record a committed step."""
-        opened = optimizer.core.open_job
-        assert opened is not None
-        self.checks.committed(opened.generation, effect)
+        self.checks.committed(order)
         self.commits += 1
         self.moved()
         self.faults.advance(self.commits)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
+from services.tensors.stripes import Stripe
 from tests.simulation import history
-from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, require, updated
+from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, Sum, require, updated
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
@@ -27,6 +30,7 @@ class Tensors:
         self.job = job
         self.weights: list[int] = [0] * job.chunks
         self.staged: dict[int, Any] = {}
+        self.staged_under: dict[int, int] = {}  # by chunk: the generation
 
 
 class SimulatedOptimizer(Process):
@@ -49,6 +53,7 @@ class SimulatedOptimizer(Process):
         self.sharded = ShardedTensors(self) if cluster.scenario.shards else None
         self.link: Link | None = None
         self._leader = ""
+        self._sums: dict[int, Sum] = {}  # what planes have reported as staged, by chunk
         self._kernel = Queue(self)
         self._disk = Queue(self)
 
@@ -138,26 +143,24 @@ class SimulatedOptimizer(Process):
         random = self.cluster.rng.random
         seconds = self.cluster.scenario.optimizer_seconds
         tensors = self.tensors
+        if isinstance(effect, plane.UpdatePart):
+            self._check_commit(effect)
         match effect:
             case _ if self.sharded is not None and self._carry_out_in_shards(self.sharded, effect):
                 pass
-            case ev.Stage() | ev.StoreInitial():
+            case plane.StageChunk():
+                assert tensors is not None and self.core.open_job is not None
+                generation, chunk = self.core.open_job.generation, effect.chunk
+                require(tensors.staged_under.get(chunk) != generation, f"chunk {chunk} staged twice")
+                tensors.staged_under[chunk] = generation
+                if effect.initial:
+                    tensors.weights[chunk] = payload
+                else:
+                    pause = random() * seconds / tensors.job.chunks
+                    self._kernel.submit(pause, self._stage, tensors, chunk, payload)
+            case plane.UpdatePart():
                 assert tensors is not None
-                staged = tensors.staged
-                require(effect.chunk not in staged, f"chunk {effect.chunk} staged twice")
-                staged[effect.chunk] = payload
-                if isinstance(effect, ev.StoreInitial):
-                    tensors.weights[effect.chunk] = payload
-            case ev.Unstage():
-                assert tensors is not None
-                tensors.staged.clear()
-            case ev.Measure():
-                assert tensors is not None
-                self._kernel.submit(random() * seconds, self._measure, tensors, effect)
-            case ev.Update():
-                if not self.fenced:
-                    self.cluster.committed(self, effect)
-                assert tensors is not None
+                tensors.staged_under.clear()
                 for chunk in range(tensors.job.chunks):
                     self._kernel.submit(random() * min(seconds, 0.02), self._update, tensors, effect, chunk)
             case ev.ToAggregator():
@@ -189,33 +192,23 @@ class SimulatedOptimizer(Process):
                 self.tensors = Tensors(self.cluster.jobs[effect.job])
                 elements = self.tensors.job.elements
                 self.feed(ev.Allocated(effect.job, effect.layout.sha256, elements))
-            case ev.DropJob():
-                self.tensors = None
+            case plane.DropPart():
+                self.tensors, self._sums = None, {}
 
     # ---- shards ----
 
     def _carry_out_in_shards(self, sharded: ShardedTensors, effect: ev.Effect) -> bool:
         """Carry out an effect on tensors in shards; return False if it is none."""
         match effect:
-            case ev.Stage() | ev.StoreInitial():
-                sharded.stage(effect.chunk, initial=isinstance(effect, ev.StoreInitial))
-            case ev.Unstage():
-                sharded.unstage()
-            case ev.Measure():
-                sharded.measure(effect)
-            case ev.Update():
-                if not self.fenced:
-                    self.cluster.committed(self, effect)
-                assert self.core.open_job is not None
-                sharded.update(effect, self.core.open_job.generation)
+            case plane.StageChunk() | plane.UpdatePart() | plane.DropPart():
+                self._sums = {} if isinstance(effect, plane.DropPart) else self._sums
+                sharded.send_order(effect)
             case ev.Snapshot():
                 sharded.snapshot(effect)
             case ev.Allocate():
                 job = self.cluster.jobs[effect.job]
                 allocated = ev.Allocated(effect.job, effect.layout.sha256, job.elements)
                 sharded.open(job, None, lambda: self.feed(allocated))
-            case ev.DropJob():
-                sharded.drop()
             case _:
                 return False
         return True
@@ -260,37 +253,50 @@ class SimulatedOptimizer(Process):
         if self.core.is_loading(loaded.job):
             self.feed(loaded)
         elif self.sharded is not None:
-            self.sharded.drop()
+            self.sharded.send_order(plane.DropPart())
 
-    def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
-        staged, tensors.staged = tensors.staged, {}
-        self.measure(tensors.job, staged, effect)
+    def _stage(self, tensors: Tensors, chunk: int, staged: Sum) -> None:
+        tensors.staged[chunk] = staged
+        if self.tensors is tensors:
+            self.plane_reported(Stripe(), plane.StagedChunk(job=tensors.job.id, chunk=chunk), staged)
 
-    def measure(self, job: SimulatedJob, sums: dict[int, Any], effect: ev.Measure) -> None:
-        """Measure the staged sums of all chunks, after checking that they are those of the step."""
-        require(job.id == effect.job, f"{effect} while {job.id} is open")
-        step, opened = effect.step, self.core.open_job
+    def plane_reported(
+        self, stripe: Stripe, body: plane.StagedChunk | plane.UpdatedPart, staged: Sum | None = None
+    ) -> None:
+        """Give the core a report; with the sum that it is about, which is finite if the step's is."""
+        opened = self.core.open_job
+        if isinstance(body, plane.StagedChunk) and staged is not None and opened and opened.job == body.job:
+            is_finite = all(self.cluster.jobs[body.job].applied[opened.step : opened.step + 1])
+            body.block_sums.append(1.0 if is_finite else math.inf)
+            self._sums[body.chunk] = staged
+        self.feed(ev.FromPlane(stripe, body, self.now))
+
+    def _check_commit(self, order: plane.UpdatePart) -> None:
+        """Check that what is staged is the sum of the committed step, of all chunks."""
+        job, sums, self._sums = self.cluster.jobs[order.job], self._sums, {}
         for chunk, staged in sums.items():
-            if (staged.chunk, staged.key) != (chunk, job.keys[step]):
-                raise SimulationFailed(f"chunk {chunk} of step {step} is staged as {staged}")
-            if opened is not None and opened.job == job.id and not self.fenced:
-                covered = history.Covered(job.id, opened.generation, step, chunk, staged.micro_batches)
+            if (staged.chunk, staged.key) != (chunk, job.keys[order.step]):
+                raise SimulationFailed(f"chunk {chunk} of step {order.step} is staged as {staged}")
+            if not self.fenced:
+                covered = history.Covered(job.id, order.generation, order.step, chunk, staged.micro_batches)
                 self.cluster.history.add(covered)
-        self.feed(ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step), self.now))
+        if not self.fenced:
+            self.cluster.committed(order)
 
-    def _update(self, tensors: Tensors, effect: ev.Update, chunk: int) -> None:
+    def _update(self, tensors: Tensors, effect: plane.UpdatePart, chunk: int) -> None:
         before = tensors.weights[chunk]
         job = tensors.job
         require(
             before == job.weights[effect.step][chunk], f"{effect} of other weights than those of its step"
         )
         if effect.applied:
-            tensors.weights[chunk] = updated(before, job.keys[effect.step])
-        self.feed(ev.Updated(effect.job, effect.step, chunk))
+            tensors.weights[chunk] = updated(before, tensors.staged[chunk].key)
+        if self.tensors is tensors:
+            self.plane_reported(Stripe(), plane.UpdatedPart(job=job.id, step=effect.step, chunks=chunk + 1))
 
     def _snapshot(self, tensors: Tensors, effect: ev.Snapshot) -> None:
         if not effect.step:
-            tensors.staged.clear()
+            tensors.staged_under.clear()
         self.copied(effect, tuple(tensors.weights))
 
     def copied(self, effect: ev.Snapshot, weights: tuple[int, ...]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from mesh.device import open_mesh
-from optimizer.schedules import clip_coefficient, first_moment_decay, learning_rate
-from plane.master_tensors import MasterTensors, measure_gradient
+from optimizer.schedules import clip_coefficient, first_moment_decay, gradient_norm, learning_rate
+from plane.master_tensors import MasterTensors
 from services.config.job import JobConfig
 from services.tensors.layout import chunk_range
 from training.pipeline.passes import Compute
@@ -18,7 +20,7 @@ from worker.node_sum import NodeSum
 
 def train(config: JobConfig, steps: int) -> tuple[list[float], npt.NDArray[np.float32]]:
     """Return the losses of a job's first steps on one emulated chip, and the weights after them."""
-    losses = []
+    losses, plan = [], config.plan()
     with open_mesh((1, 1), backend="emulator", dtype="float32") as mesh:
         step = TrainingStep(config, mesh)
         tensors = MasterTensors(config, step.layout)
@@ -37,17 +39,17 @@ def train(config: JobConfig, steps: int) -> tuple[list[float], npt.NDArray[np.fl
                 return node_sum.add_leaf(range_index, compute)
 
             losses.append(float(np.mean(step.micro_batches(number, 0, config.micro_batches, add_leaf))))
-            norm, finite = measure_gradient(
-                [
-                    tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
-                    for chunk in chunks
-                ]
-            )
-            assert finite
+            block_sums = [
+                each
+                for chunk in chunks
+                for each in tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
+            ]
+            norm = gradient_norm(block_sums)
+            assert math.isfinite(norm)
             tensors.rule.begin(
-                learning_rate(config.schedule, config.optimizer.lr, number),
-                clip_coefficient(norm, config.clip_grad_norm),
-                beta1=first_moment_decay(config.schedule, number),
+                learning_rate(plan.schedule, plan.learning_rate, number),
+                clip_coefficient(norm, plan.clip_grad_norm),
+                beta1=first_moment_decay(plan.schedule, number),
             )
             for chunk in chunks:
                 tensors.update(chunk)

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from optimizer.schedules import gradient_norm
 from services.tensors.kernels import arithmetic, compiler
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
@@ -109,7 +110,7 @@ def add_sums(digest: Digest) -> None:
 def add_norms(digest: Digest) -> None:
     for size in SIZES:
         blocks = arithmetic.norm_squared_blocks(np.nan_to_num(draw(size, 3)))
-        digest.add(blocks, arithmetic.norm(blocks).hex())
+        digest.add(blocks, gradient_norm(blocks).hex())
         digest.add(arithmetic.all_finite(draw(size, 3)), arithmetic.all_finite(np.nan_to_num(draw(size, 3))))
 
 

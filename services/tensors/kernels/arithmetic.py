@@ -10,8 +10,6 @@ the GIL and take contiguous arrays.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -205,15 +203,6 @@ def norm_squared_blocks(values: Float32Array) -> Float64Array:
                 half //= 2
         sums[block] = squares[0]
     return sums
-
-
-def norm(block_sums: Sequence[float] | Float64Array) -> float:
-    """Return the global norm from the block sums of the whole layout; infinite or NaN if an element is not finite.
-
-    `math.fsum` adds without intermediate rounding, so the order of block sums does not matter. The built-in `sum` gives
-    different bits in Python 3.11 and 3.12.
-    """
-    return math.sqrt(math.fsum(block_sums))
 
 
 def _same_memory(left: NDArray[Any], right: NDArray[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from optimizer.core import events as ev
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.envelope import wrap
 from services.protocol.versions import LAST_GENERATION
+from services.tensors.stripes import Stripe
 from tests.support.anything import message
 from tests.support.dialogues.optimizer import PLAN, Dialogue
 
@@ -27,10 +30,14 @@ LIKELY = {
     "step": st.integers(0, 4),
     "kind": st.sampled_from([GRADIENT, INITIAL_WEIGHTS]),
     "index": st.integers(0, 1),
+    "chunk": st.integers(0, 1),
+    "chunks": st.integers(0, 2),
+    "block_sums": st.lists(st.floats(0, 1e80) | st.sampled_from([math.inf, math.nan]), max_size=2),
     "layout": st.just(FileRef(sha256="layout")),
 }
 ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close, pb.StartOver)
 STEPS = st.integers(0, 4)
+STRIPES = st.sampled_from([Stripe(0, 1), Stripe(0, 2), Stripe(1, 2)])
 INPUTS = st.one_of(
     st.builds(
         ev.Ordered,
@@ -40,8 +47,8 @@ INPUTS = st.one_of(
     st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
     st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
     st.builds(ev.Connected, message(pb.Hello, **LIKELY)),
-    st.builds(ev.Measured, st.just("a"), STEPS, st.just(2.0), st.booleans(), st.just(0.1)),
-    st.builds(ev.Updated, st.just("a"), STEPS, st.integers(0, 1)),
+    st.builds(ev.FromPlane, STRIPES, message(plane.StagedChunk, **LIKELY)),
+    st.builds(ev.FromPlane, STRIPES, message(plane.UpdatedPart, **LIKELY)),
     st.builds(ev.Loaded, st.just("a"), st.just(PLAN), st.integers(0, 2) | st.just(LAST_GENERATION)),
     st.builds(ev.Allocated, st.just("a"), st.just("layout"), st.just(2 << 18)),
     st.builds(ev.Saved, message(pb.CheckpointWritten, **LIKELY)),

@@ -15,7 +15,7 @@ def test_a_checkpoint_is_taken_after_the_last_chunk_of_a_step() -> None:
     dialogue = training(step=1)
     dialogue.chunk(0, 1, 1)
     dialogue.chunk(1, 1, 1)
-    dialogue.measured(1)
+    dialogue.staged()
     assert dialogue.updated(1, [0]) == []
     assert dialogue.updated(1, [0]) == [], "repeated"
     assert dialogue.updated(1, [1]) == ["snapshot 1.2"]
@@ -42,7 +42,7 @@ def test_no_step_waits_for_a_slow_disk() -> None:
     assert_late(dialogue.step(1, 3), "1.4", writing_step=3)
     dialogue.chunk(0, 1, 4)
     dialogue.chunk(1, 1, 4)
-    dialogue.measured(4)
+    dialogue.staged()
     assert dialogue.saved(1, 3) == ["send checkpoint 1.3"], "an update is in progress"
     assert dialogue.updated(4, [0]) == []
     assert dialogue.updated(4, [1]) == ["snapshot 1.5"]
@@ -200,7 +200,7 @@ def test_a_failed_job_is_reported_after_its_checkpoint_is_written(written: bool)
     dialogue.step(1, 1)
     dialogue.chunk(0, 1, 2)
     dialogue.chunk(1, 1, 2)
-    assert dialogue.measured(2, finite=False) == []
+    assert dialogue.staged(finite=False) == []
     assert not any("failure" in line for line in dialogue.open()), (
         "an aggregator that connects now waits for it too"
     )
@@ -216,7 +216,7 @@ def test_a_failed_job_is_reported_after_a_checkpoint_of_an_earlier_generation_to
     dialogue.order(pb.StartOver(job="a", generation=1))
     dialogue.chunk(0, 2, 1)
     dialogue.chunk(1, 2, 1)
-    assert dialogue.measured(1, finite=False) == []
+    assert dialogue.staged(finite=False) == []
     checkpoint, failure = dialogue.saved(1, 1)
     assert checkpoint == "send checkpoint 1.1"
     assert failure.startswith("send failure: step 2: the gradient is not finite")
@@ -291,7 +291,7 @@ def test_the_end_waits_for_an_update_and_for_the_checkpoint_before() -> None:
     dialogue.step(1, 0)
     dialogue.chunk(0, 1, 1)
     dialogue.chunk(1, 1, 1)
-    dialogue.measured(1)
+    dialogue.staged()
     assert dialogue.order(CLOSE) == dialogue.open("b") == []
     dialogue.updated(1, [0, 1])
     assert dialogue.chunk(0, 1, 2) == [], "the job takes no other step"
@@ -308,7 +308,7 @@ def test_a_measurement_that_comes_late_commits_nothing() -> None:
     dialogue.chunk(0, 1, 2)
     dialogue.chunk(1, 1, 2)
     assert dialogue.order(CLOSE) == []
-    assert dialogue.measured(2) == []
+    assert dialogue.staged() == []
     assert dialogue.saved(1, 1)[1] == "snapshot 1.2"
 
 

@@ -145,8 +145,8 @@ def test_a_job_that_cannot_be_loaded_fails() -> None:
 def test_one_step_from_gradients_to_new_weights() -> None:
     dialogue = training()
     assert dialogue.chunk(1) == ["stage #1"]
-    assert dialogue.chunk(0) == ["stage #0", "measure step 0"]
-    assert dialogue.measured(0) == ["send commit 1.0", "update step 0"]
+    assert dialogue.chunk(0) == ["stage #0"]
+    assert dialogue.staged() == ["send commit 1.0", "update step 0"]
     assert dialogue.stream() == []
     assert dialogue.updated(0, [0]) == []
     assert dialogue.stream() == ["1.1 #0"], "each chunk as soon as it is updated"
@@ -168,7 +168,7 @@ def test_stale_and_repeated_chunks_change_nothing() -> None:
         dialogue.initial(1),
     ):
         assert effects == []
-    assert dialogue.chunk(1, 1, 2) == ["stage #1", "measure step 2"]
+    assert dialogue.chunk(1, 1, 2) == ["stage #1"]
     assert dialogue.chunk(1, 1, 2) == [], "the step is being decided"
 
 
@@ -176,8 +176,8 @@ def test_a_step_happens_once() -> None:
     dialogue = training()
     dialogue.chunk(0)
     dialogue.chunk(1)
-    assert dialogue.measured(0) == ["send commit 1.0", "update step 0"]
-    assert dialogue.measured(0) == []
+    assert dialogue.staged() == ["send commit 1.0", "update step 0"]
+    assert dialogue.staged() == []
     dialogue.updated(0)
     assert dialogue.chunk(0) == [] and dialogue.chunk(1) == []
 
@@ -186,7 +186,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped() -> None:
     dialogue = training()
     dialogue.chunk(0)
     dialogue.chunk(1)
-    assert dialogue.measured(0, finite=False) == ["send commit 1.0 skipped", "update step 0 skipped"]
+    assert dialogue.staged(finite=False) == ["send commit 1.0 skipped", "update step 0 skipped"]
 
 
 FOUND = NonFinite(micro_batch=1, parameter="w", worker="a")
@@ -198,11 +198,11 @@ def test_a_commit_names_the_gradients_that_were_not_finite_to_a_new_aggregator_t
     dialogue.chunk(0, non_finite=[FOUND])
     dialogue.give(ev.Disconnected())
     dialogue.connect(2)
-    assert dialogue.measured(0, finite=False) == ["send commit 1.0 skipped, a 1", "update step 0 skipped"]
+    assert dialogue.staged(finite=False) == ["send commit 1.0 skipped, a 1", "update step 0 skipped"]
     dialogue.updated(0)
     dialogue.chunk(1, 1, 1)
     dialogue.chunk(0, 1, 1)
-    assert dialogue.measured(1, finite=False) == ["send commit 1.1 skipped", "update step 1 skipped"]
+    assert dialogue.staged(finite=False) == ["send commit 1.1 skipped", "update step 1 skipped"]
 
 
 def test_with_on_non_finite_stop_the_step_is_not_committed() -> None:
@@ -212,7 +212,7 @@ def test_with_on_non_finite_stop_the_step_is_not_committed() -> None:
     dialogue.give(ev.Loaded("a", plan, 0, "layout", dialogue.elements, dialogue.written(1, 0)))
     dialogue.chunk(1)
     dialogue.chunk(0, non_finite=[FOUND])
-    (failure,) = dialogue.measured(0, finite=False)
+    (failure,) = dialogue.staged(finite=False)
     assert failure.startswith("send failure: step 1: ")
     assert all(
         fact in failure for fact in ("worker a", "micro-batch 1", "parameter w", "on_non_finite: stop")
@@ -230,7 +230,7 @@ def test_weights_are_streamed_only_after_a_request_on_the_same_link() -> None:
     dialogue.chunk(0)
     dialogue.chunk(1)
     dialogue.connect(2)
-    assert dialogue.measured(0) == ["send commit 1.0", "update step 0"]
+    assert dialogue.staged() == ["send commit 1.0", "update step 0"]
     dialogue.updated(0)
     assert dialogue.stream() == [], "this aggregator may not know the job's version yet"
     assert dialogue.send_weights(1, 0) == []
@@ -244,7 +244,7 @@ def test_the_next_version_can_be_requested_before_it_exists() -> None:
     assert dialogue.stream() == []
     dialogue.chunk(0)
     dialogue.chunk(1)
-    dialogue.measured(0)
+    dialogue.staged()
     dialogue.updated(0)
     assert dialogue.stream() == ["1.1 #0", "1.1 #1"]
 
@@ -268,8 +268,8 @@ def test_nothing_is_streamed_while_the_link_is_down() -> None:
     dialogue.give(ev.Disconnected())
     assert dialogue.stream() == []
     dialogue.chunk(0)
-    assert dialogue.chunk(1) == ["stage #1", "measure step 0"], "the chunk from before counts"
-    assert dialogue.measured(0) == ["update step 0"], "no aggregator to send the commit to"
+    assert dialogue.chunk(1) == ["stage #1"], "the chunk from before counts"
+    assert dialogue.staged() == ["update step 0"], "no aggregator to send the commit to"
 
 
 # ---- tensors in shards ----

@@ -15,13 +15,14 @@ def start_over(dialogue: Dialogue, generation: int = 1, job: str = "a") -> list[
 def test_staged_chunks_are_discarded_and_staged_again() -> None:
     dialogue = training()
     assert dialogue.chunk(1) == ["stage #1"]
-    assert start_over(dialogue) == ["save generation 2", "unstage", "send training 2.0, missing #0 #1"]
+    assert start_over(dialogue) == ["save generation 2", "send training 2.0, missing #0 #1"]
     assert dialogue.chunk(0) == [], "a chunk of the former generation"
     assert dialogue.send_weights(2, 0) == []
     assert dialogue.stream() == ["2.0 #0", "2.0 #1"], "the same weights, of a later version"
     assert dialogue.chunk(1, 2) == ["stage #1"]
-    assert dialogue.chunk(0, 2) == ["stage #0", "measure step 0"]
-    assert dialogue.measured(0) == ["send commit 2.0", "update step 0"]
+    assert dialogue.chunk(0, 2) == ["stage #0"]
+    assert dialogue.staged(chunks=[1]) == [], "of the former sum"
+    assert dialogue.staged() == ["send commit 2.0", "update step 0"]
 
 
 def test_a_repeated_order_changes_nothing() -> None:
@@ -31,19 +32,23 @@ def test_a_repeated_order_changes_nothing() -> None:
     assert start_over(dialogue) == ["send training 2.0, missing #0"]
 
 
-def test_a_sum_that_is_being_measured_is_not_committed() -> None:
+def test_a_sum_that_is_being_staged_is_not_committed() -> None:
     dialogue = training()
     dialogue.chunk(0)
     dialogue.chunk(1)
-    assert start_over(dialogue) == [], "its measurement is awaited"
-    assert dialogue.measured(0) == ["save generation 2", "unstage", "send training 2.0, missing #0 #1"]
-    assert dialogue.measured(0) == []
+    dialogue.staged(chunks=[0])
+    assert start_over(dialogue) == ["save generation 2", "send training 2.0, missing #0 #1"]
+    dialogue.chunk(0, 2)
+    dialogue.chunk(1, 2)
+    dialogue.staged(chunks=[0])
+    assert dialogue.staged(chunks=[1]) == [], "a report on the former sum"
+    assert dialogue.staged(chunks=[1]) == ["send commit 2.0", "update step 0"]
 
 
 def test_a_committed_step_is_not_undone() -> None:
     dialogue = training()
     dialogue.step(1, 0)
-    assert start_over(dialogue) == ["save generation 2", "unstage", "send training 2.1, missing #0 #1"]
+    assert start_over(dialogue) == ["save generation 2", "send training 2.1, missing #0 #1"]
 
 
 def test_a_checkpoint_that_is_being_written_is_still_reported() -> None:
@@ -87,7 +92,7 @@ def test_a_job_whose_generation_is_void_is_loaded_again() -> None:
     dialogue = training(step=2)
     dialogue.step(1, 2)
     assert open_without(dialogue, (1, 1)) == ["drop job", "load a"]
-    assert dialogue.measured(3) == dialogue.updated(3) == [], "answers about the dropped job"
+    assert dialogue.staged() == dialogue.updated(3) == [], "answers about the dropped job"
     assert dialogue.loaded(generation=1, step=0) == [
         "save generation 2",
         "send training 2.0, missing #0 #1",

@@ -17,6 +17,7 @@ from aggregator.core.sums.plane_orders import merge_sums
 from optimizer.core import events as optimizer_events
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refused
@@ -32,6 +33,7 @@ from services.runtime.recording import (
     replay,
 )
 from services.tensors.reduction_tree import Node
+from services.tensors.stripes import Stripe
 from tests.simulation.simulated_cluster import SimulatedCluster
 
 KINDS = {"AggregatorCore": AggregatorCore, "OptimizerCore": OptimizerCore}
@@ -45,6 +47,7 @@ headers = st.builds(
 )
 nodes = st.builds(Node, st.integers(0, 99), st.integers(1, 99))
 wires = st.builds(WireTypes, st.integers(1, 3), st.integers(1, 3))
+reports = st.builds(plane.StagedChunk, block_sums=st.lists(st.floats(allow_nan=False), max_size=3))
 plans = st.builds(JobPlan, st.integers(1, 999), st.integers(1, 99), wire=wires)
 values = st.one_of(
     st.builds(aggregator_events.ChunkArrived, st.integers(0), headers),
@@ -63,7 +66,9 @@ values = st.one_of(
         checkpoint=st.none() | st.builds(pb.CheckpointWritten, step=st.integers(0, 9)),
         notices=st.lists(st.text()).map(tuple),
     ),
-    st.builds(optimizer_events.Measured, st.text(), st.integers(0), st.floats(), st.booleans(), st.floats()),
+    st.builds(
+        optimizer_events.FromPlane, st.builds(Stripe, st.integers(0, 3), st.just(4)), reports, st.floats()
+    ),
     st.builds(Clock, st.floats(allow_nan=False), st.floats(allow_nan=False)),
     st.builds(Record, st.builds(Job, id=st.text(max_size=5)), st.text(), plans),
 )

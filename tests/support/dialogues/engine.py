@@ -109,7 +109,7 @@ class EngineDialogue:
         )
         if values is None:
             values = np.full(LAYOUT.elements, step + 1, np.float32)
-        self.engine.chunk_arrived(header, values)
+        self.engine.feed(ev.ChunkArrived(header), values)
 
     @property
     def failures(self) -> float:

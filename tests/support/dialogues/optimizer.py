@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.stripes import Stripe
 
 PLAN = JobPlan(steps=4, micro_batches=2, checkpoint_every=2)
 STATES = {
@@ -45,13 +48,9 @@ def line(effect: ev.Effect) -> str:
             return f"save generation {effect.generation}"
         case ev.Load() | ev.Allocate():
             return f"{type(effect).__name__.lower()} {effect.job}"
-        case ev.Stage() | ev.StoreInitial():
-            return f"{'stage' if isinstance(effect, ev.Stage) else 'store'} #{effect.chunk}"
-        case ev.Unstage():
-            return "unstage"
-        case ev.Measure():
-            return f"measure step {effect.step}"
-        case ev.Update():
+        case plane.StageChunk():
+            return f"{'store' if effect.initial else 'stage'} #{effect.chunk}"
+        case plane.UpdatePart():
             return f"update step {effect.step}{'' if effect.applied else ' skipped'}"
         case ev.RetryLater():
             return "retry later"
@@ -122,20 +121,27 @@ class Dialogue:
         """Give a chunk of initial weights."""
         return self.chunk(index, 0, 0, kind=INITIAL_WEIGHTS)
 
-    def measured(self, step: int, finite: bool = True) -> list[str]:
-        """Answer Measure."""
-        return self.give(ev.Measured("a", step, 2.0, finite, 0.1, self.now_seconds))
+    def report(self, body: plane.StagedChunk | plane.UpdatedPart, stripe: Stripe | None = None) -> list[str]:
+        """Give a report of the only plane, or of the one with this stripe."""
+        return self.give(ev.FromPlane(stripe or Stripe(), body, self.now_seconds))
+
+    def staged(self, finite: bool = True, chunks: Iterable[int] = (0, 1)) -> list[str]:
+        """Report that these chunks are staged; the norm of both is 2."""
+        sums = [2.0 if finite else math.inf]
+        reports = [plane.StagedChunk(job="a", chunk=chunk, block_sums=sums) for chunk in chunks]
+        return [each for report in reports for each in self.report(report)]
 
     def updated(self, step: int, chunks: Iterable[int] = (0, 1)) -> list[str]:
-        """Answer Update for these chunks."""
-        return [each for chunk in chunks for each in self.give(ev.Updated("a", step, chunk))]
+        """Report that these chunks are updated, one after the other."""
+        reports = [plane.UpdatedPart(job="a", step=step, chunks=chunk + 1) for chunk in chunks]
+        return [each for report in reports for each in self.report(report)]
 
     def step(self, generation: int, step: int, seconds: float = 0.0) -> list[str]:
         """Run a whole step that takes `seconds`; return the effects of its last update."""
         self.now_seconds += seconds
         self.chunk(0, generation, step)
         self.chunk(1, generation, step)
-        self.measured(step)
+        self.staged()
         return self.updated(step)
 
     def saved(self, generation: int, step: int) -> list[str]:

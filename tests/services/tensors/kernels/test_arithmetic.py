@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimizer.schedules import gradient_norm
 from services.tensors.kernels import arithmetic
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array, Float64Array
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -82,18 +83,18 @@ def test_block_sums_do_not_depend_on_alignment() -> None:
 def test_golden_bits_of_the_norm() -> None:
     # A job that resumes under a newer release keeps its bits. Change this value only if an issue asks for it.
     values = np.arange(-100_000, 100_000, dtype=np.float32) / np.float32(7)
-    assert arithmetic.norm(arithmetic.norm_squared_blocks(values)).hex() == "0x1.c2435c8b135d0p+21"
+    assert gradient_norm(arithmetic.norm_squared_blocks(values)).hex() == "0x1.c2435c8b135d0p+21"
 
 
 @given(st.lists(st.floats(0, 1e30), max_size=30))
 def test_norm_is_the_root_of_the_exact_sum(sums: list[float]) -> None:
-    assert arithmetic.norm(sums) == math.sqrt(math.fsum(reversed(sums)))
+    assert gradient_norm(sums) == math.sqrt(math.fsum(reversed(sums)))
 
 
 def test_norm_of_large_arrays_has_no_float32_rounding_error() -> None:
     values = np.full(40 * BLOCK_ELEMENTS, 0.1, np.float32)
     expected = float(np.float32(0.1)) * math.sqrt(values.size)
-    assert arithmetic.norm(arithmetic.norm_squared_blocks(values)) == pytest.approx(expected, rel=1e-14)
+    assert gradient_norm(arithmetic.norm_squared_blocks(values)) == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -103,17 +104,17 @@ def test_non_finite_element_shows_in_its_block_sum_and_the_norm(bad: float, wher
     values[where] = bad
     sums = arithmetic.norm_squared_blocks(values)
     assert np.isfinite(sums).tolist() == [block != where // BLOCK_ELEMENTS for block in range(2)]
-    assert not math.isfinite(arithmetic.norm(sums))
+    assert not math.isfinite(gradient_norm(sums))
 
 
 def test_norm_of_the_largest_float32_values_is_finite() -> None:
     values = np.full(BLOCK_ELEMENTS, np.finfo(np.float32).max)
-    assert math.isfinite(arithmetic.norm(arithmetic.norm_squared_blocks(values)))
+    assert math.isfinite(gradient_norm(arithmetic.norm_squared_blocks(values)))
 
 
 def test_empty_array_has_no_block_sums() -> None:
     assert arithmetic.norm_squared_blocks(np.empty(0, np.float32)).size == 0
-    assert arithmetic.norm([]) == 0.0
+    assert gradient_norm([]) == 0.0
 
 
 @pytest.mark.parametrize("where", [0, 7, 99])

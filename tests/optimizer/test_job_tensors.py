@@ -1,0 +1,218 @@
+"""Jobs are opened and copied in all planes, or fail with the plane that could not; waits are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from optimizer.core import events as ev
+from optimizer.job_tensors import JobTensors
+from plane.errors import PlaneLost
+from plane.group import PlaneGroup
+from plane.plane import MAX_WAITING_CHUNKS, Plane
+from protos import plane_pb2 as pb
+from services.config.job import JobConfig
+from services.config.load import load_job
+from services.errors import Failed
+from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from services.timeouts import STANDARD_TIMEOUTS
+from tests.support.cluster.bits import regression_config, write_config
+from tests.support.local_planes import make_local_planes
+from tests.support.recording_links import recording_links, set_stall
+
+CHUNKS = 5
+LAYOUT = Layout.build([("w", (4 * CHUNK_ELEMENTS + 77,), True, "w", False)])
+LIMIT_SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
+    path = write_config(tmp_path_factory.mktemp("job"), regression_config())
+    return load_job(path, [])[0]
+
+
+async def _no_layout(layout: Layout, text: bytes) -> None:
+    """Stand in for sending the shard a layout."""
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class TensorsDialogue:
+    """A job's tensors over two links that record orders, without shards behind them."""
+
+    def __init__(self) -> None:
+        self.reports: list[ev.SaveFailed | ev.OperationFailed] = []
+        self.orders: list[tuple[int, Message]] = []
+        self.links = recording_links(self.orders)
+        self.planes = PlaneGroup(self.links)
+        self.tensors = JobTensors(self.reports.append, self.planes)
+
+    async def open(self, config: JobConfig) -> None:
+        for link in self.links:
+            vars(link)["_checkpoint_channel"] = object()  # the link counts as up
+            vars(link)["send_layout"] = _no_layout
+        opening = asyncio.ensure_future(self.tensors.open("j", config, LAYOUT, None))
+        await _settle()
+        for index in (1, 0):
+            self.report(index, pb.PartOpened(opening=self.tensors._opening))
+        await opening
+
+    def report(self, shard: int, body: Any) -> None:
+        """Give a report of a shard to its handler."""
+        self.planes.report_handlers[type(body)](self.links[shard], body)
+
+
+def with_tensors(
+    config: JobConfig,
+    scenario: Callable[[TensorsDialogue], Any],
+    stall_seconds: float = STANDARD_TIMEOUTS.stall,
+) -> None:
+    async def run() -> None:
+        dialogue = TensorsDialogue()
+        await dialogue.open(config)
+        for link in dialogue.links:
+            set_stall(link, stall_seconds)
+        result = scenario(dialogue)
+        if result is not None:
+            await result
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+
+
+def test_a_shard_that_fails_an_order_fails_the_job_and_is_named(config: JobConfig) -> None:
+    def scenario(dialogue: TensorsDialogue) -> None:
+        dialogue.report(1, pb.PartBroke(opening=0, reason="an order for the former job"))
+        assert dialogue.reports == []
+        dialogue.report(1, pb.PartBroke(opening=1, reason="no memory"))
+        assert dialogue.reports == [ev.OperationFailed("j", "shard 1 of 2 (b:1): no memory")]
+
+    with_tensors(config, scenario)
+
+
+def test_a_shard_without_memory_for_a_job_fails_it_at_once(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        opening = asyncio.ensure_future(dialogue.tensors.open("j", config, LAYOUT, None))
+        await _settle()
+        dialogue.orders.clear()
+        dialogue.report(1, pb.PartBroke(opening=2, reason="no memory"))
+        with pytest.raises(Failed, match=r"^shard 1 of 2 \(b:1\): no memory$"):
+            await opening
+        assert dialogue.reports == [], "`open` has raised it already"
+        assert dialogue.orders == [(each, pb.DropPart()) for each in (0, 1)]
+        dialogue.report(0, pb.PartOpened(opening=2))  # a late answer
+        await dialogue.open(config)
+
+    with_tensors(config, scenario)
+
+
+def test_a_shard_that_never_allocates_its_tensors_is_lost(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        set_stall(dialogue.links[1], 0.12)
+        opening = asyncio.ensure_future(dialogue.tensors.open("j", config, LAYOUT, None))
+        await _settle()
+        dialogue.report(0, pb.PartOpened(opening=2))
+        with pytest.raises(PlaneLost, match=r"^shard 1 of 2 \(b:1\): .* job j .* 0\.12 s"):
+            await opening
+        assert [link.is_up for link in dialogue.links] == [True, False]
+
+    with_tensors(config, scenario)
+
+
+def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        saved: list[object] = []
+        dialogue.links[1].down_reason = "it is gone"
+        dialogue.links[1]._checkpoint_channel = None
+        reading = asyncio.Event()
+
+        async def read_copy(copy: int) -> Any:
+            reading.set()
+            await asyncio.Event().wait()
+            yield
+
+        vars(dialogue.links[0])["read_copy"] = read_copy
+        dialogue.tensors.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: saved.append(copies))
+        await reading.wait()
+        while not dialogue.reports:
+            await asyncio.sleep(0)
+        assert dialogue.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
+        assert not saved
+        assert dialogue.orders[-2:] == [(each, pb.CopyPart(job="j", copy=1)) for each in (0, 1)]
+
+    with_tensors(config, scenario)
+
+
+def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        opening = asyncio.ensure_future(dialogue.tensors.open("j", config, LAYOUT, None))
+        await _settle()
+        for callback in dialogue.planes.on_lost:
+            callback("shard 0 of 2 (a:1): it is gone")
+        with pytest.raises(PlaneLost, match="it is gone"):
+            await opening
+        dialogue.links[0].down_reason = "it is gone"
+        dialogue.links[0]._checkpoint_channel = None
+        with pytest.raises(PlaneLost, match=r"shard 0 of 2 \(a:1\): it is gone"):
+            await dialogue.tensors.open("j", config, LAYOUT, None)
+
+    with_tensors(config, scenario)
+
+
+# ---- tensors in this process ----
+
+
+def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
+    config: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = 2 * MAX_WAITING_CHUNKS
+    layout = Layout.build([("w", (chunks * CHUNK_ELEMENTS,), True, "w", False)])
+    copy_may_end = threading.Event()
+
+    def wait_for_end(failpoint: str) -> None:
+        assert copy_may_end.wait(LIMIT_SECONDS)
+
+    async def scenario() -> None:
+        planes = make_local_planes()
+        assert planes.local is not None
+        reports: asyncio.Queue[int] = asyncio.Queue()
+        planes.report_handlers[pb.StagedChunk] = lambda link, body: reports.put_nowait(body.chunk)
+        saved = asyncio.Event()
+        tensors = JobTensors(lambda event: None, planes)
+        await tensors.open("j", config, layout, None)
+        monkeypatch.setattr("plane.tensor_copies.hit_failpoint", wait_for_end)
+        tensors.snapshot(ev.Snapshot("j", 1, 1), lambda *copies: saved.set())
+        staged = 0
+
+        async def stage_all(plane: Plane) -> None:
+            nonlocal staged
+            values = np.ones(CHUNK_ELEMENTS, np.float32)
+            for chunk in range(chunks):
+                await plane.wait_for_room()
+                plane.put_finished_sum(chunk, values)
+                planes.send_order(pb.StageChunk(job="j", chunk=chunk))
+                staged = chunk + 1
+
+        try:
+            staging = asyncio.ensure_future(stage_all(planes.local))
+            for _ in range(chunks):
+                await asyncio.sleep(0)
+            assert staged == MAX_WAITING_CHUNKS
+            assert not saved.is_set()
+        finally:
+            copy_may_end.set()
+        await staging
+        await saved.wait()
+        assert [await reports.get() for _ in range(chunks)] == list(range(chunks)), "no chunk was lost"
+        tensors.close()
+        planes.local.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
