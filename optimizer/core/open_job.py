@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from optimizer.schedules import clip_coefficient, first_moment_decay, learning_rate
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import NonFinite
+from protos import plane_pb2 as plane
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
+from services.errors import Refusal
 from services.protocol.plan import JobPlan
 from services.tensors.chunk_set import ChunkSet, to_ranges
-from services.tensors.layout import chunk_count
+from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.stripes import Stripe
 
 
@@ -116,12 +120,66 @@ class OpenJob:
         self.updated_chunks, self.deciding = self.chunks, False
         self.staged.clear()
 
-    def begin_update(self) -> None:
-        """Enter the next step, whose weights planes are told to make."""
+    def check_chunk(self, header: ChunkHeader) -> Refusal | None:
+        """Return why a chunk of this job is stale; None if the job can use it."""
+        if self.state == pb.OptimizerStatus.RECEIVING:
+            initial = header.kind == INITIAL_WEIGHTS
+            return None if initial else Refusal("the chunk is a gradient, but the job has no weights yet")
+        if header.kind != GRADIENT or (header.generation, header.step) != (self.generation, self.step):
+            return Refusal(
+                f"the chunk's kind is {header.kind}, generation {header.generation}, step {header.step}; the job waits "
+                f"for gradients of generation {self.generation}, step {self.step}"
+            )
+        return None
+
+    def weights_header(self, epoch: int, chunk: int) -> ChunkHeader:
+        """Return the header of a chunk of the weights, for the aggregator of this epoch."""
+        start, stop = chunk_range(self.elements, chunk)
+        return ChunkHeader(
+            job=self.job,
+            epoch=epoch,
+            generation=self.generation,
+            step=self.step,
+            kind=WEIGHTS,
+            index=chunk,
+            offset=start,
+            elements=stop - start,
+            dtype=self.plan.wire.weights,
+        )
+
+    def commit(self, epoch: int, norm: float) -> tuple[pb.Commit, plane.UpdatePart]:
+        """Enter the next step; return the COMMIT of the one before, and the order to make its weights.
+
+        Args:
+            epoch: epoch of the aggregator.
+            norm: global norm of the mean gradient; the step is skipped if it is not finite.
+        """
+        finite, plan = math.isfinite(norm), self.plan
+        commit = pb.Commit(
+            job=self.job,
+            generation=self.generation,
+            step=self.step,
+            applied=finite,
+            grad_norm=norm,
+            learning_rate=learning_rate(plan.schedule, plan.learning_rate, self.step),
+            non_finite=() if finite else self.non_finite,
+        )
+        update = plane.UpdatePart(
+            job=self.job,
+            epoch=epoch,
+            generation=self.generation,
+            step=self.step,
+            applied=finite,
+            grad_norm=norm,
+            learning_rate=commit.learning_rate,
+            clip=clip_coefficient(norm, plan.clip_grad_norm),
+            beta1=first_moment_decay(plan.schedule, self.step),
+        )
         self.step += 1
         self.updated_chunks, self.deciding = 0, False
         self.staged.clear()
         self._updated.clear()
+        return commit, update
 
     def note_updated(self, stripe: Stripe, chunks: int) -> None:
         """Note that a plane has updated the first of its chunks."""

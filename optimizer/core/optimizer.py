@@ -9,40 +9,18 @@ from __future__ import annotations
 
 import math
 
+from optimizer.core import events as ev
 from optimizer.core.checkpoint_schedule import CheckpointSchedule
-from optimizer.core.events import (
-    Allocate,
-    Allocated,
-    ChunkArrived,
-    Connected,
-    Disconnected,
-    Effect,
-    FromPlane,
-    Input,
-    Load,
-    Loaded,
-    OperationFailed,
-    OptimizerOutbox,
-    Ordered,
-    Refuse,
-    RetryDue,
-    Saved,
-    SaveEpoch,
-    SaveFailed,
-    SaveGeneration,
-    Stopping,
-    TensorsLost,
-)
 from optimizer.core.open_job import OpenJob, is_void
-from optimizer.schedules import clip_coefficient, first_moment_decay, gradient_norm, learning_rate
+from optimizer.schedules import gradient_norm
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
+from services.protocol.envelope import OptimizerOrder
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.versions import LAST_GENERATION
-from services.tensors.layout import chunk_range
 from services.tensors.stripes import Stripe
 
 
@@ -67,10 +45,8 @@ class OptimizerCore:
         self._least_generation = 0
         self._void: tuple[pb.Void, ...] = ()  # void checkpoints of the job that is loading or open
         self._next_open: pb.Open | None = None  # carried out once the job before it is closed
-        self._to_send: int | None = (
-            None  # next chunk of weights to stream; None until the aggregator asks for weights
-        )
-        self._out = OptimizerOutbox()
+        self._to_send: int | None = None  # next chunk of weights to stream; None until weights are asked for
+        self._out = ev.OptimizerOutbox()
         self._checkpoints = CheckpointSchedule(self._out)
 
     def next_weights(self) -> ChunkHeader | None:
@@ -78,20 +54,8 @@ class OptimizerCore:
         job = self.open_job
         if job is None or self._to_send is None or self._to_send >= job.updated_chunks:
             return None
-        chunk = self._to_send
         self._to_send += 1
-        start, stop = chunk_range(job.elements, chunk)
-        return ChunkHeader(
-            job=job.job,
-            epoch=self.epoch,
-            generation=job.generation,
-            step=job.step,
-            kind=WEIGHTS,
-            index=chunk,
-            offset=start,
-            elements=stop - start,
-            dtype=job.plan.wire.weights,
-        )
+        return job.weights_header(self.epoch, self._to_send - 1)
 
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements of the job's layout; None if it is not open or its layout is unknown."""
@@ -117,37 +81,36 @@ class OptimizerCore:
         """Return whether the answer to this job's Load is awaited."""
         return bool(job) and self._loading_job == job
 
-    def handle(self, event: Input) -> list[Effect]:
+    def handle(self, event: ev.Input) -> list[ev.Effect]:
         """Take one input and return its effects, in the order in which they must be carried out."""
         match event:
-            case ChunkArrived():
+            case ev.ChunkArrived():
                 self._chunk(event.header)
-            case FromPlane():
+            case ev.FromPlane():
                 self._checkpoints.now_seconds = event.now_seconds
                 self._plane_reported(event)
-            case Ordered():
-                if event.epoch == self.epoch:
-                    self._handle_order(event)
-            case Saved():
+            case ev.Ordered() if event.epoch == self.epoch:
+                self._handle_order(event.body)
+            case ev.Saved():
                 self._saved(event.written)
-            case SaveFailed():
+            case ev.SaveFailed():
                 self._save_failed(event)
-            case RetryDue():
+            case ev.RetryDue():
                 self._checkpoints.retry(self.open_job)
-            case Loaded():
+            case ev.Loaded():
                 self._loaded(event)
-            case Allocated():
+            case ev.Allocated():
                 self._allocated(event)
-            case Connected():
+            case ev.Connected():
                 self._connect(event.hello)
-            case Disconnected():
+            case ev.Disconnected():
                 self._out.connected, self._to_send, self._next_open = False, None, None
-            case OperationFailed():
+            case ev.OperationFailed():
                 self._operation_failed(event)
-            case TensorsLost():
+            case ev.TensorsLost():
                 self._loading_job = ""
                 self._drop()
-            case Stopping():
+            case ev.Stopping():
                 self._next_open = None
                 self._close(pb.Close(job=self.current_job, checkpoint=True))
         self._finish_closing()
@@ -162,14 +125,13 @@ class OptimizerCore:
     def _connect(self, hello: pb.Hello) -> None:
         refusal = self.check_hello(hello)
         if refusal is not None:
-            self._out.put(Refuse(refusal.reason))
+            self._out.put(ev.Refuse(refusal.reason))
             return
         if hello.epoch_seen > self.epoch:
-            self._out.put(SaveEpoch(hello.epoch_seen))
+            self._out.put(ev.SaveEpoch(hello.epoch_seen))
         self.epoch, self._out.connected, self._to_send = hello.epoch_seen, True, None
 
-    def _handle_order(self, event: Ordered) -> None:
-        body = event.body
+    def _handle_order(self, body: OptimizerOrder) -> None:
         match body:
             case pb.Open():
                 self._open(body)
@@ -207,7 +169,7 @@ class OptimizerCore:
 
     def _load(self, job: str) -> None:
         self._loading_job = job
-        self._out.put(Load(job, self._spec_json, self._void))
+        self._out.put(ev.Load(job, self._spec_json, self._void))
 
     def _close(self, order: pb.Close) -> None:
         if self._loading_job == order.job:
@@ -232,9 +194,8 @@ class OptimizerCore:
         job = self.open_job
         if job is not None and job.closing and not (job.checkpoint_due and job.has_unsaved_step):
             if job.newest_checkpoint is not None:
-                self._out.send(
-                    job.newest_checkpoint
-                )  # it may have been written while no aggregator was connected
+                # It may have been written while no aggregator was connected.
+                self._out.send(job.newest_checkpoint)
             self._checkpoints.job_ended(job)
             self._drop()
         if self._next_open is not None and self.open_job is None:
@@ -246,7 +207,7 @@ class OptimizerCore:
             self.open_job, self._to_send = None, None
             self._out.put(plane.DropPart())
 
-    def _loaded(self, event: Loaded) -> None:
+    def _loaded(self, event: ev.Loaded) -> None:
         if event.job != self._loading_job:
             return
         if is_void(event.checkpoint, self._void):
@@ -257,7 +218,7 @@ class OptimizerCore:
         if generation is None:
             return
         job = OpenJob(event.job, event.plan, generation, event.checkpoint)
-        self._out.put(SaveGeneration(job.job, job.generation))
+        self._out.put(ev.SaveGeneration(job.job, job.generation))
         self.open_job = job
         if event.checkpoint is not None:
             job.set_layout(event.layout_hash, event.elements)
@@ -284,7 +245,7 @@ class OptimizerCore:
             self._out.send(job.newest_checkpoint)
         self._send_failure(job)
 
-    def _operation_failed(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: ev.OperationFailed) -> None:
         if event.job == self._loading_job:
             self._loading_job = ""
         job = self.open_job
@@ -312,9 +273,9 @@ class OptimizerCore:
         if job.allocating_layout == order.layout.sha256:
             return
         job.allocating_layout = order.layout.sha256
-        self._out.put(Allocate(order.job, order.layout, dict(order.files)))
+        self._out.put(ev.Allocate(order.job, order.layout, dict(order.files)))
 
-    def _allocated(self, event: Allocated) -> None:
+    def _allocated(self, event: ev.Allocated) -> None:
         job = self.open_job
         if job is None or (job.job, job.allocating_layout) != (event.job, event.layout_hash):
             return
@@ -333,15 +294,7 @@ class OptimizerCore:
             return Refusal(f"the chunk's epoch is {header.epoch}, this optimizer obeys epoch {self.epoch}")
         if job is None or job.closing or header.job != job.job:
             return Refusal(f"the chunk's job is {header.job!r}, the open job is {job.job if job else 'none'}")
-        if job.state == pb.OptimizerStatus.RECEIVING:
-            initial = header.kind == INITIAL_WEIGHTS
-            return None if initial else Refusal("the chunk is a gradient, but the job has no weights yet")
-        if header.kind != GRADIENT or (header.generation, header.step) != (job.generation, job.step):
-            return Refusal(
-                f"the chunk's kind is {header.kind}, generation {header.generation}, step {header.step}; the job waits "
-                f"for gradients of generation {job.generation}, step {job.step}"
-            )
-        return None
+        return job.check_chunk(header)
 
     def _chunk(self, header: ChunkHeader) -> None:
         """Have a chunk staged; drop it if it is stale or a repetition."""
@@ -357,13 +310,11 @@ class OptimizerCore:
             job.sums.note_order(header.index)
         if header.index == 0:
             job.non_finite = list(header.non_finite)
-        if len(job.staged) < job.chunks:
-            return
-        job.deciding = True
-        if initial:
+        job.deciding = len(job.staged) == job.chunks
+        if job.deciding and initial:
             self._checkpoints.request(job)
 
-    def _plane_reported(self, event: FromPlane) -> None:
+    def _plane_reported(self, event: ev.FromPlane) -> None:
         """Commit the step once its sum is staged, and end it once all weights are updated."""
         job, body = self.open_job, event.body
         if job is None or body.job != job.job:
@@ -380,38 +331,14 @@ class OptimizerCore:
                     self._checkpoints.step_completed(job)
 
     def _commit(self, job: OpenJob, norm: float) -> None:
-        finite, plan, step = math.isfinite(norm), job.plan, job.step
-        if not finite and plan.on_non_finite == "stop":
-            text = describe_non_finite(job.non_finite, plan.wire.gradients)
-            reason = f"step {step + 1}: {text} (on_non_finite: stop)"
-            self._operation_failed(OperationFailed(job.job, reason))
+        if not math.isfinite(norm) and job.plan.on_non_finite == "stop":
+            text = describe_non_finite(job.non_finite, job.plan.wire.gradients)
+            reason = f"step {job.step + 1}: {text} (on_non_finite: stop)"
+            self._operation_failed(ev.OperationFailed(job.job, reason))
             return
-        rate = learning_rate(plan.schedule, plan.learning_rate, step)
-        self._out.send(
-            pb.Commit(
-                job=job.job,
-                generation=job.generation,
-                step=step,
-                applied=finite,
-                grad_norm=norm,
-                learning_rate=rate,
-                non_finite=() if finite else job.non_finite,
-            )
-        )
-        self._out.put(
-            plane.UpdatePart(
-                job=job.job,
-                epoch=self.epoch,
-                generation=job.generation,
-                step=step,
-                applied=finite,
-                grad_norm=norm,
-                learning_rate=rate,
-                clip=clip_coefficient(norm, plan.clip_grad_norm),
-                beta1=first_moment_decay(plan.schedule, step),
-            )
-        )
-        job.begin_update()
+        commit, update = job.commit(self.epoch, norm)
+        self._out.send(commit)
+        self._out.put(update)
         if self._to_send is not None:
             self._to_send = 0
 
@@ -435,7 +362,7 @@ class OptimizerCore:
         job.staged.clear()
         job.sums.clear()
         self._to_send = None
-        self._out.put(SaveGeneration(job.job, generation))
+        self._out.put(ev.SaveGeneration(job.job, generation))
         self._out.send(job.optimizer_status())
 
     # ---- checkpoints ----
@@ -455,14 +382,14 @@ class OptimizerCore:
             self._out.send(written)
         self._checkpoints.start_if_possible(job)
 
-    def _save_failed(self, event: SaveFailed) -> None:
+    def _save_failed(self, event: ev.SaveFailed) -> None:
         job_ended = self._checkpoints.finish(event)
         job = self.open_job
         if job is not None and job.owns(event.job, event.generation):
             if job.failure_reason is not None:
                 self._send_failure(job)
             elif refusal := self._checkpoints.handle_failure(job, event):
-                self._operation_failed(OperationFailed(job.job, refusal.reason))
+                self._operation_failed(ev.OperationFailed(job.job, refusal.reason))
         elif job_ended:
             self._out.send(
                 pb.CheckpointMissed(
