@@ -44,7 +44,7 @@ from aggregator.worker_control import WorkerControl
 from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
-from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import WEIGHTS
 from services.caps import GB, MB, Caps
 from services.errors import TiermeshError
 from services.files.limits import TransferLimits
@@ -386,8 +386,8 @@ class AggregatorService:
             for effect in self.core.handle(event, clock):
                 match effect:
                     case ev.StoreWeights():
-                        if chunk is not None and self._wiring.put_weights is not None:
-                            self._wiring.put_weights(chunk, message, effect.elements)
+                        assert chunk is not None and self._wiring.put_weights is not None
+                        self._wiring.put_weights(chunk, message, effect.elements)
                     case _ if isinstance(effect, ev.PlaneOrder):
                         orders.append(effect)
                     case _:
@@ -417,16 +417,13 @@ class AggregatorService:
         if job is not None:
             self.feed(ev.LateCheckpoint(job, outcome))
 
-    def _weights_arrived(
-        self, header: ChunkHeader, chunk: TensorChunk | None, message: Message | None
-    ) -> None:
-        if chunk is not None:
-            elements = self.core.expected_elements(header.job)
-            if elements is None:
-                return  # its job is over
-            check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
-        timeline.mark("from optimizer", "weights", header.step, chunk=header.index)
-        self.feed(ev.WeightsArrived(header), chunk, message)
+    def _weights_arrived(self, chunk: TensorChunk, message: Message | None) -> None:
+        elements = self.core.expected_elements(chunk.header.job)
+        if elements is None:
+            return  # its job is over
+        check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
+        timeline.mark("from optimizer", "weights", chunk.header.step, chunk=chunk.header.index)
+        self.feed(ev.WeightsArrived(chunk.header), chunk, message)
 
     # ---- trackers ----
 

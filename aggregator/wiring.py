@@ -177,7 +177,6 @@ class Wiring:
             connected=self._callbacks.connected,
             lost=self._callbacks.lost,
             message=self._callbacks.message,
-            weights=lambda header: self._callbacks.weights(header, None, None),
         )
         self.plane = self._make_data_plane(planes, link.sum_finished)
 

@@ -32,7 +32,6 @@ from plane.group import PlaneGroup
 from plane.link import PlaneLink
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.write import Fence
 from services.config.job import JobConfig
 from services.errors import Failed, is_out_of_space, name_internal_error
@@ -61,12 +60,10 @@ class EngineCallbacks:
     Attributes:
         send: called with each message for the aggregator.
         refuse: called with the reason for which the link to the aggregator must end.
-        wake: called when `next_weights` may have a chunk of weights.
     """
 
     send: Callable[[OptimizerBody], None]
     refuse: Callable[[str], None]
-    wake: Callable[[], None]
 
 
 class OptimizerEngine:
@@ -163,18 +160,6 @@ class OptimizerEngine:
             self.feed(ev.Disconnected())
             self._callbacks = None
 
-    async def next_weights(self) -> ChunkHeader | None:
-        """Return the header of the next chunk of weights to send, which its plane has; None: nothing to send yet."""
-        header = self.core.next_weights()
-        if header is None or self._contents is None:
-            return None
-        try:
-            await self._planes.link_of_chunk(header.index).publish(header)
-        except Failed as failed:
-            self.feed(to_operation_failed(header.job, failed))
-            return None
-        return header
-
     # ---- the core ----
 
     def feed(self, event: ev.Input, values: Float32Array | None = None) -> None:
@@ -267,6 +252,8 @@ class OptimizerEngine:
                 self._start(effect.job, self._load(effect))
             case ev.Allocate():
                 self._start(effect.job, self._allocate(effect))
+            case plane.MakeWeights() | plane.SendVersion():
+                self._planes.send_order(effect)
             case plane.DropPart():
                 self._contents, self._config, self._updating = None, None, None
                 self._tensors.drop()
@@ -386,8 +373,6 @@ class OptimizerEngine:
                 grad_norm=order.grad_norm,
                 learning_rate=order.learning_rate,
             )
-        if self._callbacks is not None:
-            self._callbacks.wake()
 
     # ---- checkpoints ----
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from optimizer.checkpoint_store import epoch_file
-from optimizer.core.events import ChunkArrived, Ordered
+from optimizer.core.events import AGGREGATOR_SESSION, ChunkArrived, Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from plane.group import PlaneGroup
 from plane.link import LocalPlane
@@ -25,6 +25,7 @@ from plane.streams.exchange_server import ExchangeServer, read_incarnation
 from plane.streams.shared_memory_link import ServerTensorLink
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FilePiece, ReadFileRequest
+from protos.plane_pb2 import WorkerAttends, WorkerLeft
 from protos.tensors_pb2 import FLOAT32
 from services.errors import Failed, NotYet, Refusal, Refused
 from services.files.limits import MAX_TRANSFERS, TransferLimits
@@ -62,7 +63,6 @@ class AggregatorSession:
 
     Attributes:
         mailbox: messages on their way to the aggregator; closing it ends the session.
-        wake: set when there may be weights to send.
         callbacks: what the engine calls to reach this aggregator.
 
     Raises:
@@ -74,14 +74,12 @@ class AggregatorSession:
         self.incarnation = hello.incarnation
         self.epoch = hello.epoch_seen
         self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
-        self.wake = asyncio.Event()
         self.heartbeats = Heartbeats(
             Timeouts.from_heartbeat(hello.heartbeat_seconds), lambda: self.send(pb.Heartbeat())
         )
         self.callbacks = EngineCallbacks(
             send=self.send,
             refuse=self.mailbox.close,
-            wake=self.wake.set,
         )
 
     def send(self, body: OptimizerBody) -> None:
@@ -279,6 +277,10 @@ class OptimizerService:
         )
         session.send(answer)
         self._session = session
+        attends = WorkerAttends(
+            session=AGGREGATOR_SESSION, incarnation=session.incarnation, name=session.name
+        )
+        self._plane.carry_out([attends])
         self.engine.connect(hello, session.callbacks)
         log.info("aggregator %s: connected, epoch %d", hello.name, hello.epoch_seen)
         try:
@@ -288,17 +290,13 @@ class OptimizerService:
             self.engine.disconnect(session.callbacks)
             if self._session is session:
                 self._session = None
+                self._plane.carry_out([WorkerLeft(session=AGGREGATOR_SESSION, reason=stream.end_reason)])
             log.info("aggregator %s: disconnected: %s", hello.name, stream.end_reason)
 
     def _take_order(self, command: pb.OptimizerCommand) -> None:
         body = unwrap(command)
         if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
             self.engine.feed(Ordered(command.epoch, body))
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._session is not None:
-            self._session.wake.set()
 
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
@@ -359,11 +357,13 @@ class OptimizerService:
         context: grpc.aio.ServicerContext[Any, Any],
         tensors: ServerTensorLink,
     ) -> None:
+        receiver = await self._plane.find_worker(session.incarnation)
+        assert receiver is not None, "the plane knows it since Attend"
         while True:
-            session.wake.clear()
-            header = await self.engine.next_weights()
+            receiver.wake.clear()
+            header = self._plane.next_weights(receiver.number)
             if header is None:
-                await session.wake.wait()
+                await receiver.wake.wait()
                 continue
             await self._plane.newest.send(tensors, (header,), partial(write_message, context))
             self._plane.newest.drop_message(header.index)

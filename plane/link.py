@@ -11,7 +11,6 @@ from google.protobuf.message import Message
 from plane.gathered_tensors import GatheredTensors
 from plane.plane import Plane, PlaneOwner
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.format import Checkpoint
 from services.errors import Failed
 from services.tensors.chunk_messages import Message as ChunkMessage
@@ -106,13 +105,6 @@ class PlaneLink(Protocol):
         Raises:
             Failed: the plane had not enough memory for the copy; its tensors are unchanged.
             PlaneLost: the link went down.
-        """
-
-    async def publish(self, header: ChunkHeader) -> None:
-        """Have the plane encode the weights of a version again, unless they can be sent as they are.
-
-        Raises:
-            Failed: a weight does not fit the wire type.
         """
 
 
@@ -214,7 +206,3 @@ class LocalPlane:
     async def gather(self, copy: int, into: GatheredTensors) -> None:
         """Give the copy itself (MemoryError)."""
         into.adopt(await self._plane.copies.take(copy))
-
-    async def publish(self, header: ChunkHeader) -> None:
-        """Encode one chunk again, unless it can be sent as it is (Failed)."""
-        await self._plane.publish_chunk(header)

@@ -241,6 +241,10 @@ class Plane:
             )
         )
 
+    def next_weights(self, session: int) -> ChunkHeader | None:
+        """Return the header of the next chunk of weights to send; see `PlaneCore.next_weights`."""
+        return self._core.next_weights(session)
+
     async def wait_for_room(self) -> None:
         """Wait while too many payloads are here; the caller must then bring its own without another await."""
         if self._owner.wait_to_send is not None:
@@ -422,19 +426,6 @@ class Plane:
         self._workers.wake_all()
 
     # ---- checkpoints, and weights that are sent again ----
-
-    async def publish_chunk(self, header: ChunkHeader) -> None:
-        """Encode the current weights of a chunk again, unless they can be sent as they are.
-
-        Raises:
-            Failed: a weight does not fit the wire type.
-        """
-        if not self.newest.has_version(header):
-            # No later update runs first: the core would have named the later version in the header.
-            await self._kernel.call(self._tensors.publish_chunk, header)
-        version = Version(header.generation, header.step)
-        self._core.weights_ready(header.job, version, self._stripe.to_local(header.index) + 1)
-        self._workers.wake_all()
 
     async def write_piece(self, piece: pb.ArrayPiece) -> None:
         """Write a piece of a checkpoint into the tensors.

@@ -115,10 +115,6 @@ class PlaneTensors:
         for local in range(self.master.layout.chunks):
             on_ready(self._publish(local, order.epoch, order.generation, order.step))
 
-    def publish_chunk(self, header: ChunkHeader) -> None:
-        """Encode the current weights of one chunk, whose header has its index."""
-        self._publish(self._stripe.to_local(header.index), header.epoch, header.generation, header.step)
-
     def _publish(self, local: int, epoch: int, generation: int, step: int) -> WeightsReady:
         header = ChunkHeader(
             job=self.job,

@@ -15,7 +15,6 @@ from plane.plane_tensors import PlaneTensors, WeightsReady
 from plane.streams.newest_weights import NewestWeights
 from plane.tensor_copies import TensorCopies
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refused
 from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import OptimizerMetrics
@@ -138,11 +137,6 @@ class TensorOrders:
             self._opened(order, self._tensors)
 
     # ---- checkpoints, and weights that are sent again ----
-
-    def publish_chunk(self, header: ChunkHeader) -> None:
-        """Encode the current weights of one chunk again (Failed)."""
-        if self._tensors is not None:
-            self._tensors.publish_chunk(header)
 
     def write_piece(self, piece: pb.ArrayPiece) -> None:
         """Write a piece of a checkpoint into the tensors (Refused)."""

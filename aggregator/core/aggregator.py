@@ -477,6 +477,7 @@ class AggregatorCore:
             plan,
             epoch=self.epoch,
             timeouts=self.timeouts,
+            tiers=self.tiers,
             shards=self._shards,
             new_lease=self._new_lease,
             members=self.members,

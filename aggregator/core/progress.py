@@ -128,7 +128,8 @@ class JobProgress:
             self._lease_book.reconcile(self._lease_book.step_sum, missing)
         self._router.weights.begin(version, self.elements)
         # With all weights of this version, ask for the next one's, which come as soon as they exist.
-        wanted = version.following if self._router.weights.complete else version
+        weights = self._router.weights
+        wanted = version.following if weights.receives and weights.complete else version
         request = pb.SendWeights(job=self._job.id, generation=wanted.generation, step=wanted.step)
         self._out.put(ToOptimizer(request))
 

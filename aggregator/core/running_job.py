@@ -81,6 +81,7 @@ class RunningJob:
         *,
         epoch: int,
         timeouts: Timeouts,
+        tiers: int,
         shards: int,
         new_lease: Callable[[], int],
         members: Mapping[int, Member],
@@ -95,7 +96,7 @@ class RunningJob:
         self.quorum = Quorum(
             plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)
         )
-        self.router = ChunkRouter(job.id, epoch, plan.wire, out)
+        self.router = ChunkRouter(job.id, epoch, plan.wire, out, receives_weights=tiers == 3)
         rows = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
         self.orders = WorkerOrders(job.id, self._new_lease, rows.send)
         self.lease_book = LeaseBook(

@@ -30,7 +30,6 @@ class InProcessOptimizerLink:
         connected: called when the link comes up, with the optimizer's name.
         lost: called with the reason when the link goes down, and whenever that reason changes.
         message: called with each message of the optimizer.
-        weights: called with the header of each chunk of weights that can be sent by its plane.
     """
 
     def __init__(
@@ -43,32 +42,29 @@ class InProcessOptimizerLink:
         connected: Callable[[str], None],
         lost: Callable[[str], None],
         message: Callable[[OptimizerBody], None],
-        weights: Callable[[ChunkHeader], None],
     ) -> None:
         self._engine = engine
         self._planes = planes
         self._epoch = epoch
-        self._connected, self._lost, self._weights = connected, lost, weights
+        self._connected, self._lost = connected, lost
         self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
         self._refused: asyncio.Future[None] = self._loop.create_future()
         self._hello = make_hello(Role.AGGREGATOR, name, epoch_seen=epoch)
         self._callbacks = EngineCallbacks(
             send=lambda body: _later(self._loop, message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),
-            wake=self._wake.set,
         )
         planes.on_ready.append(self._planes_ready)
         planes.on_lost.append(self._planes_lost)
         planes.on_waiting.append(lost)
 
     async def run(self) -> None:
-        """Keep the links to the planes up, and pass on the headers of their weights.
+        """Keep the links to the planes up.
 
         Raises:
             EpochBehind: a shard has obeyed a newer epoch, whose aggregator is gone.
         """
-        await run_until_first_ends(self._planes.run(), self._take_weights(), _wait(self._refused))
+        await run_until_first_ends(self._planes.run(), _wait(self._refused))
 
     def _planes_ready(self) -> None:
         self._engine.connect(self._hello, self._callbacks)
@@ -82,13 +78,6 @@ class InProcessOptimizerLink:
         self._engine.disconnect(self._callbacks)
         self._lost(reason)
 
-    async def _take_weights(self) -> None:
-        while True:
-            self._wake.clear()
-            while (header := await self._engine.next_weights()) is not None:
-                self._weights(header)
-            await self._wake.wait()
-
     def send_order(self, body: OptimizerOrder) -> None:
         """Queue an order to the engine."""
         _later(self._loop, self._order, body)
@@ -96,7 +85,6 @@ class InProcessOptimizerLink:
     def _order(self, body: OptimizerOrder) -> None:
         if self._planes.ready:
             self._engine.feed(Ordered(self._epoch, body))
-            self._wake.set()
 
     def sum_finished(self, header: ChunkHeader) -> None:
         """Tell the engine that the sum of a chunk is finished and is in its plane."""

@@ -17,7 +17,6 @@ from protos.cluster_pb2 import (
     RemoveCheckpointsRequest,
 )
 from protos.files_pb2 import FilePiece, ReadFileRequest
-from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.tensors.chunk_messages import Message, TensorChunk
 
@@ -30,14 +29,14 @@ class OptimizerLinkCallbacks:
         connected: called with the optimizer's name when the link is up.
         lost: called with the reason when the link is down.
         message: called with each control message.
-        weights: called with the header of each chunk of weights. A chunk from another process comes with its payload
-            and, unless it was in shared memory, its message. Raises Refused if the chunk is damaged.
+        weights: called with each chunk of weights from another process and, unless it was in shared memory, its
+            message. Raises Refused if the chunk is damaged.
     """
 
     connected: Callable[[str], None]
     lost: Callable[[str], None]
     message: Callable[[OptimizerBody], None]
-    weights: Callable[[ChunkHeader, TensorChunk | None, Message | None], None]
+    weights: Callable[[TensorChunk, Message | None], None]
 
 
 class OptimizerLink(Protocol):

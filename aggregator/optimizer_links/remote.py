@@ -226,9 +226,9 @@ class RemoteOptimizerLink:
     def _weights_arrived(self, link: ClientTensorLink, message: Message) -> None:
         for chunk in link.deserialize(message):
             if chunk.memory is None:
-                self._callbacks.weights(chunk.header, chunk, message)
+                self._callbacks.weights(chunk, message)
             else:  # a copy, since the optimizer will overwrite its memory with newer weights
-                self._callbacks.weights(chunk.header, copy_with_checksum(chunk), None)
+                self._callbacks.weights(copy_with_checksum(chunk), None)
 
     async def _send_chunks(self, exchange: Any, link: ClientTensorLink) -> None:
         while True:

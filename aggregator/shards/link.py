@@ -29,7 +29,6 @@ from plane.plane import Plane
 from protos import cluster_pb2
 from protos import plane_pb2 as pb
 from protos.jobs_pb2 import ShardStatus
-from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.format import Checkpoint
 from services.errors import Failed, Refusal, Refused
 from services.files.transfer import FilesInMemory, upload
@@ -125,9 +124,6 @@ class ShardLink:
         )
         self._on_killed = on_killed
         self._links: PlaneLinks
-        self._published: tuple[str, int, int] | None = (
-            None  # job and version whose weights the shard has encoded
-        )
         self._orders: Mailbox[pb.PlaneOrder] = Mailbox(MAX_QUEUED_MESSAGES)
         self._checkpoint_channel: grpc.aio.Channel | None = None  # None: the link is down
         self._deadline: asyncio.TimerHandle | None = None  # of the shard's work for a step
@@ -178,10 +174,6 @@ class ShardLink:
 
     def send_order(self, body: Message) -> None:
         """Queue an order; drop it while the link is down, since the shard has no tensors then."""
-        if isinstance(body, pb.UpdatePart):
-            self._published = body.job, body.generation, body.step + 1
-        elif isinstance(body, pb.OpenPart | pb.DropPart):
-            self._published = None
         if self.is_up:
             self._orders.put(wrap_order(body))
 
@@ -335,16 +327,6 @@ class ShardLink:
     async def restore(self, checkpoint: Checkpoint, opening: int) -> None:
         """Send the shard its chunks of a checkpoint (Refused, PlaneLost)."""
         await self.write_pieces(checkpoint_pieces(checkpoint, self.stripe, opening))
-
-    async def publish(self, header: ChunkHeader) -> None:
-        """Have the shard encode the weights of this version, unless it has done so."""
-        version = header.job, header.generation, header.step
-        if self._published != version:
-            self._published = version
-            order = pb.MakeWeights(
-                job=header.job, epoch=header.epoch, generation=header.generation, step=header.step
-            )
-            self.send_order(order)
 
     async def read_copy(self, copy: int) -> AsyncIterator[pb.ArrayPiece]:
         """Yield the pieces of a copy that CopyPart ordered.

@@ -8,5 +8,5 @@ Modules in reading order:
     optimizer.py              OptimizerCore: opening a job, initial weights, steps, steps that start over
 
 `OptimizerCore.handle` takes an input and returns the effects. The service carries them out in order and answers those
-that say so in events.py. `OptimizerCore.next_weights` gives the chunks of weights to stream, one per call.
+that say so in events.py.
 """

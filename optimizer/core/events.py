@@ -209,7 +209,10 @@ class Allocate:
     files: dict[str, FileRef] = field(default_factory=dict)
 
 
-TensorOrder = plane.StageChunk | plane.UpdatePart | plane.DropPart
+AGGREGATOR_SESSION = 0
+"""Session for which a plane that workers don't reach sends weights to the aggregator. Those of workers begin at 1."""
+
+TensorOrder = plane.StageChunk | plane.UpdatePart | plane.MakeWeights | plane.SendVersion | plane.DropPart
 """Orders to the planes about the open job's tensors. The payload of a StageChunk is that of the chunk that arrived."""
 
 

@@ -10,11 +10,11 @@ from itertools import chain
 from optimizer.schedules import clip_coefficient, first_moment_decay, learning_rate
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.errors import Refusal
 from services.protocol.plan import JobPlan
 from services.tensors.chunk_set import ChunkSet, to_ranges
-from services.tensors.layout import chunk_count, chunk_range
+from services.tensors.layout import chunk_count
 from services.tensors.stripes import Stripe
 
 
@@ -131,21 +131,6 @@ class OpenJob:
                 f"for gradients of generation {self.generation}, step {self.step}"
             )
         return None
-
-    def weights_header(self, epoch: int, chunk: int) -> ChunkHeader:
-        """Return the header of a chunk of the weights, for the aggregator of this epoch."""
-        start, stop = chunk_range(self.elements, chunk)
-        return ChunkHeader(
-            job=self.job,
-            epoch=epoch,
-            generation=self.generation,
-            step=self.step,
-            kind=WEIGHTS,
-            index=chunk,
-            offset=start,
-            elements=stop - start,
-            dtype=self.plan.wire.weights,
-        )
 
     def commit(self, epoch: int, norm: float) -> tuple[pb.Commit, plane.UpdatePart]:
         """Enter the next step; return the COMMIT of the one before, and the order to make its weights.

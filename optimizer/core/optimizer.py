@@ -45,17 +45,9 @@ class OptimizerCore:
         self._least_generation = 0
         self._void: tuple[pb.Void, ...] = ()  # void checkpoints of the job that is loading or open
         self._next_open: pb.Open | None = None  # carried out once the job before it is closed
-        self._to_send: int | None = None  # next chunk of weights to stream; None until weights are asked for
+        self._sends_weights = False  # whether the aggregator has asked for the open job's weights
         self._out = ev.OptimizerOutbox()
         self._checkpoints = CheckpointSchedule(self._out)
-
-    def next_weights(self) -> ChunkHeader | None:
-        """Return the header of the next chunk of weights to stream and count it as sent; None: nothing to send yet."""
-        job = self.open_job
-        if job is None or self._to_send is None or self._to_send >= job.updated_chunks:
-            return None
-        self._to_send += 1
-        return job.weights_header(self.epoch, self._to_send - 1)
 
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements of the job's layout; None if it is not open or its layout is unknown."""
@@ -104,7 +96,7 @@ class OptimizerCore:
             case ev.Connected():
                 self._connect(event.hello)
             case ev.Disconnected():
-                self._out.connected, self._to_send, self._next_open = False, None, None
+                self._out.connected, self._sends_weights, self._next_open = False, False, None
             case ev.OperationFailed():
                 self._operation_failed(event)
             case ev.TensorsLost():
@@ -129,7 +121,7 @@ class OptimizerCore:
             return
         if hello.epoch_seen > self.epoch:
             self._out.put(ev.SaveEpoch(hello.epoch_seen))
-        self.epoch, self._out.connected, self._to_send = hello.epoch_seen, True, None
+        self.epoch, self._out.connected, self._sends_weights = hello.epoch_seen, True, False
 
     def _handle_order(self, body: OptimizerOrder) -> None:
         match body:
@@ -145,10 +137,25 @@ class OptimizerCore:
                 self._start_over(body)
 
     def _send_weights(self, order: pb.SendWeights) -> None:
-        """Stream the requested version, or the newer one that has replaced it, and every later version."""
+        """Have the requested version made and sent, or the newer one that has replaced it, and every later one."""
         job = self.open_job
-        if job is not None and (order.job, order.generation) == (job.job, job.generation):
-            self._to_send = 0 if order.step <= job.step else job.chunks
+        if job is None or (order.job, order.generation) != (job.job, job.generation):
+            return
+        self._sends_weights = True
+        if order.step <= job.step:
+            if job.updated_chunks == job.chunks:  # else the update that is under way makes them
+                self._out.put(
+                    plane.MakeWeights(job=job.job, epoch=self.epoch, generation=job.generation, step=job.step)
+                )
+            self._send_version(job)
+
+    def _send_version(self, job: OpenJob) -> None:
+        """Have a plane that workers don't reach send its weights to the aggregator."""
+        self._out.put(
+            plane.SendVersion(
+                job=job.job, session=ev.AGGREGATOR_SESSION, generation=job.generation, step=job.step
+            )
+        )
 
     # ---- opening a job ----
 
@@ -204,7 +211,7 @@ class OptimizerCore:
 
     def _drop(self) -> None:
         if self.open_job is not None:
-            self.open_job, self._to_send = None, None
+            self.open_job, self._sends_weights = None, False
             self._out.put(plane.DropPart())
 
     def _loaded(self, event: ev.Loaded) -> None:
@@ -339,8 +346,8 @@ class OptimizerCore:
         commit, update = job.commit(self.epoch, norm)
         self._out.send(commit)
         self._out.put(update)
-        if self._to_send is not None:
-            self._to_send = 0
+        if self._sends_weights:
+            self._send_version(job)
 
     # ---- a step that starts over ----
 
@@ -361,7 +368,7 @@ class OptimizerCore:
         job.generation, job.deciding = generation, False
         job.staged.clear()
         job.sums.clear()
-        self._to_send = None
+        self._sends_weights = False
         self._out.put(ev.SaveGeneration(job.job, generation))
         self._out.send(job.optimizer_status())
 

@@ -53,9 +53,11 @@ class WorkerSessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, hello: pb.Hello, number: int = 0, *, pipeline_address: str = "") -> WorkerSession:
-        """Open a session with this number; 0 for a number that no session had before."""
-        self._last = number or self._last + 1
+    def open(
+        self, hello: pb.Hello, number: int | None = None, *, pipeline_address: str = ""
+    ) -> WorkerSession:
+        """Open a session with this number; None for a number that no session had before."""
+        self._last = self._last + 1 if number is None else number
         session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch, pipeline_address)
         return session
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from google.protobuf.message import Message
 
 from optimizer.core import events as ev
 from optimizer.schedules import clip_coefficient, gradient_norm, learning_rate
 from plane.master_tensors import MasterTensors
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.config.load import load_job
 from services.protocol.plan import JobPlan
@@ -165,16 +163,5 @@ def test_reports_about_a_former_job_are_ignored(tmp_path: Path) -> None:
             dialogue.staged(chunk, block_sums(chunk, 0.0))
         assert [commit.grad_norm for commit in dialogue.commits] == [0.0]
         assert dialogue.lost.empty()
-
-    with_engine(tmp_path, scenario, plan=JobPlan(steps=9, micro_batches=2))
-
-
-def test_weights_of_a_version_are_published_once(tmp_path: Path) -> None:
-    async def scenario(dialogue: ShardedEngine) -> None:
-        for index in (0, 1, 2):
-            header = ChunkHeader(job="j", generation=2, step=STEP, index=index)
-            await dialogue.planes.link_of_chunk(index).publish(header)
-        made: list[tuple[int, Message]] = dialogue.take_orders()
-        assert made == [(each, pb.MakeWeights(job="j", generation=2, step=STEP)) for each in (0, 1)]
 
     with_engine(tmp_path, scenario, plan=JobPlan(steps=9, micro_batches=2))

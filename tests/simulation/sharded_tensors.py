@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from optimizer.core import events as ev
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
-from services.protocol.versions import Version
 from tests.simulation.job_model import SimulatedJob
 from tests.simulation.shard_links import ShardedPayloads, SimulatedShardLink
 
@@ -31,7 +29,6 @@ class ShardedTensors:
         self._to_write: set[SimulatedShardLink] = set()
         self._checkpoint: tuple[int, ...] | None = None
         self._opened: Callable[[], None] = lambda: None
-        self._published: Version | None = None
         self._copy = 0
         self._copying: ev.Snapshot | None = None
         self._copied: dict[int, int] = {}
@@ -92,9 +89,7 @@ class ShardedTensors:
 
     def send_order(self, order: ev.TensorOrder) -> None:
         """Give the shards an order of the core."""
-        if isinstance(order, pb.UpdatePart):
-            self._published = Version(order.generation, order.step + 1)
-        elif isinstance(order, pb.DropPart):
+        if isinstance(order, pb.DropPart):
             self._forget()
         self._payloads.group.send_order(order)
 
@@ -104,17 +99,7 @@ class ShardedTensors:
         self._optimizer.tensors_lost(copying, reason)
 
     def _forget(self) -> None:
-        self._published = None
         self._to_open, self._to_write = set(), set()
-
-    def publish(self, header: ChunkHeader) -> None:
-        """Have the shards make the weights of this version ready to be sent, unless they have done so."""
-        version = Version(header.generation, header.step)
-        if self._published != version:
-            self._published = version
-            self._payloads.group.send_order(
-                pb.MakeWeights(job=header.job, generation=version.generation, step=version.step)
-            )
 
     def snapshot(self, effect: ev.Snapshot) -> None:
         """Have each shard copy its weights."""

@@ -183,11 +183,7 @@ class SimulatedAggregator(Process):
                 self._open_plane()
                 send_version(self._plane, effect)
             case ev.StoreWeights() if self.sharded is None:
-                self._open_plane()
-                header = effect.header
-                version = Version(header.generation, header.step)
-                self._weights[header.index] = (version, payload)
-                self._plane.weights_ready(header.job, version, header.index + 1)
+                self._keep_weights(effect.header, payload)
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
                     self._check_quorum(effect.body)
@@ -448,9 +444,23 @@ class SimulatedAggregator(Process):
         """Handle a chunk of weights."""
         if self.alive:
             if self.core.expected_elements(header.job) is not None:
-                self.feed(ev.WeightsArrived(header), payload)
+                self._weights_arrived(header, payload)
             if link.ends[0].alive:
                 link.ends[0].pump(link)
+
+    def _weights_arrived(self, header: ChunkHeader, payload: Any) -> None:
+        if self._inside is None:
+            self.feed(ev.WeightsArrived(header), payload)
+            return
+        self._keep_weights(header, payload)  # its plane has made them, whatever the core knows by now
+        for link in self.sessions.values():
+            self.pump(link)
+
+    def _keep_weights(self, header: ChunkHeader, payload: Any) -> None:
+        self._open_plane()
+        version = Version(header.generation, header.step)
+        self._weights[header.index] = (version, payload)
+        self._plane.weights_ready(header.job, version, header.index + 1)
 
     def optimizer_lost(self, link: Link, reason: str) -> None:
         """Handle the loss of the link to the optimizer."""

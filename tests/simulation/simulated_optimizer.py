@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
+from plane.bookkeeping import PlaneCore
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
+from services.protocol.versions import Version
 from services.tensors.stripes import Stripe
 from tests.simulation import history
 from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, Sum, require, updated
@@ -18,6 +20,7 @@ from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.sharded_tensors import ShardedTensors
+from tests.simulation.simulated_shard import send_version
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
@@ -53,6 +56,7 @@ class SimulatedOptimizer(Process):
         self.sharded = ShardedTensors(self) if cluster.scenario.shards else None
         self.link: Link | None = None
         self._leader = ""
+        self._plane = PlaneCore(0, Stripe())  # the real bookkeeping of its plane
         self._sums: dict[int, Sum] = {}  # what planes have reported as staged, by chunk
         self._kernel = Queue(self)
         self._disk = Queue(self)
@@ -81,6 +85,7 @@ class SimulatedOptimizer(Process):
                 self.link.close("another aggregator has taken over")
             link.down_control.send(epoch, answer)
             self.link, self._leader = link, body.incarnation
+            self._plane.worker_attends(ev.AGGREGATOR_SESSION)
             self.cluster.obeyed("optimizer", link.ends[1])
             self.feed(ev.Connected(body))
         elif link is self.link:
@@ -114,13 +119,10 @@ class SimulatedOptimizer(Process):
         if not self.running or link is not self.link:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
-            header = self.core.next_weights()
+            header = self._plane.next_weights(ev.AGGREGATOR_SESSION)
             if header is None:
                 return
-            if self.sharded is not None:
-                self.sharded.publish(header)
-                link.down_data.send(header, None)
-                continue
+            header.epoch = self.core.epoch
             assert self.tensors is not None
             content = self.tensors.weights[header.index]
             expected = self.tensors.job.weights[header.step][header.index]
@@ -189,18 +191,26 @@ class SimulatedOptimizer(Process):
             case ev.Load():
                 self._disk.submit(random() * 0.5, self._load, effect)
             case ev.Allocate():
-                self.tensors = Tensors(self.cluster.jobs[effect.job])
+                self._open(self.cluster.jobs[effect.job])
+                assert self.tensors is not None
                 elements = self.tensors.job.elements
                 self.feed(ev.Allocated(effect.job, effect.layout.sha256, elements))
+            case plane.MakeWeights():
+                assert tensors is not None
+                version = Version(effect.generation, effect.step)
+                self._plane.weights_ready(effect.job, version, tensors.job.chunks)
+            case plane.SendVersion():
+                send_version(self._plane, effect)
             case plane.DropPart():
                 self.tensors, self._sums = None, {}
+                self._plane.drop_job()
 
     # ---- shards ----
 
     def _carry_out_in_shards(self, sharded: ShardedTensors, effect: ev.Effect) -> bool:
         """Carry out an effect on tensors in shards; return False if it is none."""
         match effect:
-            case plane.StageChunk() | plane.UpdatePart() | plane.DropPart():
+            case _ if isinstance(effect, ev.TensorOrder):
                 self._sums = {} if isinstance(effect, plane.DropPart) else self._sums
                 sharded.send_order(effect)
             case ev.Snapshot():
@@ -245,8 +255,12 @@ class SimulatedOptimizer(Process):
         self.feed(loaded)
         opened = self.core.open_job
         if opened is not None and opened.job == job.id:
-            self.tensors = Tensors(job)
+            self._open(job)
             self.tensors.weights = list(weights)
+
+    def _open(self, job: SimulatedJob) -> None:
+        self.tensors = Tensors(job)
+        self._plane.open_job(job.id, job.elements, job.plan.wire)
 
     def _loaded_in_shards(self, loaded: ev.Loaded) -> None:
         """Report a job whose checkpoint is in the shards, unless it was closed in the meantime."""
@@ -292,6 +306,7 @@ class SimulatedOptimizer(Process):
         if effect.applied:
             tensors.weights[chunk] = updated(before, tensors.staged[chunk].key)
         if self.tensors is tensors:
+            self._plane.weights_ready(job.id, Version(effect.generation, effect.step + 1), chunk + 1)
             self.plane_reported(Stripe(), plane.UpdatedPart(job=job.id, step=effect.step, chunks=chunk + 1))
 
     def _snapshot(self, tensors: Tensors, effect: ev.Snapshot) -> None:

@@ -32,13 +32,15 @@ from services.tensors.reduction_tree import Node
 
 @dataclass
 class WeightStore:
-    """The chunks of the newest weights that can be sent to workers.
+    """The newest weights that workers can be sent, and what of them the optimizer has yet to send here.
 
     Attributes:
+        receives: whether they come from the optimizer's process; planes make them here else.
         version: the version of these weights; None before there are any.
         elements: the number of elements in the layout.
     """
 
+    receives: bool
     version: Version | None = None
     elements: int = 0
     _missing: set[int] = field(default_factory=set)
@@ -47,7 +49,7 @@ class WeightStore:
         """Expect the chunks of a version, unless they are expected already."""
         if (self.version, self.elements) != (version, elements):
             self.version, self.elements = version, elements
-            self._missing = set(range(chunk_count(elements)))
+            self._missing = set(range(chunk_count(elements) if self.receives else 0))
 
     def add(self, chunk: int) -> bool:
         """Count a chunk; return False if it had arrived already."""
@@ -57,7 +59,7 @@ class WeightStore:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks of the version have arrived."""
+        """Whether all chunks of the version that come from the optimizer's process have arrived."""
         return self.version is not None and not self._missing
 
 
@@ -69,14 +71,17 @@ class ChunkRouter:
         epoch: the aggregator's epoch.
         wire: the types that chunks travel in.
         out: takes the effects.
+        receives_weights: whether new weights come from the optimizer's process; planes make them else.
 
     Attributes:
-        weights: the chunks of the newest weights.
+        weights: the newest weights.
         pieces: the pieces of chunks that have arrived.
     """
 
-    def __init__(self, job: str, epoch: int, wire: WireTypes, out: Outbox) -> None:
-        self.weights = WeightStore()
+    def __init__(
+        self, job: str, epoch: int, wire: WireTypes, out: Outbox, *, receives_weights: bool = True
+    ) -> None:
+        self.weights = WeightStore(receives_weights)
         self._job = job
         self._epoch = epoch
         self._wire = wire

@@ -17,12 +17,11 @@ def test_staged_chunks_are_discarded_and_staged_again() -> None:
     assert dialogue.chunk(1) == ["stage #1"]
     assert start_over(dialogue) == ["save generation 2", "send training 2.0, missing #0 #1"]
     assert dialogue.chunk(0) == [], "a chunk of the former generation"
-    assert dialogue.send_weights(2, 0) == []
-    assert dialogue.stream() == ["2.0 #0", "2.0 #1"], "the same weights, of a later version"
+    assert dialogue.send_weights(2, 0) == ["make 2.0", "weights 2.0"], "the same weights, of a later version"
     assert dialogue.chunk(1, 2) == ["stage #1"]
     assert dialogue.chunk(0, 2) == ["stage #0"]
     assert dialogue.staged(chunks=[1]) == [], "of the former sum"
-    assert dialogue.staged() == ["send commit 2.0", "update step 0"]
+    assert dialogue.staged() == ["send commit 2.0", "update step 0", "weights 2.1"]
 
 
 def test_a_repeated_order_changes_nothing() -> None:

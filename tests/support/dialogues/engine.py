@@ -51,7 +51,7 @@ class EngineDialogue:
         )
         self._sent: asyncio.Queue[OptimizerBody] = asyncio.Queue()
         hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=1)
-        self.engine.connect(hello, EngineCallbacks(self._sent.put_nowait, lambda reason: None, lambda: None))
+        self.engine.connect(hello, EngineCallbacks(self._sent.put_nowait, lambda reason: None))
 
     def close(self) -> None:
         """Stop the engine and its plane."""

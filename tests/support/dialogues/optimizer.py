@@ -52,6 +52,11 @@ def line(effect: ev.Effect) -> str:
             return f"{'store' if effect.initial else 'stage'} #{effect.chunk}"
         case plane.UpdatePart():
             return f"update step {effect.step}{'' if effect.applied else ' skipped'}"
+        case plane.MakeWeights():
+            return f"make {effect.generation}.{effect.step}"
+        case plane.SendVersion():
+            assert effect.session == ev.AGGREGATOR_SESSION
+            return f"weights {effect.generation}.{effect.step}"
         case ev.RetryLater():
             return "retry later"
         case ev.Snapshot():
@@ -154,13 +159,6 @@ class Dialogue:
         """Answer Snapshot: the checkpoint could not be written."""
         return self.give(ev.SaveFailed("a", generation, step, reason, out_of_space))
 
-    def stream(self) -> list[str]:
-        """Take all weights that may be sent now; return their versions and chunks."""
-        lines = []
-        while (header := self.core.next_weights()) is not None:
-            lines.append(f"{header.generation}.{header.step} #{header.index}")
-        return lines
-
     def send_weights(self, generation: int, step: int) -> list[str]:
         """Order weights to be sent."""
         return self.order(pb.SendWeights(job="a", generation=generation, step=step))
@@ -172,5 +170,4 @@ def training(generation: int = 0, step: int = 0, plan: JobPlan = PLAN) -> Dialog
     dialogue.open()
     dialogue.loaded(generation=generation, step=step, plan=plan)
     dialogue.send_weights(generation + 1, step)
-    dialogue.stream()
     return dialogue

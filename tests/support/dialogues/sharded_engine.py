@@ -69,7 +69,7 @@ class ShardedEngine:
             planes=self.planes,
         )
         hello = cluster.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=1)
-        self.engine.connect(hello, EngineCallbacks(self.sent.append, lambda reason: None, lambda: None))
+        self.engine.connect(hello, EngineCallbacks(self.sent.append, lambda reason: None))
         written = cluster.CheckpointWritten(job="j", generation=1, step=step)
         self.engine.core.handle(ev.Ordered(1, cluster.Open(job="j")))
         self.engine.core.handle(ev.Loaded("j", plan, 1, LAYOUT.hash, LAYOUT.elements, written))
