@@ -82,6 +82,10 @@ class PlaneCore:
         self._ready_version, self._ready_chunks = version, chunks
         return True
 
+    def remake_weights(self) -> None:
+        """Note that weights are made again, and can't be sent until they are: their messages may be gone."""
+        self._ready_version, self._ready_chunks = None, 0
+
     # ---- data streams ----
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:

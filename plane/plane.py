@@ -349,6 +349,9 @@ class Plane:
                     self._workers.close(order.session)
                     self._core.worker_left(order.session)
                     worker.mailbox.close(order.reason)
+            case pb.MakeWeights():
+                self._core.remake_weights()
+                tensors.append(partial(self._tensors.carry_out, order))
             case pb.PassJob():
                 self.newest.clear()
                 wire = WireTypes(order.gradients, order.weights)

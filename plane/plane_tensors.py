@@ -111,12 +111,26 @@ class PlaneTensors:
             )
 
     def publish_weights(self, order: pb.MakeWeights, on_ready: Callable[[WeightsReady], None]) -> None:
-        """Encode the current weights; call `on_ready` after each chunk, when it can be sent."""
+        """Encode the current weights, unless they are; call `on_ready` after each chunk, when it can be sent.
+
+        Those that are may be read in shared memory now, so they must not be written again.
+        """
+        header = self._header(order.epoch, order.generation, order.step)
         for local in range(self.master.layout.chunks):
-            on_ready(self._publish(local, order.epoch, order.generation, order.step))
+            header.index = self._stripe.to_global(local)
+            if self._newest.has_version(header):
+                on_ready(WeightsReady(header, local + 1))
+            else:
+                on_ready(self._publish(local, order.epoch, order.generation, order.step))
 
     def _publish(self, local: int, epoch: int, generation: int, step: int) -> WeightsReady:
-        header = ChunkHeader(
+        header = self._header(epoch, generation, step)
+        values, elements = self.master.chunk_weights(local), self.master.layout.elements
+        self._newest.put(header, self._stripe.to_global(local), values, elements)
+        return WeightsReady(header, local + 1)
+
+    def _header(self, epoch: int, generation: int, step: int) -> ChunkHeader:
+        return ChunkHeader(
             job=self.job,
             epoch=epoch,
             generation=generation,
@@ -125,6 +139,3 @@ class PlaneTensors:
             kind=tensors_pb.WEIGHTS,
             dtype=self.wire.weights,
         )
-        values, elements = self.master.chunk_weights(local), self.master.layout.elements
-        self._newest.put(header, self._stripe.to_global(local), values, elements)
-        return WeightsReady(header, local + 1)

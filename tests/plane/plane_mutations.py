@@ -15,6 +15,7 @@ from plane.bookkeeping import PlaneCore
 from plane.order_thread import OrderThread
 from plane.plane import Plane
 from plane.plane_tensors import PlaneTensors
+from plane.streams.newest_weights import NewestWeights
 from plane.sums import StoredSums
 from plane.tensor_copies import TensorCopies
 from plane.tensor_orders import TensorOrders
@@ -157,6 +158,14 @@ def loses_the_last_chunk_of_new_weights(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def writes_weights_again_that_are_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NewestWeights, "has_version", lambda self, header: False)
+
+
+def sends_weights_while_they_are_made_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PlaneCore, "remake_weights", lambda self: None)
+
+
 def forgets_an_order_to_send(patch: pytest.MonkeyPatch) -> None:
     def forget(self: PlaneCore, session: int, version: Version, parts: Any = None) -> None:
         if version.step % 2:
@@ -187,6 +196,8 @@ PLANE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_kept_pieces_for_ever,
     sends_the_version_before,
     loses_the_last_chunk_of_new_weights,
+    writes_weights_again_that_are_read,
+    sends_weights_while_they_are_made_again,
     forgets_an_order_to_send,
     does_not_report_an_update,
 ]

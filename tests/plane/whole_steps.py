@@ -239,6 +239,22 @@ class WholeSteps:
         self._check_updated(step)
         await self._check_copy(copy, before)
         await self._check_sent(step + 1)
+        if self.rng.random() < 0.5:  # to an aggregator that has restarted
+            for chunk in range(self.layout.chunks):
+                if self.rng.random() < 0.5:
+                    self.planes[chunk % len(self.planes)].newest.drop_message(chunk)
+            there = [dict(plane.newest._stored) for plane in self.planes]
+            self.order(pb.MakeWeights(job="j", epoch=1, generation=1, step=step + 1))
+            self.order(send_version("j", WORKER, Version(1, step + 1), None))
+            self.hand_over()
+            for plane in self.planes:
+                early = plane.next_weights(WORKER)
+                require(early is None, f"{early} is to be sent, but may not be there")
+            await self.settle()
+            for plane, before_order in zip(self.planes, there, strict=True):
+                kept = all(plane.newest._stored[each] is before_order[each] for each in before_order)
+                require(kept, "weights are written again that workers may be reading")
+            await self._check_sent(step + 1)
 
     def _gather(self, step_sum: StepSum, leaves: NDArray[np.float32]) -> None:
         """Let leases be granted, sent, repeated and revoked until the step's sum is complete."""
@@ -325,7 +341,7 @@ class WholeSteps:
         sent: list[int] = []
         link: Any = SimpleNamespace(shares=False)  # a worker on another host
         for plane in self.planes:
-            while (header := plane._core.next_weights(WORKER)) is not None:
+            while (header := plane.next_weights(WORKER)) is not None:
                 messages: list[Any] = []
                 await plane.newest.send(link, [header], _appender(messages))
                 require(len(messages) == 1, f"{len(messages)} messages for chunk {header.index}")
