@@ -164,7 +164,6 @@ class OptimizerService:
         self._plane = planes.local
         self.engine = OptimizerEngine(
             name=self.name,
-            incarnation=self._incarnation,
             state_dir=self._state_dir,
             files=self._files,
             metrics=self._metrics,
@@ -294,11 +293,8 @@ class OptimizerService:
         body = unwrap(command)
         if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
             self.engine.feed(Ordered(command.epoch, body))
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._session is not None:
-            self._session.wake.set()
+            if self._session is not None:
+                self._session.wake.set()
 
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
