@@ -28,7 +28,7 @@ from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.check import Check
 from aggregator.core.verification.step_checks import StepChecks
 from optimizer.core.events import SaveGeneration, Snapshot
-from optimizer.core.open_job import OpenJob
+from optimizer.core.open_job import OpenJob, StagedSums
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
@@ -111,6 +111,10 @@ def commits_twice(patch: pytest.MonkeyPatch) -> None:
             commit(self, job, norm)
 
     patch.setattr(OptimizerCore, "_commit", twice)
+
+
+def commits_before_all_chunks_are_staged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StagedSums, "take", lambda self, chunks: [1.0] if self._reports else None)
 
 
 def keeps_the_generation(patch: pytest.MonkeyPatch) -> None:
@@ -415,6 +419,7 @@ MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     sends_weights_before_they_arrive,
     stages_stale_chunks,
     commits_twice,
+    commits_before_all_chunks_are_staged,
     keeps_the_generation,
     reports_checkpoints_too_early,
     streams_weights_to_every_peer,
