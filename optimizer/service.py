@@ -130,7 +130,6 @@ class OptimizerService:
         shared_memory: bool = True,
     ) -> None:
         self.name = name
-        self._tensor_port = 0
         self._shared_memory = shared_memory
         self._state_dir = state_dir
         self._files = FileStore(state_dir / "files")
