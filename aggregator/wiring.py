@@ -161,7 +161,6 @@ class Wiring:
         """Run the optimizer in this process, with its tensors in planes."""
         self.engine = OptimizerEngine(
             name=self._name,
-            incarnation=self._incarnation,
             state_dir=self._state_dir,
             files=self._files,
             metrics=self._metrics.optimizer,
@@ -170,13 +169,7 @@ class Wiring:
             fence=self._queue.fenced,
         )
         self.link = link = InProcessOptimizerLink(
-            self.engine,
-            planes,
-            name=self._name,
-            epoch=self._queue.epoch,
-            connected=self._callbacks.connected,
-            lost=self._callbacks.lost,
-            message=self._callbacks.message,
+            self.engine, planes, name=self._name, epoch=self._queue.epoch, callbacks=self._callbacks
         )
         self.plane = self._make_data_plane(planes, link.sum_finished)
 

@@ -71,7 +71,6 @@ class OptimizerEngine:
 
     Args:
         name: name of the optimizer.
-        incarnation: incarnation of this process.
         state_dir: folder that holds the folder of checkpoints.
         files: files that orders refer to.
         metrics: metrics of the optimizer.
@@ -89,7 +88,6 @@ class OptimizerEngine:
         self,
         *,
         name: str,
-        incarnation: str,
         state_dir: Path,
         files: FileStore,
         metrics: OptimizerMetrics,
@@ -99,7 +97,6 @@ class OptimizerEngine:
         fence: Fence = nullcontext,
     ) -> None:
         self.name = name
-        self.incarnation = incarnation
         update_rules.prepare()
         self.checkpoint_store = CheckpointStore(state_dir / "checkpoints", fence)
         self._files = files

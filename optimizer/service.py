@@ -128,7 +128,6 @@ class OptimizerService:
         shared_memory: bool = True,
     ) -> None:
         self.name = name
-        self._tensor_port = 0
         self._shared_memory = shared_memory
         self._state_dir = state_dir
         self._files = FileStore(state_dir / "files")
@@ -162,7 +161,6 @@ class OptimizerService:
         self._plane = planes.local
         self.engine = OptimizerEngine(
             name=self.name,
-            incarnation=self._incarnation,
             state_dir=self._state_dir,
             files=self._files,
             metrics=self._metrics,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from optimizer.core.events import ChunkArrived, Ordered, TensorsLost
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from plane.group import PlaneGroup
@@ -14,7 +15,7 @@ from protos.files_pb2 import FilePiece, ReadFileRequest
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.printable import counted
-from services.protocol.envelope import OptimizerBody, OptimizerOrder
+from services.protocol.envelope import OptimizerOrder
 from services.protocol.hello import Role, make_hello
 from services.transport.links import run_until_first_ends
 
@@ -27,9 +28,7 @@ class InProcessOptimizerLink:
         planes: links to the planes that have its tensors.
         name: name of this aggregator.
         epoch: epoch of this aggregator.
-        connected: called when the link comes up, with the optimizer's name.
-        lost: called with the reason when the link goes down, and whenever that reason changes.
-        message: called with each message of the optimizer.
+        callbacks: callbacks of the link; `lost` is called whenever the reason changes, too.
     """
 
     def __init__(
@@ -39,24 +38,22 @@ class InProcessOptimizerLink:
         *,
         name: str,
         epoch: int,
-        connected: Callable[[str], None],
-        lost: Callable[[str], None],
-        message: Callable[[OptimizerBody], None],
+        callbacks: OptimizerLinkCallbacks,
     ) -> None:
         self._engine = engine
         self._planes = planes
         self._epoch = epoch
-        self._connected, self._lost = connected, lost
+        self._callbacks = callbacks
         self._loop = asyncio.get_running_loop()
         self._refused: asyncio.Future[None] = self._loop.create_future()
         self._hello = make_hello(Role.AGGREGATOR, name, epoch_seen=epoch)
-        self._callbacks = EngineCallbacks(
-            send=lambda body: _later(self._loop, message, body),
+        self._engine_callbacks = EngineCallbacks(
+            send=lambda body: _later(self._loop, callbacks.message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),
         )
         planes.on_ready.append(self._planes_ready)
         planes.on_lost.append(self._planes_lost)
-        planes.on_waiting.append(lost)
+        planes.on_waiting.append(callbacks.lost)
 
     async def run(self) -> None:
         """Keep the links to the planes up.
@@ -67,16 +64,16 @@ class InProcessOptimizerLink:
         await run_until_first_ends(self._planes.run(), _wait(self._refused))
 
     def _planes_ready(self) -> None:
-        self._engine.connect(self._hello, self._callbacks)
+        self._engine.connect(self._hello, self._engine_callbacks)
         name = self._engine.name
         if self._planes.local is None:
             name += f", tensors in {counted(len(self._planes.links), 'shard')}"
-        self._connected(name)
+        self._callbacks.connected(name)
 
     def _planes_lost(self, reason: str) -> None:
         self._engine.feed(TensorsLost())
-        self._engine.disconnect(self._callbacks)
-        self._lost(reason)
+        self._engine.disconnect(self._engine_callbacks)
+        self._callbacks.lost(reason)
 
     def send_order(self, body: OptimizerOrder) -> None:
         """Queue an order to the engine."""

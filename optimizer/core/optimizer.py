@@ -328,7 +328,7 @@ class OptimizerCore:
             return
         match body:
             case plane.StagedChunk():
-                job.sums.note_report(body.chunk, body.block_sums)
+                job.sums.note_report(body.chunk, tuple(body.block_sums))
                 block_sums = job.sums.take(job.chunks) if job.deciding and not job.closing else None
                 if block_sums is not None:
                     self._commit(job, gradient_norm(block_sums))

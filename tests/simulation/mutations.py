@@ -27,7 +27,7 @@ from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.check import Check
 from aggregator.core.verification.step_checks import StepChecks
 from optimizer.core.events import SaveGeneration, Snapshot
-from optimizer.core.open_job import OpenJob
+from optimizer.core.open_job import OpenJob, StagedSums
 from optimizer.core.optimizer import OptimizerCore
 from plane.bookkeeping import PlaneCore
 from protos import cluster_pb2 as pb
@@ -112,6 +112,10 @@ def commits_twice(patch: pytest.MonkeyPatch) -> None:
             commit(self, job, norm)
 
     patch.setattr(OptimizerCore, "_commit", twice)
+
+
+def commits_before_all_chunks_are_staged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StagedSums, "take", lambda self, chunks: [1.0] if self._reports else None)
 
 
 def keeps_the_generation(patch: pytest.MonkeyPatch) -> None:
@@ -416,6 +420,7 @@ MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     sends_weights_before_they_arrive,
     stages_stale_chunks,
     commits_twice,
+    commits_before_all_chunks_are_staged,
     keeps_the_generation,
     reports_checkpoints_too_early,
     streams_weights_to_every_peer,

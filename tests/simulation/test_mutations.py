@@ -1,9 +1,10 @@
 """The simulation detects bugs: its seeds fail for each mutation of a core.
 
-Four mutations break the rules of history.py. On hostile seeds from 0 on, a single seed detects each of them: a step
-committed twice (`commits_twice`), a generation that does not rise (`keeps_the_generation`), a micro-batch counted twice
-(`counts_duplicates`), and one that no worker computes (`forgets_orphans`). Tests print the seed of the others. The
-rarest, `leaves_leases_with_silent_workers`, took 136 seeds with all faults, and 3 with only the faults that reveal it.
+Five mutations break the rules of history.py. On hostile seeds from 0 on, a single seed detects each of them: a step
+committed twice (`commits_twice`) or too early (`commits_before_all_chunks_are_staged`), a generation that does not rise
+(`keeps_the_generation`), a micro-batch counted twice (`counts_duplicates`), and one that no worker computes
+(`forgets_orphans`). Tests print the seed of the others. The rarest, `leaves_leases_with_silent_workers`, took 136 seeds
+with all faults, and 3 with only the faults that reveal it.
 """
 
 from __future__ import annotations

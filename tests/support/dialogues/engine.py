@@ -42,7 +42,6 @@ class EngineDialogue:
         self.planes = make_local_planes()
         self.engine = OptimizerEngine(
             name="opt",
-            incarnation="i",
             state_dir=folder,
             files=self.files,
             metrics=self.metrics,

@@ -61,7 +61,6 @@ class ShardedEngine:
         self.planes.on_lost.append(self.lost.put_nowait)
         self.engine = OptimizerEngine(
             name="opt",
-            incarnation="i",
             state_dir=folder,
             files=FileStore(folder / "files"),
             metrics=self.metrics,
