@@ -15,9 +15,9 @@ from services.tensors.shared_memory import SharedArray
 log = logging.getLogger("tiermesh.worker")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LeaseSum:
-    """The sum of a lease's micro-batches.
+    """The sum of a lease's micro-batches; two are the same if they are the same object.
 
     Attributes:
         values: [elements of the parts] float32, one part after another.

@@ -66,6 +66,20 @@ def test_private_memory_is_not_reused_for_a_shared_sum() -> None:
     assert sums.borrow(1, PARTS, 4).shared is not None
 
 
+def test_memory_of_both_kinds_is_reused() -> None:
+    """A worker has memory of both kinds in a step in which its aggregator moved to this host or from it."""
+    sums = LeaseSums()
+    plain = sums.borrow(1, PARTS, 4)
+    sums.sharing = True
+    shared = sums.borrow(2, PARTS, 4)
+    for lease in (1, 2):
+        sums.retire(lease)
+    sums.reuse_retired()
+    assert sums.borrow(3, PARTS, 4) is shared
+    sums.sharing = False
+    assert sums.borrow(4, PARTS, 4) is plain
+
+
 def test_sums_are_sent_when_no_shared_memory_can_be_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
