@@ -2,7 +2,7 @@
 
 Cores decide. They give a plane the orders of protos/plane.proto, and it reports what has happened; docs/plane.md says
 which there are and what they promise. A plane has sums, or tensors (master weights, staged gradient, the rule's state),
-or both. It serves workers' data streams and sends them weights.
+or both. It serves workers' data streams and sends them weights. A worker's plane has the sums of its leases.
 
 Files in reading order:
 
@@ -18,4 +18,6 @@ Files in reading order:
     streams/              data streams: chunks in messages or in shared memory, and the newest weights
     link_check/           known values on the path of tensors, compared and timed
     errors.py             errors of planes
+    worker_plane.py       `WorkerPlane`: a worker's end of the data streams; lease_sums.py has the sums that it sends
+    sum_queue.py          pure: which pieces of them are sent next
 """

@@ -136,18 +136,30 @@ class WorkerGone(_message.Message):
     def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class PassJob(_message.Message):
-    __slots__ = ("job", "elements", "gradients", "weights", "pieces")
+    __slots__ = ("job", "elements", "gradients", "weights", "pieces", "parts")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     job: str
     elements: int
     gradients: _tensors_pb2.DType
     weights: _tensors_pb2.DType
     pieces: bool
-    def __init__(self, job: _Optional[str] = ..., elements: _Optional[int] = ..., gradients: _Optional[_Union[_tensors_pb2.DType, str]] = ..., weights: _Optional[_Union[_tensors_pb2.DType, str]] = ..., pieces: _Optional[bool] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.LayoutPart]
+    def __init__(self, job: _Optional[str] = ..., elements: _Optional[int] = ..., gradients: _Optional[_Union[_tensors_pb2.DType, str]] = ..., weights: _Optional[_Union[_tensors_pb2.DType, str]] = ..., pieces: _Optional[bool] = ..., parts: _Optional[_Iterable[_Union[_cluster_pb2.LayoutPart, _Mapping]]] = ...) -> None: ...
+
+class SendSum(_message.Message):
+    __slots__ = ("header", "chunks", "first_element")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    header: _tensors_pb2.ChunkHeader
+    chunks: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.Range]
+    first_element: int
+    def __init__(self, header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[_cluster_pb2.Range, _Mapping]]] = ..., first_element: _Optional[int] = ...) -> None: ...
 
 class OpenPart(_message.Message):
     __slots__ = ("opening", "job", "spec_json", "layout")

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mesh.ttnn_errors import is_memory_full
+from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.checks_pb2 import MeshReport
 from protos.tensors_pb2 import ChunkHeader
@@ -39,7 +40,6 @@ from worker.job_on_mesh import JobBuilder, JobOnMesh
 from worker.lease_runner import LeaseRunner, describe_failure
 from worker.mesh_check import check_mesh
 from worker.row_exchange import OpenExchange, refuse_exchange
-from worker.sum_memory import LeaseSum
 from worker.weight_loader import WeightInbox
 
 log = logging.getLogger("tiermesh.worker")
@@ -61,6 +61,7 @@ class DeviceThread:
             device thread.
         metrics: metrics of this worker.
         builder: builder of jobs.
+        sums: the sums of leases.
         open_exchange: opens the exchange of a lease's arrays with the other workers of its row.
         inbox: weights that have arrived and are not on the mesh yet; None for a new one.
         patience_seconds: time that a lease waits for weights before the log says so.
@@ -72,6 +73,7 @@ class DeviceThread:
         metrics: WorkerMetrics,
         builder: JobBuilder,
         *,
+        sums: LeaseSums,
         open_exchange: OpenExchange = refuse_exchange,
         inbox: WeightInbox | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
@@ -80,10 +82,12 @@ class DeviceThread:
         self._metrics = metrics
         self._builder = builder
         self._inbox = inbox or WeightInbox()
+        self._sums = sums
         self._watch = DeviceWatch(builder.clock)
         self._leases = LeaseRunner(
             feed,
             metrics,
+            sums=sums,
             inbox=self._inbox,
             load_arrived=self._load,
             report_damaged=self._report_damaged,
@@ -159,14 +163,6 @@ class DeviceThread:
         """Return what the device thread does, and since when; any thread may call."""
         return self._watch.report()
 
-    def set_sharing(self, sharing: bool) -> None:
-        """Choose whether the sums of later leases lie in memory that an aggregator on this host sees."""
-        self._leases.memory.sharing = sharing
-
-    def find_sum(self, lease: int) -> LeaseSum | None:
-        """Return the sum of a lease; None if the lease has been dropped."""
-        return self._leases.find_sum(lease)
-
     def drop_leases(self) -> None:
         """End the lease under way after its micro-batch, or where it waits for weights, and all that wait for it."""
         self._leases.drop_all()
@@ -241,7 +237,7 @@ class DeviceThread:
                 mesh,
                 stages,
                 fetch=self._leases.fetch,
-                on_new_version=self._leases.memory.reuse_retired,
+                on_new_version=self._sums.reuse_retired,
                 on_non_finite=self._leases.note_non_finite,
             )
         except TokenFileDamaged as error:

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from mesh.ttnn_errors import explain_known_error, is_memory_full
+from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
 from services.corpora.token_file import TokenFileDamaged
@@ -31,7 +32,6 @@ from worker.job_on_mesh import JobOnMesh
 from worker.lease_work import LeaseWork
 from worker.observed_exchange import ObservedExchange
 from worker.row_exchange import LeaseDropped, NeighbourLost, OpenExchange, RowExchange
-from worker.sum_memory import LeaseSum, SumMemory
 from worker.weight_loader import WeightInbox
 
 log = logging.getLogger("tiermesh.worker")
@@ -62,6 +62,7 @@ class LeaseRunner:
     Args:
         feed: callback that passes the core an input, or takes the files that describe a model.
         metrics: metrics of this worker.
+        sums: the sums of leases.
         inbox: weights that have arrived and are not on the mesh yet.
         load_arrived: callback that puts the inbox's weights on the mesh.
         report_damaged: callback that tells the core, for a job's id, that a file of token ids is damaged on this host.
@@ -70,9 +71,6 @@ class LeaseRunner:
         watch: told what the device thread does.
         patience_seconds: time that a lease waits for weights before the log says so. It goes on waiting until
             it is dropped, because the link breaks, newer weights come or the aggregator revokes it.
-
-    Attributes:
-        memory: memory that the sums lie in.
     """
 
     def __init__(
@@ -80,6 +78,7 @@ class LeaseRunner:
         feed: Callable[[ev.Input | ModelFiles], None],
         metrics: WorkerMetrics,
         *,
+        sums: LeaseSums,
         inbox: WeightInbox,
         load_arrived: Callable[[], None],
         report_damaged: Callable[[str, TokenFileDamaged], None],
@@ -88,9 +87,9 @@ class LeaseRunner:
         watch: DeviceWatch,
         patience_seconds: float,
     ) -> None:
-        self.memory = SumMemory()
         self._feed = feed
         self._metrics = metrics
+        self._sums = sums
         self._inbox = inbox
         self._load_arrived = load_arrived
         self._report_damaged = report_damaged
@@ -100,7 +99,6 @@ class LeaseRunner:
         self._patience_seconds = patience_seconds
         self._run: _LeaseRun | None = None
         self._exchange: tuple[int, RowExchange] | None = None  # that of the lease under way, with the lease
-        self._sums: dict[int, LeaseSum] = {}
         self._accepted: set[int] = set()  # not dropped yet
         self._dropped: set[int] = set()  # not forgotten yet
 
@@ -127,10 +125,6 @@ class LeaseRunner:
         under_way = self._exchange
         if under_way is not None and under_way[0] in self._dropped:
             under_way[1].drop()
-
-    def find_sum(self, lease: int) -> LeaseSum | None:
-        """Return the sum of a lease; None if the lease has been dropped."""
-        return self._sums.get(lease)
 
     # ---- called on the device thread ----
 
@@ -171,15 +165,12 @@ class LeaseRunner:
 
     def forget(self, lease: int) -> None:
         """Free the sum of a dropped lease."""
-        used = self._sums.pop(lease, None)
-        if used is not None:
-            self.memory.retire(used)
+        self._sums.retire(lease)
         self._dropped.discard(lease)
 
     def clear(self) -> None:
         """Free all sums: the job is over."""
         self._sums.clear()
-        self.memory.clear()
 
     def fetch(self, entry: int) -> None:
         """Wait until the parameter of a layout entry is on the mesh; the lease under way is about to use it.
@@ -229,7 +220,7 @@ class LeaseRunner:
     def _make_initial_weights(self, run: _LeaseRun) -> None:
         step, lease = run.job.step, run.lease.lease
         with self._watch.doing(pb.MAKE_WEIGHTS):
-            self._sums[lease] = LeaseSum(step.initial_weights(), run.job.share.parts)
+            self._sums.keep(lease, step.initial_weights(), run.job.share.parts)
         if run.job.stages is not None and run.job.stages.first > 0:
             self._feed(ev.NodeReady(lease, 0))  # the first stage's worker describes the model
         else:
@@ -246,12 +237,12 @@ class LeaseRunner:
             if place < reported and index > 0:
                 reported = place
                 timeline.mark("device", "gradient ready", lease.step, chunk=parts[place].chunk)
-                self._feed(ev.NodeReady(lease.lease, place))
+                self._feed(ev.NodeReady(lease.lease, parts[place].offset))
 
         job.first_iteration.take_seconds()  # those of passes without a sum
         started = self._clock()
         in_row = job.stages is not None
-        self._sums[lease.lease] = lease_sum = self.memory.take(parts, job.gradient_bytes, in_row=in_row)
+        lease_sum = self._sums.borrow(lease.lease, parts, job.gradient_bytes, in_row=in_row)
         result = self._work(run).sum(lease_sum.values, report_ready)
         seconds = self._clock() - started - run.fetch_seconds - run.stage_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=parts[0].chunk)

@@ -1,6 +1,6 @@
 """The worker's service: keeps the streams to its aggregator open and carries out the effects of its core.
 
-The core and all bookkeeping run on the event loop, the mesh on the device thread. `shard_streams.py` moves tensors.
+The core and all bookkeeping run on the event loop, the mesh on the device thread. Tensors move in `plane/`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TypeAlias
 import grpc
 
 from plane.streams.data_streams import DataStreamConnector
+from plane.worker_plane import WorkerPlane
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Refusal, Refused, TiermeshError
@@ -56,7 +57,6 @@ from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.row_links import RowLinks
 from worker.pipeline.streams import Sharing
 from worker.row_exchange import RowExchange
-from worker.shard_streams import ShardStreams
 from worker.step_interface import StepFactory
 
 log = logging.getLogger("tiermesh.worker")
@@ -115,7 +115,6 @@ class WorkerService:
         self._hello_seconds = hello_seconds
         self._shared_memory = shared_memory
         self._aggregators = AddressRotation(aggregators)
-        self._streams = DataStreamConnector("/tiermesh.Cluster/Exchange", security)
         self._security = security
         self._builder = JobBuilder(data_dir, allowed_models, make_step, clock=clock)
         self._inputs = JobInputs(name, data_dir, cache_dir, cache_bytes)
@@ -136,8 +135,15 @@ class WorkerService:
         self._use = ExitStack()
         self._identity: ClusterIdentity | None = None
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
-        self._shard_streams: ShardStreams | None = None
         self._backoff = Backoff()
+        self._plane = WorkerPlane(
+            DataStreamConnector("/tiermesh.Cluster/Exchange", security),
+            shared_memory=shared_memory,
+            incarnation=self._incarnation,
+            arrived=lambda chunk: self._feed(ev.WeightsArrived(chunk.header), chunk),
+            opened=self._backoff.reset,
+            metrics=metrics,
+        )
         self._was_welcome = False  # on the current connection
 
     # ---- lifecycle ----
@@ -163,14 +169,18 @@ class WorkerService:
             self._open_identity(self._state_dir)
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
         self._device = DeviceThread(
-            self._feed_from_device, self._metrics, self._builder, open_exchange=self._open_exchange
+            self._feed_from_device,
+            self._metrics,
+            self._builder,
+            sums=self._plane.sums,
+            open_exchange=self._open_exchange,
         )
         self._files = FileExchange(self._feed, self._device.build, self._inputs)
         self._check = ClusterCheck(
             device=self._device,
             security=self._security,
             shared_memory=self._shared_memory,
-            peer_of_shard=lambda shard: self._shard_streams.peer(shard) if self._shard_streams else None,
+            peer_of_shard=self._plane.peer,
             send=self._send,
         )
 
@@ -246,29 +256,16 @@ class WorkerService:
         self._row_links.timeouts = timeouts
         self._feed(ev.Ordered(epoch, welcome))
         self._metrics.set_connected(True)
-        self._device.set_sharing(False)  # until a peer has seen this process's memory
-        self._shard_streams = ShardStreams(
-            self.address,
-            welcome,
-            streams=self._streams,
-            shared_memory=self._shared_memory,
-            core=self._core,
-            device=self._device,
-            incarnation=self._incarnation,
-            feed=self._feed,
-            metrics=self._metrics,
-            on_open=self._backoff.reset,
-        )
+        self._plane.connect(self.address, welcome)
         try:
             await link.stream.run(
                 self._mailbox.take,
                 self._take_order,
-                self._shard_streams.run(),
+                self._plane.exchange(),
                 heartbeats=Heartbeats(timeouts, self._beat),
             )
         finally:
             self._check.cancel()
-            self._shard_streams = None
 
     def ended(self, end: LinkEnd) -> bool:
         """Go on to the next aggregator, or wait: one that ended a working link is tried again before its standbys."""
@@ -300,7 +297,9 @@ class WorkerService:
             duty = self._core.duty
             self._record.note_duty(*((duty.job, duty.lease) if duty else ()))  # before the device begins it
         for effect in effects:
-            if isinstance(effect, ev.ToAggregator):
+            if isinstance(effect, ev.PlaneOrder):
+                self._plane.carry_out(effect)
+            elif isinstance(effect, ev.ToAggregator):
                 self._send(effect.body)
             elif isinstance(effect, ev.BuildLater):
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
@@ -316,9 +315,6 @@ class WorkerService:
                 elif isinstance(effect, ev.DropLease):
                     self._files.drop_lease(effect.lease)
                 self._device.carry_out(effect, chunk)
-        # Weights that arrive make no chunk ready to send.
-        if self._shard_streams is not None and not isinstance(event, ev.WeightsArrived):
-            self._shard_streams.wake()
 
     def _open_row(self, effect: ev.OpenRow) -> None:
         row = effect.row

@@ -26,6 +26,7 @@ from services.protocol.checksums import ChecksumMismatch, set_checksum, verify_c
 from services.tensors import chunk_messages
 from services.tensors.chunk_messages import Message, TensorChunk, bytes_per_element
 from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import Piece, make_piece_header
 from services.tensors.shared_memory import MappedArray, NotShared, SharedArray, make_memory, open_memory
 from services.transport.links import LinkClosed
 
@@ -143,7 +144,7 @@ class TensorLink:
         found = []
         for index in places.indices:
             payload = array.place(index) if array is not None else _NOTHING
-            header = _header_of(first, index, index * CHUNK_ELEMENTS, payload.size // size)
+            header = make_piece_header(first, Piece(index, index * CHUNK_ELEMENTS, payload.size // size))
             found.append(TensorChunk(header, payload.data, array, places.sequence, index))
         return found
 
@@ -332,16 +333,6 @@ class ServerTensorLink(TensorLink):
         self._page = None
 
 
-def _header_of(first: ChunkHeader, index: int, offset: int, elements: int) -> ChunkHeader:
-    """Return the header of one of the chunks that a message refers to."""
-    header = ChunkHeader()
-    header.CopyFrom(first)
-    header.index, header.offset, header.elements = index, offset, elements
-    if index:
-        del header.losses[:], header.non_finite[:]
-    return header
-
-
 def _at_positions(first: ChunkHeader, places: SharedPlaces, array: MappedArray | None) -> list[TensorChunk]:
     """Return chunks that are at positions of their own; a payload is short if the array ends within it."""
     size = bytes_per_element(first.dtype)
@@ -354,7 +345,7 @@ def _at_positions(first: ChunkHeader, places: SharedPlaces, array: MappedArray |
         if array is not None:
             start = position * size
             payload, place = array.payload[start : start + elements * size], array.chunk_at(start)
-        header = _header_of(first, index, offset, elements)
+        header = make_piece_header(first, Piece(index, offset, elements))
         found.append(TensorChunk(header, payload.data, array, places.sequence, place))
     return found
 

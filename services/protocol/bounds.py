@@ -163,6 +163,7 @@ BOUNDS: Mapping[str, Bound] = {
     "MissingRequest.files": Bound(count=128),
     "Open.void": Bound(count=1024),
     "OptimizerStatus.missing": Bound(count=MAX_RUNS),
+    "PassJob.parts": Bound(count=MAX_PARTS),
     "PruneRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "RemoveCheckpointsRequest.steps": Bound(count=MAX_NAMED_STEPS),
     "Ready.parts": Bound(count=MAX_PARTS),

@@ -28,7 +28,7 @@ FORMAT_VERSION = 6
 """Version of the format, in a recording's first line. It rises when lines or recorded types change."""
 INPUTS = ("handle",)
 """Methods that take an input and return effects."""
-PULLS = ("next_weights", "next_chunk")
+PULLS = ("next_weights",)
 """Methods that return the next thing to send. A call that returns None changed nothing and is not recorded."""
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from protos.cluster_pb2 import LayoutPart
+from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
 from services.tensors.layout import CHUNK_ELEMENTS
 
@@ -24,6 +25,16 @@ class Piece(NamedTuple):
     chunk: int
     offset: int
     elements: int
+
+
+def make_piece_header(shared: ChunkHeader, piece: Piece) -> ChunkHeader:
+    """Return the header of a piece, from one that has what several share; losses and the like belong to chunk 0."""
+    header = ChunkHeader()
+    header.CopyFrom(shared)
+    header.index, header.offset, header.elements = piece
+    if piece.chunk:
+        del header.losses[:], header.non_finite[:]
+    return header
 
 
 class LayoutParts:
@@ -90,12 +101,13 @@ class LayoutParts:
         chunks = -(-(start + further) // CHUNK_ELEMENTS) - start // CHUNK_ELEMENTS if further else 0
         return self._pieces_before[part] + chunks
 
-    def places(self, chunks: Collection[int]) -> list[int]:
+    def places(self, chunks: Sequence[int]) -> list[int]:
         """Return the places of all pieces of some chunks, given in ascending order."""
         found: list[int] = []
         for (start, stop), before in zip(self.runs, self._pieces_before, strict=False):
             first, last = start // CHUNK_ELEMENTS, (stop - 1) // CHUNK_ELEMENTS
-            found += [before + chunk - first for chunk in chunks if first <= chunk <= last]
+            own = chunks[bisect_left(chunks, first) : bisect_right(chunks, last)]
+            found += [before + chunk - first for chunk in own]
         return found
 
     def has(self, piece: Piece) -> bool:

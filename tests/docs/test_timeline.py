@@ -26,8 +26,9 @@ def recorded() -> set[tuple[str, str, str]]:
         "optimizer": "optimizer",
         "plane": "aggregator",
     }
-    for folder, role in folders.items():
+    for folder, of_folder in folders.items():
         for path in (ROOT / folder).rglob("*.py"):
+            role = "worker" if path.name == "worker_plane.py" else of_folder
             for call in ast.walk(ast.parse(path.read_text())):
                 if (
                     isinstance(call, ast.Call)

@@ -35,9 +35,9 @@ from services.errors import Refusal
 from services.protocol import hello
 from services.protocol.versions import Version
 from tests.simulation import disk
+from worker.core.events import NodeReady
 from worker.core.job import JoinedJob
 from worker.core.lanes import ReceivingLane
-from worker.core.leases import SendWindows
 from worker.core.worker import WorkerCore
 
 
@@ -211,7 +211,12 @@ def forgets_leases_without_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def sends_sums_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SendWindows, "may_send", lambda self, held, chunk, chunks: held.ready_from < chunks)
+    note_ready = WorkerCore._note_ready
+
+    def note_all(self: WorkerCore, event: NodeReady) -> None:
+        note_ready(self, replace(event, first_element=0))
+
+    patch.setattr(WorkerCore, "_note_ready", note_all)
 
 
 def never_notices_silence(patch: pytest.MonkeyPatch) -> None:

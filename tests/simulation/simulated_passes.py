@@ -59,7 +59,7 @@ def perform_whole(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState)
         require(worker.whole_weights(lease) == weights, f"the weights changed under lease {lease.lease}")
         state.ready_from = ready_from * CHUNK_ELEMENTS
         if ready_from:
-            ready = ev.NodeReady(lease.lease, ready_from)
+            ready = ev.NodeReady(lease.lease, state.ready_from)
         else:
             ready = ev.NodeReady(lease.lease, 0, losses, _non_finite(job, lease))
         worker.report(ready)

@@ -282,6 +282,5 @@ def _note_complete(worker: SimulatedWorker, passes: StagePasses, state: LeaseSta
     """Report that the gradients of a range and of all later ones are complete, which may be left out."""
     if state.lease.phase == pb.TRAIN and worker.cluster.rng.random() < 0.5:
         state.ready_from = passes.pipeline.borders[lowest]
-        place = sum(each.offset < state.ready_from for each in passes.pipeline.gradients_of(passes.run))
-        if place:
-            worker.report(ev.NodeReady(state.lease.lease, place))
+        if state.ready_from > passes.pipeline.gradients_of(passes.run)[0].offset:
+            worker.report(ev.NodeReady(state.lease.lease, state.ready_from))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from plane.sum_queue import SumQueue
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.envelope import CheckOrder, CheckReport
@@ -68,6 +69,7 @@ class SimulatedWorker(Process):
         super().__init__(cluster, f"{name}.{incarnation}")
         self.name = name
         self.core = WorkerCore(name=name)
+        self.queue = SumQueue()
         self.device = DeviceQueue(self)
         self.lies = LIE * (name == LIAR)
         self.leaves = name == IMPOSTOR and cluster.scenario.impostor_leaves
@@ -233,7 +235,7 @@ class SimulatedWorker(Process):
     def _pump(self, link: Link, stripe: Stripe) -> None:
         """Send the chunks of a stripe that may be sent now."""
         while link.up and link.up_data.in_flight < CHUNKS_IN_FLIGHT:
-            header = self.core.next_chunk(stripe)
+            header = next(iter(self.queue.take(stripe, 1)), None)
             if header is None:
                 return
             state = self._sums.get(header.lease)
@@ -258,6 +260,9 @@ class SimulatedWorker(Process):
         self.pump()
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
+        if isinstance(effect, ev.PlaneOrder):
+            self.queue.carry_out(effect)
+            return
         match effect:
             case ev.Load():
                 self._mesh.put(effect.header, payload)

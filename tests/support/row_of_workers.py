@@ -13,6 +13,8 @@ import numpy as np
 
 from mesh.device import Mesh, open_mesh
 from mesh.exact_transfer import ExactArray
+from plane.lease_sums import LeaseSums
+from plane.sum_queue import SumQueue
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
@@ -21,6 +23,7 @@ from services.pipeline.split import StageRun
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.stripes import Stripe
 from training.pipeline.exchange import ArraySizes, ReceivedKind
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -188,8 +191,10 @@ class RowWorker:
         self.metrics = WorkerMetrics()
         self.messages: list[Any] = []
         self._from_device: queue.Queue[ev.Input | ModelFiles] = queue.Queue()
+        self.queue = SumQueue()
+        self.sums = LeaseSums()
         self.device = DeviceThread(
-            self._from_device.put, self.metrics, builder, open_exchange=board.open_exchange
+            self._from_device.put, self.metrics, builder, sums=self.sums, open_exchange=board.open_exchange
         )
         self.feed(ev.Connected())
         self.order(pb.Welcome(name="agg"))
@@ -209,6 +214,9 @@ class RowWorker:
     def feed(self, event: ev.Input, chunk: Any = None) -> None:
         """Give its core an input and carry out the effects."""
         for effect in self.core.handle(event):
+            if isinstance(effect, ev.PlaneOrder):
+                self.queue.carry_out(effect)
+                continue
             match effect:
                 case ev.ToAggregator():
                     self.messages.append(effect.body)
@@ -239,8 +247,9 @@ class RowWorker:
     def take_pieces(self, out: Float32Array) -> int:
         """Write all pieces that it may send now to a layout's array, and return the number of elements."""
         elements = 0
-        while (header := self.core.next_chunk()) is not None:
-            found = self.device.find_sum(header.lease)
+        while headers := self.queue.take(Stripe(), 1):
+            header = headers[0]
+            found = self.sums.find(header.lease)
             assert found is not None
             place = slice(header.offset, header.offset + header.elements)
             assert np.isnan(out[place]).all(), "sent once"

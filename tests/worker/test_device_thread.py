@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mesh.device import Mesh, open_mesh
+from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
@@ -52,7 +53,8 @@ class Device:
         self.meshes: list[Mesh] = []
         self.refusal: Failed | None = None
         builder = JobBuilder(make_step=make_step, open_mesh=self._open_mesh)
-        self.thread = DeviceThread(self.inputs.put, self.metrics, builder)
+        self.sums = LeaseSums()
+        self.thread = DeviceThread(self.inputs.put, self.metrics, builder, sums=self.sums)
 
     def carry_out(self, effect: ev.Effect) -> None:
         """Carry out an effect of the core."""
@@ -382,7 +384,7 @@ def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) ->
         check.checksums.append(index)
         device.carry_out(ev.Perform(check))
         assert device.next_input() == ev.LeaseComputed(number, 0.0, 0, (checksum,)), "the micro-batch alone"
-        assert device.thread.find_sum(number) is None
+        assert device.sums.find(number) is None
     micro_batches = device.metrics.registry.get_sample_value(
         "tiermesh_micro_batches_total", {"job": "a", "role": "worker"}
     )
@@ -397,7 +399,7 @@ def test_a_build_that_hangs_does_not_keep_a_worker_from_stopping() -> None:
         never.wait()
 
     inputs: queue.Queue[ev.Input] = queue.Queue()
-    thread = DeviceThread(inputs.put, WorkerMetrics(), JobBuilder(open_mesh=hang))
+    thread = DeviceThread(inputs.put, WorkerMetrics(), JobBuilder(open_mesh=hang), sums=LeaseSums())
     try:
         thread.build("job", JOB.encode())
         assert begun.wait(10)
@@ -409,7 +411,7 @@ def test_a_build_that_hangs_does_not_keep_a_worker_from_stopping() -> None:
 def test_a_lease_under_way_is_waited_for() -> None:
     """Only builds are abandoned: a mesh is never freed under a pass that uses it."""
     inputs: queue.Queue[ev.Input] = queue.Queue()
-    thread = DeviceThread(inputs.put, WorkerMetrics(), JobBuilder())
+    thread = DeviceThread(inputs.put, WorkerMetrics(), JobBuilder(), sums=LeaseSums())
     done = threading.Event()
 
     def work() -> None:
@@ -445,7 +447,7 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
         initial = pb.Lease(job="a", generation=1, lease=1, phase=pb.INITIALISE)
         device.carry_out(ev.Perform(initial))
         assert isinstance(device.next_input(), ModelFiles)
-        weights = device.thread.find_sum(1)
+        weights = device.sums.find(1)
         assert weights is not None
         header = ChunkHeader(job="a", generation=1, kind=WEIGHTS, elements=weights.values.size, dtype=FLOAT32)
         device.thread.carry_out(ev.Load(header), TensorChunk(header, weights.values.tobytes()))
@@ -454,10 +456,10 @@ def test_a_lease_of_a_pipeline_on_submeshes_has_the_bits_of_the_whole_model(
         inputs = []
         while not inputs or not isinstance(inputs[-1], ev.LeaseComputed):
             inputs.append(device.next_input())
-        (ended,) = [each for each in inputs if isinstance(each, ev.NodeReady) and each.place == 0]
+        (ended,) = [each for each in inputs if isinstance(each, ev.NodeReady) and not each.first_element]
         assert len(ended.losses) == 3
         places[shape] = [(each.micro_batch, each.place) for each in inputs[-1].checksums]
-        lease_sum = device.thread.find_sum(2)
+        lease_sum = device.sums.find(2)
         assert lease_sum is not None
         results.append((ended.losses, lease_sum.values.tobytes(), weights.values.tobytes()))
         device.thread.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mesh.device import Mesh, open_mesh
+from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
@@ -67,7 +68,7 @@ class HangingDevice:
         self._hangs_in = hangs_in
         self._begun, self._ends = threading.Event(), threading.Event()
         builder = JobBuilder(make_step=self._make_step, open_mesh=self._open_mesh, clock=lambda: self.now)
-        self.thread = DeviceThread(self.inputs.put, WorkerMetrics(), builder)
+        self.thread = DeviceThread(self.inputs.put, WorkerMetrics(), builder, sums=LeaseSums())
 
     def hang(self, method: str) -> None:
         """Hang, if it is the method."""

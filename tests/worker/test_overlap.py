@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.config.device import DeviceConfig
@@ -83,14 +84,17 @@ class Device:
         self.inbox = WatchedWeightInbox()
         self.inputs: queue.Queue[ev.Input] = queue.Queue()
         builder = JobBuilder(clock=clock)
-        self.thread = DeviceThread(self.inputs.put, self.metrics, builder, inbox=self.inbox, **settings)
+        self.sums = LeaseSums()
+        self.thread = DeviceThread(
+            self.inputs.put, self.metrics, builder, sums=self.sums, inbox=self.inbox, **settings
+        )
         self.thread.build("a", config.to_json().encode())
         built = self.wait_for(ev.Built)
         self.elements = built.elements
         self.chunks = chunk_count(built.elements)
         self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
         self.wait_for(ModelFiles)
-        node_sum = self.thread.find_sum(1)
+        node_sum = self.sums.find(1)
         assert node_sum is not None
         self.initial = node_sum.values
 
@@ -125,7 +129,7 @@ class Device:
     def wait_for_sum(self, lease: int) -> bytes:
         """Wait until a lease is computed, and return the bytes of its sum."""
         assert self.wait_for(ev.LeaseComputed).lease == lease
-        node_sum = self.thread.find_sum(lease)
+        node_sum = self.sums.find(lease)
         assert node_sum is not None
         return node_sum.values.tobytes()
 
@@ -265,7 +269,7 @@ def test_the_lease_after_one_that_was_dropped_while_it_waited_is_right(
     device.perform(4, 2)
     device.load_weights(2, *range(1, device.chunks))
     assert device.wait_for_sum(4) == expected
-    assert device.thread.find_sum(3) is None
+    assert device.sums.find(3) is None
 
 
 def test_a_job_that_is_dropped_while_a_lease_waits(make_device: Callable[..., Device]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from protos import plane_pb2 as plane
 from protos.cluster_pb2 import BatchLoss, Checksum, Lease, Row
 from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import ChunkHeader, NonFinite
@@ -208,18 +209,17 @@ class InitialWeightsMade:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """The sum of a TRAIN lease, or the initial weights of a stage, are computed from one piece to the last.
+    """The sum of a TRAIN lease, or the initial weights of a stage, are computed from one element to the last.
 
     Attributes:
         lease: id of the lease.
-        place: place of the first piece that is computed among those that the worker sends; without stages, the index of
-            a chunk.
-        losses: losses of the lease's micro-batches, given with place 0.
-        non_finite: micro-batches whose gradients are not finite, given with place 0.
+        first_element: index in the layout of the first element that is computed.
+        losses: losses of the lease's micro-batches, given with element 0.
+        non_finite: micro-batches whose gradients are not finite, given with element 0.
     """
 
     lease: int
-    place: int
+    first_element: int
     losses: tuple[float, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
 
@@ -364,9 +364,14 @@ class Perform:
 
 @dataclass(frozen=True)
 class DropLease:
-    """Stop computing a lease and free its sum."""
+    """Stop computing a lease and free its sum; DropPieces comes before."""
 
     lease: int
 
 
-Effect = ToAggregator | Build | BuildLater | DropJob | OpenRow | CloseRow | Load | Perform | DropLease
+PlaneOrder = plane.PassJob | plane.SendSum | plane.DropPieces
+"""Orders to the worker's plane (protos/plane.proto)."""
+
+Effect = (
+    ToAggregator | PlaneOrder | Build | BuildLater | DropJob | OpenRow | CloseRow | Load | Perform | DropLease
+)

@@ -1,8 +1,7 @@
-"""The leases that a worker holds, and which pieces of their sums it may send: chunks, without stages."""
+"""The leases that a worker holds, and how much of their sums it may send."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from protos import cluster_pb2 as pb
@@ -10,10 +9,7 @@ from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.errors import Refusal
 from services.protocol.plan import MOST_EVALUATION_BATCHES, WINDOW_CHUNKS
 from services.protocol.versions import Version
-from services.tensors.chunk_ranges import from_ranges
-from services.tensors.layout import chunk_count
-from services.tensors.layout_parts import LayoutParts
-from services.tensors.stripes import Stripe
+from services.tensors.layout import CHUNK_ELEMENTS
 from worker.core.events import Built
 
 MOST_LEASES = 256
@@ -24,40 +20,21 @@ MOST_WINDOWS = 8
 
 @dataclass
 class HeldLease:
-    """A lease that this worker has accepted, and the pieces of its sum that are still to be sent.
+    """A lease that this worker has accepted.
 
     Attributes:
         lease: the aggregator's message.
-        sends: the pieces of the layout that this worker sends.
-        queue: places of the pieces to send, in the order that all workers agree on.
-        ready_from: pieces from this place to the last are computed.
+        ready_from: index in the layout; from it on, the sum's elements are computed.
         begun: whether the device thread has the lease; before that, the first of its weights must arrive.
         losses: losses of its micro-batches; known when chunk 0, the last one to be sent, is computed.
         non_finite: micro-batches whose gradients are not finite; known with the losses.
     """
 
     lease: pb.Lease
-    sends: LayoutParts
-    queue: list[int]
     ready_from: int
     begun: bool = False
     losses: tuple[float, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
-
-    @classmethod
-    def accept(cls, lease: pb.Lease, built: Built) -> HeldLease:
-        """Return a lease that has not begun.
-
-        Args:
-            lease: the aggregator's message. Without `lease.chunks`, a TRAIN lease sends its whole sum.
-            built: the job.
-        """
-        sends = built.sends
-        queue: list[int] = []
-        if lease.phase == pb.TRAIN:
-            wanted = list(from_ranges(lease.chunks, chunk_count(built.elements)))
-            queue = sorted(sends.places(wanted) if lease.chunks else range(len(sends)), reverse=True)
-        return cls(lease, sends, queue, len(sends))
 
     @property
     def version(self) -> Version:
@@ -69,30 +46,26 @@ class HeldLease:
         """Whether the lease is computed with weights; the lease that makes the initial ones is not."""
         return self.lease.phase != pb.INITIALISE
 
-    def queue_again(self, chunks: Collection[int]) -> None:
-        """Queue chunks that the aggregator misses: gradients last chunk first, initial weights first chunk first."""
-        self.queue = sorted({*self.queue, *self.sends.places(chunks)}, reverse=self.lease.phase == pb.TRAIN)
+    @property
+    def has_sum(self) -> bool:
+        """Whether it makes gradients or weights that the aggregator gets."""
+        return self.lease.phase in (pb.TRAIN, pb.INITIALISE)
 
-    def make_header(self, place: int, built: Built, epoch: int) -> ChunkHeader:
-        """Return the header of a piece of the sum. Without stages, that of chunk 0 carries the losses."""
-        lease, piece = self.lease, self.sends[place]
+    def make_header(self, built: Built, epoch: int) -> ChunkHeader:
+        """Return what the headers of all pieces of the sum share. Without stages, that of chunk 0 has the losses."""
+        lease = self.lease
         kind = GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS
-        header = ChunkHeader(
+        return ChunkHeader(
             job=lease.job,
             epoch=epoch,
             generation=lease.generation,
             step=lease.step,
             lease=lease.lease,
             kind=kind,
-            index=piece.chunk,
-            offset=piece.offset,
-            elements=piece.elements,
             dtype=built.wire.dtype_of(kind),
+            losses=self.losses if built.stages is None else (),
+            non_finite=self.non_finite if built.stages is None else (),
         )
-        if piece.chunk == 0 and built.stages is None:
-            header.losses.extend(self.losses)
-            header.non_finite.extend(self.non_finite)
-        return header
 
 
 def check_work(lease: pb.Lease, built: Built) -> Refusal | None:
@@ -134,26 +107,13 @@ class SendWindows:
         """Forget all windows."""
         self._limits.clear()
 
-    def take_place(self, held: HeldLease, stripe: Stripe, chunks: int) -> int | None:
-        """Remove the next piece that may be sent from a lease's queue and return its place; None if it must wait.
+    def first_element(self, held: HeldLease, chunks: int) -> int:
+        """Return the index in the layout from which on a lease's sum may be sent; initial weights have no window.
 
         Args:
             held: the lease.
-            stripe: the chunks that the asking data stream sends.
             chunks: number of chunks of the job's layout.
         """
-        sends = held.sends
-        position = next(
-            (at for at, each in enumerate(held.queue) if stripe.contains(sends[each].chunk)), None
-        )
-        if position is None or not self.may_send(held, held.queue[position], chunks):
-            return None
-        return held.queue.pop(position)
-
-    def may_send(self, held: HeldLease, place: int, chunks: int) -> bool:
-        """Return whether a piece is computed, and inside the window if it is a gradient's."""
-        if place < held.ready_from:
-            return False
         if held.lease.phase == pb.INITIALISE:
-            return True
-        return chunks - 1 - held.sends[place].chunk < self._limits.get(held.version, WINDOW_CHUNKS)
+            return 0
+        return max(0, chunks - self._limits.get(held.version, WINDOW_CHUNKS)) * CHUNK_ELEMENTS

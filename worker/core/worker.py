@@ -6,14 +6,15 @@ COMMIT. A lease begins with the first chunk of its version's weights. It may be 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protos import cluster_pb2 as pb
+from protos import plane_pb2 as plane
 from protos.tensors_pb2 import ChunkHeader
 from services.pipeline.split import StageRun
 from services.protocol.envelope import WorkerBody
 from services.protocol.hello import Role, make_hello
 from services.protocol.versions import Version
-from services.tensors.chunk_ranges import from_ranges
-from services.tensors.stripes import Stripe
 from worker.core.events import (
     Build,
     BuildDue,
@@ -106,23 +107,6 @@ class WorkerCore:
             return None
         return Duty(job.job, min(self.leases, default=0))
 
-    def next_chunk(self, stripe: Stripe | None = None) -> ChunkHeader | None:
-        """Return the header of the next piece to send and count it as sent; None if nothing may be sent now.
-
-        Without stages, a piece is a chunk.
-
-        Args:
-            stripe: chunks that the asking data stream sends; None for all.
-        """
-        job = self.job
-        if not self._is_welcome or job is None or job.built is None:
-            return None
-        for held in self.leases.values():
-            place = self.windows.take_place(held, stripe or Stripe(), job.chunks)
-            if place is not None:
-                return held.make_header(place, job.built, self.epoch)
-        return None
-
     def handle(self, event: Input) -> list[Effect]:
         """Take one input and return its effects, in the order in which they must be carried out."""
         match event:
@@ -199,9 +183,13 @@ class WorkerCore:
             case pb.Resend():
                 held = self.leases.get(order.lease)
                 if held is not None:
-                    held.queue_again(list(from_ranges(order.chunks, self.job.chunks)))
+                    self._send_sum(held, order.chunks)
             case pb.Window():
-                self.windows.set(Version(order.generation, order.step), order.limit)
+                version = Version(order.generation, order.step)
+                self.windows.set(version, order.limit)
+                for held in self.leases.values():
+                    if held.version == version:
+                        self._send_sum(held)
             case pb.Leave():
                 self._drop_job()
 
@@ -227,6 +215,15 @@ class WorkerCore:
     def _note_built(self, event: Built) -> None:
         if self.job is not None and (self.job.job, self.job.stages) == (event.job, event.stages):
             self.job.note_built(event)
+            passed = plane.PassJob(
+                job=event.job,
+                elements=event.elements,
+                gradients=event.wire.gradients,
+                weights=event.wire.weights,
+                pieces=event.stages is not None,
+                parts=event.sends.to_messages(),
+            )
+            self._effects.append(passed)
             self._report_ready(self.job, event)
 
     def _note_build_failed(self, event: BuildFailed) -> None:
@@ -312,7 +309,7 @@ class WorkerCore:
         self.windows.clear()
         if self.job is not None:
             self.job = None
-            self._effects.append(DropJob())
+            self._effects += [plane.PassJob(), DropJob()]
 
     # ---- the row ----
 
@@ -341,7 +338,7 @@ class WorkerCore:
         if refusal is not None:
             self._send(pb.Failure(job=lease.job, lease=lease.lease, reason=str(refusal)))
             return
-        held = HeldLease.accept(lease, self.job.built)
+        held = HeldLease(lease, ready_from=self.job.built.elements)
         if held.needs_weights and self.job.receiving is not None and held.version < self.job.receiving:
             return  # stale: newer weights have arrived since it was granted
         if len(self.leases) >= MOST_LEASES:
@@ -354,8 +351,19 @@ class WorkerCore:
             self._drop_leases()  # the job begins again: the weights of all others are void
         self.leases[lease.lease] = held
         self.job.newest_lease = lease.lease
+        if lease.phase == pb.TRAIN:  # initial weights are sent as they are asked for
+            self._send_sum(held, lease.chunks or [pb.Range(count=self.job.chunks)])
         if not held.needs_weights or held.version == self.job.receiving:
             self._begin(held)
+
+    def _send_sum(self, held: HeldLease, chunks: Iterable[pb.Range] = ()) -> None:
+        """Order how much of a lease's sum is sent now, and which chunks of it are to be sent besides those before."""
+        job = self.job
+        if job is None or job.built is None or not held.has_sum:
+            return
+        first = max(held.ready_from, self.windows.first_element(held, job.chunks))
+        header = held.make_header(job.built, self.epoch)
+        self._effects.append(plane.SendSum(header=header, chunks=chunks, first_element=first))
 
     def _begin(self, held: HeldLease) -> None:
         held.begun = True
@@ -371,7 +379,11 @@ class WorkerCore:
 
     def _drop_lease(self, lease: int) -> None:
         held = self.leases.pop(lease, None)
-        if held is not None and held.begun:
+        if held is None:
+            return
+        if held.has_sum:
+            self._effects.append(plane.DropPieces(job=held.lease.job, lease=lease))
+        if held.begun:
             self._effects.append(DropLease(lease))
 
     def _drop_leases(self) -> None:
@@ -386,7 +398,12 @@ class WorkerCore:
     def _note_ready(self, event: NodeReady) -> None:
         held = self.leases.get(event.lease)
         if held is not None:
-            held.ready_from, held.losses, held.non_finite = event.place, event.losses, event.non_finite
+            held.ready_from, held.losses, held.non_finite = (
+                event.first_element,
+                event.losses,
+                event.non_finite,
+            )
+            self._send_sum(held)
 
     def _report_computed(self, event: LeaseComputed) -> None:
         held = self.leases.get(event.lease)
@@ -430,6 +447,7 @@ class WorkerCore:
         if held is None or self.job is None:
             return
         held.ready_from = 0
+        self._send_sum(held)
         self._send(
             pb.Description(job=self.job.job, lease=event.lease, layout=event.layout, files=event.files)
         )

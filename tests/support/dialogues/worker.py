@@ -1,19 +1,23 @@
-"""Dialogues with the worker's core, in which each effect is one line of text."""
+"""Dialogues with the worker's core, in which each effect is one line of text. Orders to its plane are carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from plane.sum_queue import SumQueue
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts, Piece
+from services.tensors.stripes import Stripe
 from tests.support.chunk_sets import to_ranges
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
+
+WHOLE = Stripe()
 
 
 def describe_effect(effect: ev.Effect) -> str:
@@ -69,13 +73,18 @@ class Dialogue:
         shared: Iterable[tuple[int, int]] = (),
     ) -> None:
         self.core = WorkerCore(name="w")
+        self.queue = SumQueue()
         self.chunks = chunks
         self.stages = stages
         self.parts, self.shared = LayoutParts(parts), LayoutParts(shared)
 
     def give(self, event: ev.Input) -> list[str]:
         """Give any input."""
-        return [describe_effect(effect) for effect in self.core.handle(event)]
+        effects = self.core.handle(event)
+        for effect in effects:
+            if isinstance(effect, ev.PlaneOrder):
+                self.queue.carry_out(effect)
+        return [describe_effect(each) for each in effects if not isinstance(each, ev.PlaneOrder)]
 
     def connect(self, epoch: int = 1) -> list[str]:
         """Open the streams to an aggregator, and let it send its Welcome."""
@@ -159,10 +168,14 @@ class Dialogue:
             )
         )
 
+    def take_next(self, stripe: Stripe = WHOLE) -> ChunkHeader | None:
+        """Return the header of the piece that a stripe's stream sends next; None if it may send none now."""
+        return next(iter(self.queue.take(stripe, 1)), None)
+
     def sent(self) -> list[str]:
         """Send all chunks that may be sent now, and return a line for each."""
         lines = []
-        while (header := self.core.next_chunk()) is not None:
+        for header in iter(self.take_next, None):
             losses = f" losses {list(header.losses)}" if header.losses else ""
             found = "".join(f" not finite {each.micro_batch}" for each in header.non_finite)
             within = header.offset % CHUNK_ELEMENTS

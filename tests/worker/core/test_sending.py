@@ -22,7 +22,7 @@ def test_a_node_is_sent_last_chunk_first_as_it_becomes_ready() -> None:
     talk.lease(7)
     assert talk.lease(7) == [], "repeated"
     assert talk.sent() == []
-    talk.give(ev.NodeReady(7, 1))
+    talk.give(ev.NodeReady(7, CHUNK_ELEMENTS))
     assert talk.sent() == ["7 #2", "7 #1"]
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
     assert talk.sent() == ["7 #0 losses [1.0, 2.0]"]
@@ -32,11 +32,11 @@ def test_a_node_is_sent_last_chunk_first_as_it_becomes_ready() -> None:
 def test_each_stripe_sends_its_chunks_in_the_agreed_order() -> None:
     talk = start_with_weights(7)
     talk.lease(5)
-    talk.give(ev.NodeReady(5, 1))
+    talk.give(ev.NodeReady(5, CHUNK_ELEMENTS))
 
     def take_sent(index: int) -> list[int]:
         taken = []
-        while (header := talk.core.next_chunk(Stripe(index, 3))) is not None:
+        while (header := talk.take_next(Stripe(index, 3))) is not None:
             taken.append(header.index)
         return taken
 
@@ -127,7 +127,7 @@ def test_initial_weights_are_sent_first_chunk_first_when_asked() -> None:
     assert talk.give(ev.InitialWeightsMade(7, FileRef(), {})) == ["send Description"]
     assert talk.sent() == [], "the optimizer asks for the chunks it misses"
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0, 2])))
-    header = talk.core.next_chunk()
+    header = talk.take_next()
     assert header is not None and (header.index, header.kind) == (0, INITIAL_WEIGHTS)
     assert talk.sent() == ["7 #2"]
 
@@ -141,11 +141,11 @@ def test_gradients_have_the_job_s_wire_type_and_initial_weights_float32() -> Non
     talk.lease(7, 0, phase=pb.INITIALISE)
     talk.give(ev.InitialWeightsMade(7, FileRef(), {}))
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0])))
-    initial = talk.core.next_chunk()
+    initial = talk.take_next()
     talk.weights(1, 0)
     talk.loaded(1, 0)
     talk.lease(8)
     talk.give(ev.NodeReady(8, 0, (1.0, 2.0)))
-    gradient = talk.core.next_chunk()
+    gradient = talk.take_next()
     assert initial is not None and (initial.kind, initial.dtype) == (INITIAL_WEIGHTS, FLOAT32)
     assert gradient is not None and (gradient.kind, gradient.dtype) == (GRADIENT, BFLOAT16)

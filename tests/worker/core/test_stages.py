@@ -12,7 +12,7 @@ from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import Piece, parse_parts
 from services.tensors.stripes import Stripe
 from tests.support.chunk_sets import to_ranges
-from tests.support.dialogues.worker import Dialogue, describe_effect
+from tests.support.dialogues.worker import Dialogue
 from worker.core import events as ev
 
 C = CHUNK_ELEMENTS
@@ -194,7 +194,7 @@ def test_weights_are_taken_by_their_pieces() -> None:
 def test_pieces_of_a_sum_are_sent_last_first_as_they_become_ready() -> None:
     talk = join_row()
     talk.lease(7, row=1)
-    talk.give(ev.NodeReady(7, 2))
+    talk.give(ev.NodeReady(7, C + 60))
     assert talk.sent() == ["7 #1+60"]
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0), (NonFinite(micro_batch=1, parameter="w"),)))
     assert talk.sent() == ["7 #1", "7 #0+100"], "without losses"
@@ -216,9 +216,9 @@ def test_a_stripe_s_stream_sends_the_pieces_of_its_chunks() -> None:
     talk = join_row()
     talk.lease(7, row=1)
     talk.give(ev.NodeReady(7, 0))
-    first = talk.core.next_chunk(Stripe(0, 2))
+    first = talk.take_next(Stripe(0, 2))
     assert first is not None and (first.index, first.offset, first.elements) == (0, 100, C - 100)
-    assert talk.core.next_chunk(Stripe(0, 2)) is None
+    assert talk.take_next(Stripe(0, 2)) is None
 
 
 def test_initial_weights_of_a_stage_are_sent_first_piece_first() -> None:
@@ -228,8 +228,7 @@ def test_initial_weights_of_a_stage_are_sent_first_piece_first() -> None:
     assert talk.give(ev.NodeReady(7, 0)) == [], "another stage describes the model"
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0, 1, 2])))
     assert talk.sent() == ["7 #0+100", "7 #1", "7 #1+60"]
-    effects = talk.core.handle(ev.InitialWeightsMade(7, FileRef(), {}))
-    assert [describe_effect(each) for each in effects] == ["send Description"]
+    assert talk.give(ev.InitialWeightsMade(7, FileRef(), {})) == ["send Description"]
 
 
 def test_a_window_counts_chunks() -> None:

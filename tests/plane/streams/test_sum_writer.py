@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plane.lease_sums import LeaseSum, LeaseSums
 from plane.streams.shared_memory_link import ClientTensorLink, ServerTensorLink
+from plane.streams.sum_writer import SumWriter
 from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
-from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import bytes_per_element, check_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.layout_parts import LayoutParts
-from services.tensors.stripes import Stripe
-from worker.data_stream import DataStream
-from worker.sum_memory import LeaseSum, SumMemory
 
 ELEMENTS = 3 * CHUNK_ELEMENTS + 50
-METRICS = WorkerMetrics()
 BORDERS = st.one_of(
     st.integers(0, ELEMENTS),
     st.sampled_from([index * CHUNK_ELEMENTS for index in range(chunk_count(ELEMENTS))]),
@@ -46,18 +42,7 @@ def connected(*, on_host: bool) -> tuple[ClientTensorLink, ServerTensorLink]:
 
 
 def make_messages(link: ClientTensorLink, headers: list[ChunkHeader], lease_sum: LeaseSum) -> list[bytes]:
-    nothing: Any = None
-    stream = DataStream(
-        nothing,
-        link,
-        stripe=Stripe(),
-        core=nothing,
-        device=nothing,
-        incarnation="i",
-        feed=nothing,
-        metrics=METRICS,
-    )
-    return [b"".join(parts) for parts in stream._make_messages(headers, lease_sum)]
+    return [b"".join(parts) for parts in SumWriter(link).write(headers, lease_sum)]
 
 
 @settings(max_examples=12, deadline=None)
@@ -66,9 +51,9 @@ def test_pieces_of_any_parts_arrive_as_they_are(borders: set[int], on_host: bool
     bounds = sorted(borders)
     parts = LayoutParts(list(zip(bounds[::2], bounds[1::2], strict=False)))
     caller, server = connected(on_host=on_host)
-    memory = SumMemory()
-    memory.sharing = on_host
-    taken = memory.take(parts, bytes_per_element(dtype), in_row=True)
+    sums = LeaseSums()
+    sums.sharing = on_host
+    taken = sums.borrow(7, parts, bytes_per_element(dtype), in_row=True)
     layout = (np.arange(ELEMENTS) % 251).astype(np.float32)
     taken.values[:] = np.concatenate([layout[start:stop] for start, stop in parts.runs])
     headers = [
@@ -92,9 +77,9 @@ def test_pieces_of_any_parts_arrive_as_they_are(borders: set[int], on_host: bool
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_whole_chunks_in_shared_memory_are_at_their_places_in_one_message(dtype: DType) -> None:
     caller, server = connected(on_host=True)
-    memory = SumMemory()
-    memory.sharing = True
-    taken = memory.take(LayoutParts([(0, ELEMENTS)]), bytes_per_element(dtype))
+    sums = LeaseSums()
+    sums.sharing = True
+    taken = sums.borrow(7, LayoutParts([(0, ELEMENTS)]), bytes_per_element(dtype))
     taken.values[:] = np.arange(ELEMENTS) % 251
     headers = [
         ChunkHeader(

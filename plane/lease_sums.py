@@ -1,4 +1,4 @@
-"""Memory for the sums of leases: reused from step to step, and shared with an aggregator on this host."""
+"""The sums of a worker's leases: their memory is reused from step to step, and an aggregator on this host sees it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from services.tensors.shared_memory import SharedArray
 log = logging.getLogger("tiermesh.worker")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LeaseSum:
-    """The sum of a lease's micro-batches.
+    """The sum of a lease's micro-batches; two are the same if they are the same object.
 
     Attributes:
         values: [elements of the parts] float32, one part after another.
@@ -50,10 +50,10 @@ class LeaseSum:
         return position
 
 
-class SumMemory:
-    """Memory that leases borrow for their sums.
+class LeaseSums:
+    """The sums of a worker's leases, by lease, and the memory that they borrow.
 
-    Only the device thread calls its methods. The event loop sets `sharing`.
+    Only the thread that computes leases calls its methods. The event loop calls `find` and sets `sharing`.
 
     An aggregator may read shared chunks after their lease is dropped: chunks of a revoked lease that have arrived are
     part of the step's sum. So memory is reused only when newer weights show that the step is committed.
@@ -64,36 +64,54 @@ class SumMemory:
 
     def __init__(self) -> None:
         self.sharing = False
+        self._sums: dict[int, LeaseSum] = {}
         self._free: list[LeaseSum] = []
         self._retired: list[LeaseSum] = []
 
-    def take(self, parts: LayoutParts, wire_bytes: int, *, in_row: bool = False) -> LeaseSum:
-        """Return memory for a sum; its contents are arbitrary.
+    def find(self, lease: int) -> LeaseSum | None:
+        """Return the sum of a lease; None if it has none, or none any longer."""
+        return self._sums.get(lease)
+
+    def keep(self, lease: int, values: Float32Array, parts: LayoutParts) -> None:
+        """Keep values that were made elsewhere in this process, until `retire`."""
+        self._sums[lease] = LeaseSum(values, parts)
+
+    def borrow(self, lease: int, parts: LayoutParts, wire_bytes: int, *, in_row: bool = False) -> LeaseSum:
+        """Return memory for the sum of a lease, until `retire`; its contents are arbitrary.
 
         Args:
+            lease: id of the lease.
             parts: the worker's parts of the layout.
             wire_bytes: bytes of an element on the wire.
             in_row: whether the lease is a row's, which sends pieces of chunks.
         """
-        for each in self._free:
-            if each.parts is parts and (each.shared is not None) == self.sharing:
-                self._free.remove(each)
-                return each
-        shared = _shared(parts.elements, wire_bytes) if self.sharing else None
-        if shared is not None and wire_bytes == 4:
-            return LeaseSum(shared.payload.view(np.float32), parts, shared, in_row)
-        return LeaseSum(np.empty(parts.elements, np.float32), parts, shared, in_row)
+        fitting = (
+            each for each in self._free if each.parts is parts and (each.shared is not None) == self.sharing
+        )
+        borrowed = next(fitting, None)
+        if borrowed is not None:
+            self._free.remove(borrowed)
+        else:
+            shared = _shared(parts.elements, wire_bytes) if self.sharing else None
+            in_place = shared.payload.view(np.float32) if shared is not None and wire_bytes == 4 else None
+            values = np.empty(parts.elements, np.float32) if in_place is None else in_place
+            borrowed = LeaseSum(values, parts, shared, in_row)
+        self._sums[lease] = borrowed
+        return borrowed
 
-    def retire(self, used: LeaseSum) -> None:
-        """Take back the memory of a dropped lease; it must not be overwritten yet."""
-        self._retired.append(used)
+    def retire(self, lease: int) -> None:
+        """Take back the memory of a dropped lease, which is no longer written; it must not be overwritten yet."""
+        used = self._sums.pop(lease, None)
+        if used is not None:
+            self._retired.append(used)
 
     def reuse_retired(self) -> None:
         """Lend retired memory again: newer weights have arrived, so the step that it was used for is committed."""
         self._free, self._retired = self._retired, []
 
     def clear(self) -> None:
-        """Free all memory."""
+        """Free all sums and all memory."""
+        self._sums.clear()
         self._free, self._retired = [], []
 
 

@@ -7,42 +7,46 @@ import os
 import numpy as np
 import pytest
 
+from plane.lease_sums import LeaseSums
 from services.tensors import shared_memory
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts
 from services.tensors.shared_memory import MappedArray
-from worker.sum_memory import SumMemory
 
 ELEMENTS = CHUNK_ELEMENTS + 10
 PARTS = LayoutParts([(0, ELEMENTS)])
 
 
 def test_retired_memory_is_reused_when_newer_weights_have_arrived() -> None:
-    memory = SumMemory()
-    first = memory.take(PARTS, 4)
-    memory.retire(first)
-    assert memory.take(PARTS, 4).values is not first.values, "an aggregator may still add it up"
-    memory.reuse_retired()
-    assert memory.take(PARTS, 4).values is first.values
-    assert memory.take(PARTS, 4).values is not first.values, "it is in use"
+    sums = LeaseSums()
+    first = sums.borrow(1, PARTS, 4)
+    assert sums.find(1) is first
+    sums.retire(1)
+    assert sums.find(1) is None
+    assert sums.borrow(2, PARTS, 4).values is not first.values, "an aggregator may still add it up"
+    sums.reuse_retired()
+    assert sums.borrow(3, PARTS, 4).values is first.values
+    assert sums.borrow(4, PARTS, 4).values is not first.values, "it is in use"
 
 
 def test_memory_that_a_step_did_not_need_is_freed() -> None:
-    memory = SumMemory()
-    held = [memory.take(PARTS, 4) for _ in range(3)]
-    for each in held:
-        memory.retire(each)
-    memory.reuse_retired()
-    memory.retire(memory.take(PARTS, 4))
-    memory.reuse_retired()
-    assert len(memory._free) == 1, "a step of one lease needs memory for one"
+    sums = LeaseSums()
+    for lease in (1, 2, 3):
+        sums.borrow(lease, PARTS, 4)
+    for lease in (1, 2, 3):
+        sums.retire(lease)
+    sums.reuse_retired()
+    sums.borrow(4, PARTS, 4)
+    sums.retire(4)
+    sums.reuse_retired()
+    assert len(sums._free) == 1, "a step of one lease needs memory for one"
 
 
 @pytest.mark.parametrize("wire_bytes", [2, 4])
 def test_an_aggregator_on_this_host_sees_sums_in_the_wire_type(wire_bytes: int) -> None:
-    memory = SumMemory()
-    memory.sharing = True
-    taken = memory.take(PARTS, wire_bytes)
+    sums = LeaseSums()
+    sums.sharing = True
+    taken = sums.borrow(1, PARTS, wire_bytes)
     assert taken.shared is not None
     seen = MappedArray(os.getpid(), taken.shared.descriptor, taken.shared.identity)
     assert seen.payload.size == wire_bytes * ELEMENTS
@@ -54,12 +58,26 @@ def test_an_aggregator_on_this_host_sees_sums_in_the_wire_type(wire_bytes: int) 
 
 
 def test_private_memory_is_not_reused_for_a_shared_sum() -> None:
-    memory = SumMemory()
-    plain = memory.take(PARTS, 4)
-    memory.retire(plain)
-    memory.reuse_retired()
-    memory.sharing = True
-    assert memory.take(PARTS, 4).shared is not None
+    sums = LeaseSums()
+    sums.borrow(1, PARTS, 4)
+    sums.retire(1)
+    sums.reuse_retired()
+    sums.sharing = True
+    assert sums.borrow(1, PARTS, 4).shared is not None
+
+
+def test_memory_of_both_kinds_is_reused() -> None:
+    """A worker has memory of both kinds in a step in which its aggregator moved to this host or from it."""
+    sums = LeaseSums()
+    plain = sums.borrow(1, PARTS, 4)
+    sums.sharing = True
+    shared = sums.borrow(2, PARTS, 4)
+    for lease in (1, 2):
+        sums.retire(lease)
+    sums.reuse_retired()
+    assert sums.borrow(3, PARTS, 4) is shared
+    sums.sharing = False
+    assert sums.borrow(4, PARTS, 4) is plain
 
 
 def test_sums_are_sent_when_no_shared_memory_can_be_made(
@@ -69,18 +87,18 @@ def test_sums_are_sent_when_no_shared_memory_can_be_made(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shared_memory.os, "posix_fallocate", fail_as_full)
-    memory = SumMemory()
-    memory.sharing = True
-    assert memory.take(PARTS, 4).shared is None
+    sums = LeaseSums()
+    sums.sharing = True
+    assert sums.borrow(1, PARTS, 4).shared is None
     assert "gRPC" in caplog.text and "No space left on device" in caplog.text
 
 
 @pytest.mark.parametrize("sharing", [False, True])
 def test_pieces_of_a_row_lie_one_part_after_another(sharing: bool) -> None:
-    memory = SumMemory()
-    memory.sharing = sharing
+    sums = LeaseSums()
+    sums.sharing = sharing
     parts = LayoutParts([(100, 110), (300, 320)])
-    taken = memory.take(parts, 4, in_row=True)
+    taken = sums.borrow(1, parts, 4, in_row=True)
     assert taken.in_row and taken.values.size == 30
     assert (taken.shared is not None) == sharing
     taken.values[:] = range(30)
