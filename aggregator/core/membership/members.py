@@ -17,9 +17,6 @@ SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
 IDLE_OPTIMISM = 1.05
 """Factor on a worker's assumed speed after each step without work, until it gets some and is measured again."""
-MOST_STALLS = 2
-"""Number of leases in a row that a worker may be late with before weights that it loads count no longer as a sign that
-it goes on. Then it gets work only if no other worker can do it."""
 LONGEST_LEASE_SECONDS = 1e6
 """Longest duration that a worker's report is believed to be: eleven days."""
 
@@ -104,18 +101,14 @@ class Member:
         loaded_version: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.
         sent_chunks: the number of chunks of that version sent to it.
-        stalled: whether it took too long over a lease and has not reported work since, or the next weights, once.
-        stalls: the number of leases in a row that it took too long over.
         device: what it said last of its device; None before its first heartbeat.
         hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
         voice: first of the names that its certificate is bound to; empty if it is bound to none.
         claim: what it said last of the running job; None if it has said nothing.
         dissents: whether it is refused because it says otherwise than the job, or contradicts itself.
-        in_place: whether its last chunk lay in memory that it shares, and so cost none here.
         speed: micro-batches per second; 0 until measured.
         peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.
-        row: names of its workers, for a row of workers, which holds leases as a worker does; empty for a worker.
     """
 
     session: int
@@ -138,28 +131,14 @@ class Member:
     loaded_version: Version | None = None
     sent_version: Version | None = None
     sent_chunks: int = 0
-    stalled: bool = False
-    stalls: int = 0
     device: Device | None = None
     hangs: bool = False
     failures: int = 0
     voice: str = ""
     claim: Claim | None = None
     dissents: bool = False
-    in_place: bool = False
     speed: float = 0.0
     peak_flops: float | None = None
-    row: tuple[str, ...] = ()
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Names of the workers that compute its leases: its own, or those of the row."""
-        return self.row or (self.name,)
-
-    @property
-    def title(self) -> str:
-        """What it is, and its name."""
-        return f"the row of {self.name}" if self.row else f"worker {self.name}"
 
     def find_brought(self, job: str) -> StageRun | None:
         """Return the stages of a job that it had built when it connected; None for none."""
@@ -182,20 +161,15 @@ class Member:
         return self.able or (self.has_data_stream and self.spare and not self.spare_reason)
 
     @property
-    def receives_weights(self) -> bool:
-        """Whether it has the newest weights or, since it had all of older ones, is being sent them."""
-        return self.able and self.loaded_version is not None
-
-    @property
     def state(self) -> MemberState:
-        """Its state, except that a worker with a lease counts as ready here."""
+        """Its state, except that a worker whose row has a lease, or has stalled, counts as ready here."""
         if self.refusal is not None:
             return MemberState.REFUSED
         if self.unfit is not None:
             return MemberState.UNFIT
         if self.claim_wait is not None:
             return MemberState.WAITING
-        if self.stalled or self.hangs:
+        if self.hangs:
             return MemberState.STALLED
         if self.spare:
             return MemberState.SPARE
@@ -219,26 +193,13 @@ class Member:
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.claim_wait = None, None, None
-        self.stalled, self.stalls, self.hangs, self.failures, self.peak_flops = False, 0, False, 0, None
+        self.hangs, self.failures, self.peak_flops = False, 0, None
         self.spare, self.spare_reason = False, ""
         self.claim, self.dissents = None, False
 
     def lose_build(self) -> None:
         """Note that the job is not on its mesh, and neither are the weights."""
         self.ready, self.loaded_version, self.sent_version, self.sent_chunks = False, None, None, 0
-
-    @property
-    def keeps_stalling(self) -> bool:
-        """Whether only work that it does counts as a sign that it goes on, since it was late too often."""
-        return self.stalls >= MOST_STALLS
-
-    def note_stall(self) -> None:
-        """Note that it took too long over a lease."""
-        self.stalled, self.stalls = True, self.stalls + 1
-
-    def note_work(self) -> None:
-        """Note that it has done a lease."""
-        self.stalled, self.stalls, self.failures = False, 0, 0
 
     def record_lease(self, micro_batches: int, seconds: float) -> None:
         """Include a finished lease in the measured speed, if its duration is plausible."""
@@ -250,13 +211,6 @@ class Member:
     def record_idle_step(self) -> None:
         """Raise the assumed speed after a step without work, since the measured one may be outdated."""
         self.speed *= IDLE_OPTIMISM
-
-
-def speeds(members: list[Member]) -> dict[int, float]:
-    """Return each session's speed for planning; unmeasured workers get the average of the others."""
-    known = [member.speed for member in members if member.speed]
-    average = sum(known) / len(known) if known else 1.0
-    return {member.session: member.speed or average for member in members}
 
 
 def total_peak_flops(members: list[Member]) -> float | None:

@@ -60,7 +60,7 @@ def test_a_row_is_as_fast_as_its_slowest_worker_and_status_says_how_fast_each_is
         1.0,
     ]
     run = dialogue.core.run
-    assert run is not None and [each.speed for each in run.lease_book.able_members()] == [1.0]
+    assert run is not None and [each.speed for each in run.lease_book.able_rows()] == [1.0]
 
 
 def test_gradients_that_are_not_finite_are_those_of_the_worker_that_found_them() -> None:
@@ -138,7 +138,7 @@ def test_a_failed_lease_is_void_for_all_workers_and_counts_against_one() -> None
     dialogue.sends(1, 1, 0)
     failure = pb.Failure(job="a", lease=former, reason="out of memory")
     orders = dialogue.says(2, failure)
-    assert orders[:3] == ["drop pieces", "1 <- revoke", "2 <- revoke"] and "1 <- train 0-3 of 1.0" in orders
+    assert orders[:3] == ["drop pieces", "1 <- revoke", "1 <- window 2"] and "1 <- train 0-3 of 1.0" in orders
     assert dialogue.says(1, failure) == [], "its lease is void already"
     assert dialogue.leases[1] > former
     dialogue.arrives(3)
@@ -312,7 +312,7 @@ def test_a_row_has_the_weights_once_all_of_its_workers_have() -> None:
     dialogue.weights(1, 1, 0, 1)
     run = dialogue.core.run
     assert run is not None
-    (row,) = run.lease_book.able_members()
+    (row,) = run.lease_book.able_rows()
     assert dialogue.weights_loaded(2, 1, 1) == [] and row.loaded_version is not None
     assert row.loaded_version.step == 0
     dialogue.weights_loaded(1, 1, 1)
