@@ -48,6 +48,10 @@ def _note_weights_loaded(run: RunningJob, member: Member, loaded: pb.WeightsLoad
 
 def _note_computed(run: RunningJob, member: Member, computed: pb.Computed, now: float) -> None:
     """Record that a worker has computed a lease, whose chunks are on the way, or a check."""
+    refusal = run.rows.check_findings(member, computed)
+    if refusal is not None:
+        run.refuse(member, refusal, now)
+        return
     found = run.rows.computed(member, computed)
     if found is None:
         return

@@ -26,6 +26,7 @@ class OpenJob:
         step: number of updates that made the newest weights.
         staged: chunks of the step's sum, or of the initial weights, that have arrived.
         non_finite: micro-batches of the staged sum whose own gradient is not finite; they come with chunk 0.
+        count: number of tokens (or samples) that count in the losses of the staged sum; it comes with chunk 0.
         deciding: whether all chunks are staged, and the measurement or the first checkpoint is awaited.
         starts_over: whether the step starts over as soon as its measurement has come.
         updated_chunks: number of chunks whose weights are those of `step`.
@@ -52,6 +53,7 @@ class OpenJob:
         self.chunks = 0
         self.staged = ChunkSet(0)
         self.non_finite: list[NonFinite] = []
+        self.count = 0
         self.deciding = False
         self.starts_over = False
         self.updated_chunks = 0

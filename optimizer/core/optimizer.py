@@ -42,6 +42,7 @@ from optimizer.core.open_job import OpenJob, is_void
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
+from services.protocol.findings import check_count
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.versions import LAST_GENERATION
@@ -341,7 +342,7 @@ class OptimizerCore:
                 f"the chunk's kind is {header.kind}, generation {header.generation}, step {header.step}; the job waits "
                 f"for gradients of generation {job.generation}, step {job.step}"
             )
-        return None
+        return None if header.index else check_count(header.findings.count, job.plan.micro_batches)
 
     def _chunk(self, header: ChunkHeader) -> None:
         """Stage a chunk; drop it if it is stale or a repetition."""
@@ -354,7 +355,7 @@ class OptimizerCore:
         self._out.put(StoreInitial(header.index) if initial else Stage(header.index))
         job.staged.add(header.index)
         if header.index == 0:
-            job.non_finite = list(header.non_finite)
+            job.non_finite, job.count = list(header.findings.non_finite), header.findings.count
         if len(job.staged) < job.chunks:
             return
         job.deciding = True

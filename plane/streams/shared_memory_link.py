@@ -338,7 +338,7 @@ def _header_of(first: ChunkHeader, index: int, offset: int, elements: int) -> Ch
     header.CopyFrom(first)
     header.index, header.offset, header.elements = index, offset, elements
     if index:
-        del header.losses[:], header.non_finite[:]
+        header.ClearField("findings")
     return header
 
 

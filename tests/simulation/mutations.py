@@ -268,7 +268,7 @@ def skips_a_step_that_must_stop_the_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def hides_the_non_finite_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepSum, "blame", lambda self, assignment, worker, found: None)
+    patch.setattr(StepSum, "non_finite", ())
 
 
 def commits_before_all_checks(patch: pytest.MonkeyPatch) -> None:

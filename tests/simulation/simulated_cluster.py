@@ -56,6 +56,8 @@ class SimulatedCluster:
 
     distrusted = IMPOSTOR
     """Worker that a person overrules."""
+    counts_are_true = True
+    """Whether the optimizer is told what counts in a step."""
     aggregator_type: type[SimulatedAggregator] = SimulatedAggregator
     optimizer_type: type[SimulatedOptimizer] = SimulatedOptimizer
 
@@ -375,6 +377,12 @@ class SimulatedCluster:
         """Record a committed step."""
         opened = optimizer.core.open_job
         assert opened is not None
+        job = self.jobs[effect.job]
+        counted = job.count(range(job.plan.micro_batches))
+        require(
+            opened.count == counted or not self.counts_are_true,
+            f"{opened.count} tokens count in step {effect.step}, expected {counted}",
+        )
         self.checks.committed(opened.generation, effect)
         self.commits += 1
         self.moved()

@@ -216,12 +216,14 @@ class NodeReady:
             a chunk.
         losses: losses of the lease's micro-batches, given with place 0.
         non_finite: micro-batches whose gradients are not finite, given with place 0.
+        count: number of tokens (or samples) that count in the losses, given with place 0.
     """
 
     lease: int
     place: int
     losses: tuple[float, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
+    count: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, Findings
 from services.errors import Refusal
 from services.protocol.plan import MOST_EVALUATION_BATCHES, WINDOW_CHUNKS
 from services.protocol.versions import Version
@@ -32,8 +32,7 @@ class HeldLease:
         queue: places of the pieces to send, in the order that all workers agree on.
         ready_from: pieces from this place to the last are computed.
         begun: whether the device thread has the lease; before that, the first of its weights must arrive.
-        losses: losses of its micro-batches; known when chunk 0, the last one to be sent, is computed.
-        non_finite: micro-batches whose gradients are not finite; known with the losses.
+        findings: findings of its micro-batches; known when chunk 0, the last one to be sent, is computed.
     """
 
     lease: pb.Lease
@@ -41,8 +40,7 @@ class HeldLease:
     queue: list[int]
     ready_from: int
     begun: bool = False
-    losses: tuple[float, ...] = ()
-    non_finite: tuple[NonFinite, ...] = ()
+    findings: Findings = field(default_factory=Findings)
 
     @classmethod
     def accept(cls, lease: pb.Lease, built: Built) -> HeldLease:
@@ -74,7 +72,7 @@ class HeldLease:
         self.queue = sorted({*self.queue, *self.sends.places(chunks)}, reverse=self.lease.phase == pb.TRAIN)
 
     def make_header(self, place: int, built: Built, epoch: int) -> ChunkHeader:
-        """Return the header of a piece of the sum. Without stages, that of chunk 0 carries the losses."""
+        """Return the header of a piece of the sum. Without stages, that of chunk 0 carries the findings."""
         lease, piece = self.lease, self.sends[place]
         kind = GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS
         header = ChunkHeader(
@@ -90,8 +88,7 @@ class HeldLease:
             dtype=built.wire.dtype_of(kind),
         )
         if piece.chunk == 0 and built.stages is None:
-            header.losses.extend(self.losses)
-            header.non_finite.extend(self.non_finite)
+            header.findings.CopyFrom(self.findings)
         return header
 
 

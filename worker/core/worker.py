@@ -7,7 +7,7 @@ COMMIT. A lease begins with the first chunk of its version's weights. It may be 
 from __future__ import annotations
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import ChunkHeader, Findings
 from services.pipeline.split import StageRun
 from services.protocol.envelope import WorkerBody
 from services.protocol.hello import Role, make_hello
@@ -386,7 +386,8 @@ class WorkerCore:
     def _note_ready(self, event: NodeReady) -> None:
         held = self.leases.get(event.lease)
         if held is not None:
-            held.ready_from, held.losses, held.non_finite = event.place, event.losses, event.non_finite
+            held.ready_from = event.place
+            held.findings = Findings(losses=event.losses, non_finite=event.non_finite, count=event.count)
 
     def _report_computed(self, event: LeaseComputed) -> None:
         held = self.leases.get(event.lease)
@@ -405,8 +406,7 @@ class WorkerCore:
                 seconds=event.seconds,
                 tokens=event.tokens,
                 checksums=event.checksums,
-                losses=held.losses if in_row else (),
-                non_finite=held.non_finite if in_row else (),
+                findings=held.findings if in_row else None,
             )
         )
 

@@ -213,7 +213,7 @@ class LeaseBook:
         row.in_place = in_place
         if not header.index:  # the last one in the agreed order
             row.stalls = 0
-        step_sum.blame(assignment, row.name, header.non_finite)
+        step_sum.note_findings(assignment, row.name, header.findings)
         return step_sum, assignment
 
     # ---- granting ----

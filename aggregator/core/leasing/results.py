@@ -60,8 +60,7 @@ class LeaseResults:
         self._failures.clear(self._work(step_sum.version, assignment.node.micro_batches))
         took_seconds = now - assignment.since_seconds  # by a clock that no worker can lie about
         for worker, part in reports:
-            step_sum.note_losses(assignment, part.losses)
-            step_sum.blame(assignment, worker.name, part.non_finite)
+            step_sum.note_findings(assignment, worker.name, part.findings)
             believed = 0.0 <= part.seconds <= took_seconds
             worker.record_lease(assignment.node.count, part.seconds if believed else took_seconds)
             worker.failures = 0

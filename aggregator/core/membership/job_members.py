@@ -94,6 +94,7 @@ class JobMembers:
             return None
         self._admission.admit(member.name)
         member.ready, member.layout_hash = True, ready.layout_hash
+        member.tokens = ready.tokens_per_micro_batch
         plausible = 1.0 <= ready.peak_flops < math.inf
         member.peak_flops = ready.peak_flops if plausible else None
         member.unfit = member.claim_wait = None

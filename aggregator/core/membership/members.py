@@ -89,6 +89,7 @@ class Member:
         has_data_stream: whether its data stream is up.
         ready: whether it has built the running job on its mesh.
         layout_hash: the hash of the layout it has built.
+        tokens: number of tokens, or samples, in a micro-batch, as it says; 0 if it does not know.
         refusal: why it takes no part in the running job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         brought: the job and the stages of it that it had built when it connected; None for none.
@@ -119,6 +120,7 @@ class Member:
     has_data_stream: bool = False
     ready: bool = False
     layout_hash: str = ""
+    tokens: int = 0
     refusal: Refusal | None = None
     unfit: Refusal | None = None
     pipeline_address: str = ""

@@ -14,9 +14,10 @@ from aggregator.core.membership.members import Member
 from aggregator.core.rows.row import WHOLE_MODEL, Row, RowLease
 from aggregator.core.rows.row_table import RowTable
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refusal
 from services.protocol.bounds import MAX_WORKERS
+from services.protocol.findings import check_count
 from services.protocol.versions import Version
 from services.tensors.layout_parts import LayoutParts
 
@@ -158,6 +159,20 @@ class JobRows:
 
     def check_piece(self, member: Member, header: ChunkHeader) -> Refusal | None:
         """Return why a worker can't send this piece of a chunk; None if it can."""
+        row = self.find(member)
+        if row is None or header.kind != GRADIENT or header.index:
+            return None
+        return self._check_count(row, member, header.lease, header.findings.count)
+
+    def _check_count(self, row: Row, member: Member, lease: int, count: int) -> Refusal | None:
+        """Return why a worker's count can't be that of a lease; None if it can, or the lease is void."""
+        assignment = self._lease_book.find_assignment(row.session, lease)
+        return None if assignment is None else check_count(count, assignment.node.count, member.tokens)
+
+    def check_findings(self, member: Member, computed: pb.Computed) -> Refusal | None:
+        """Return why a worker can't report a lease with these findings; None if it can. They come with chunk 0."""
+        if computed.HasField("findings"):
+            return Refusal("Computed has findings, expected them with chunk 0 alone")
         return None
 
     def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:

@@ -51,6 +51,7 @@ class PipelineRows(JobRows):
     ) -> None:
         super().__init__(table, workers, job_members, lease_book)
         self._router = router
+        self._stages = plan.stages
         self._built = BuiltStages()
         self._former = RowFormer(
             stages=plan.stages,
@@ -127,7 +128,18 @@ class PipelineRows(JobRows):
 
     def check_piece(self, member: Member, header: ChunkHeader) -> Refusal | None:
         """Return why a worker can't send this piece of a chunk; None if it is one of its parts of the layout."""
+        if header.HasField("findings"):
+            return Refusal(f"a piece of chunk {header.index} has findings, expected them with Computed alone")
         return self._built.check_piece(member.session, header)
+
+    def check_findings(self, member: Member, computed: pb.Computed) -> Refusal | None:
+        """Return why a worker's findings can't be those of its stages; None if they can. The last stage counts."""
+        row, count = self.find(member), computed.findings.count
+        if row is None:
+            return None
+        if row.stages_of(member).stop == self._stages:
+            return self._check_count(row, member, computed.lease, count)
+        return Refusal(f"findings.count is {count}, expected 0 without the last stage") if count else None
 
     def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
         """Return whether a chunk is chunk 0 of a gradient, and a worker has not computed its part, so losses lack."""

@@ -76,7 +76,7 @@ def test_gradients_that_are_not_finite_are_those_of_the_worker_that_found_them()
         for effect in dialogue.core.handle(ev.ChunkArrived(1, header), dialogue.clock)
         if isinstance(effect, plane.FinishSum)
     )
-    assert list(forward.header.non_finite) == [NonFinite(micro_batch=1, parameter="b", worker="w2")]
+    assert list(forward.header.findings.non_finite) == [NonFinite(micro_batch=1, parameter="b", worker="w2")]
 
 
 def test_repeated_reports_and_pieces_change_nothing() -> None:
@@ -317,3 +317,10 @@ def test_a_row_has_the_weights_once_all_of_its_workers_have() -> None:
     assert row.loaded_version.step == 0
     dialogue.weights_loaded(1, 1, 1)
     assert row.loaded_version.step == 1
+
+
+def test_the_last_stage_says_what_counts_and_others_may_not() -> None:
+    for session, count, expected in ((1, 1, "0"), (2, 0, "1 to 40"), (2, 41, "1 to 40")):
+        dialogue = training_rows(1, 2)
+        (left,) = [each for each in dialogue.tells(session, count=count) if "leave" in each]
+        assert has_facts(left, f"findings.count is {count}, expected {expected}")

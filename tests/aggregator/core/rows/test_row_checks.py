@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import Findings
 from tests.support.dialogues.rows import RowDialogue, training_rows
 from tests.support.facts import has_facts
 
@@ -24,7 +25,10 @@ def reports(dialogue: RowDialogue, session: int, *micro_batches: int, wrong_from
         for each in micro_batches
         for place in PASSES_OF_STAGE[dialogue.told[session].first]
     ]
-    computed = pb.Computed(job="a", lease=dialogue.leases[session], seconds=1.0, checksums=sums)
+    findings = Findings(count=dialogue.told[session].first)  # the last stage counts 1
+    computed = pb.Computed(
+        job="a", lease=dialogue.leases[session], seconds=1.0, checksums=sums, findings=findings
+    )
     return dialogue.says(session, computed)
 
 
