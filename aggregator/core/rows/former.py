@@ -212,9 +212,8 @@ class RowFormer:
         row.refresh()
 
     def _fits_together(self, row: Row) -> bool:
-        if not all(each.able for each in row.workers) or find_gaps(self._count, row.seats):
-            return False
-        if count_avoided(row.seats, self._avoided):
+        incomplete = find_gaps(self._count, row.seats) or count_avoided(row.seats, self._avoided)
+        if incomplete or not all(each.able for each in row.workers):
             return False
         self._mismatch = self._built.check_cover([seat.worker for seat in row.seats])
         return self._mismatch is None
@@ -255,11 +254,7 @@ class RowFormer:
         return None
 
     def note_broken_link(self, row: Row, member: Member, failure: pb.Failure, now: float) -> bool:
-        """Form a row again whose worker can't exchange activations with another: without it, if there is a spare.
-
-        Returns:
-            Whether the failure names a neighbour of the worker. It is the worker's own failure if not.
-        """
+        """Form a row again with a broken link; return False if the failure names no neighbour."""
         named = zip(row.seats, row.names, strict=True)
         blamed = next((seat for seat, name in named if name == failure.neighbour), None)
         pair = {member.session, blamed.worker if blamed is not None else None}
@@ -349,14 +344,13 @@ class RowFormer:
     def _has_spare(self) -> bool:
         return any(each.spare and not each.spare_reason for each in self._workers.values())
 
-    def _form_without(self, row: Row, blamed: Seat | None, now: float) -> None:
+    def _form_without(self, row: Row, blamed: Seat, now: float) -> None:
         """Form a row again, which voids its leases: without the blamed worker, if there is a spare."""
         former = [each.seats for each in self._table if each is not row]
-        if blamed is not None:
-            self._blames[blamed.worker] = self._blames.get(blamed.worker, 0) + 1
+        self._blames[blamed.worker] = self._blames.get(blamed.worker, 0) + 1
         left = tuple(seat for seat in row.seats if seat is not blamed) if self._has_spare() else row.seats
         self._dissolve(row, now)
-        self._form([*former, left], now, replaced=blamed.worker if blamed is not None else None)
+        self._form([*former, left], now, replaced=blamed.worker)
 
     # ---- for people ----
 
