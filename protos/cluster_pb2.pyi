@@ -406,7 +406,7 @@ class Checksum(_message.Message):
     def __init__(self, micro_batch: _Optional[int] = ..., crc32c: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
 
 class Computed(_message.Message):
-    __slots__ = ("job", "generation", "step", "lease", "seconds", "tokens", "checksums", "losses", "non_finite")
+    __slots__ = ("job", "generation", "step", "lease", "seconds", "tokens", "checksums", "findings")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -414,8 +414,7 @@ class Computed(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
-    LOSSES_FIELD_NUMBER: _ClassVar[int]
-    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     step: int
@@ -423,9 +422,8 @@ class Computed(_message.Message):
     seconds: float
     tokens: int
     checksums: _containers.RepeatedCompositeFieldContainer[Checksum]
-    losses: _containers.RepeatedScalarFieldContainer[float]
-    non_finite: _containers.RepeatedCompositeFieldContainer[_tensors_pb2.NonFinite]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., checksums: _Optional[_Iterable[_Union[Checksum, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[_tensors_pb2.NonFinite, _Mapping]]] = ...) -> None: ...
+    findings: _tensors_pb2.Findings
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., checksums: _Optional[_Iterable[_Union[Checksum, _Mapping]]] = ..., findings: _Optional[_Union[_tensors_pb2.Findings, _Mapping]] = ...) -> None: ...
 
 class BatchLoss(_message.Message):
     __slots__ = ("index", "sum", "tokens")

@@ -41,8 +41,18 @@ class NonFinite(_message.Message):
     worker: str
     def __init__(self, micro_batch: _Optional[int] = ..., parameter: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
 
+class Findings(_message.Message):
+    __slots__ = ("losses", "non_finite", "count")
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    losses: _containers.RepeatedScalarFieldContainer[float]
+    non_finite: _containers.RepeatedCompositeFieldContainer[NonFinite]
+    count: int
+    def __init__(self, losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., count: _Optional[int] = ...) -> None: ...
+
 class ChunkHeader(_message.Message):
-    __slots__ = ("job", "epoch", "generation", "step", "lease", "incarnation", "kind", "index", "offset", "elements", "dtype", "crc32c", "losses", "non_finite", "own_crc32c")
+    __slots__ = ("job", "epoch", "generation", "step", "lease", "incarnation", "kind", "index", "offset", "elements", "dtype", "crc32c", "findings", "own_crc32c")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -55,8 +65,7 @@ class ChunkHeader(_message.Message):
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
-    LOSSES_FIELD_NUMBER: _ClassVar[int]
-    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     job: str
     epoch: int
@@ -70,10 +79,9 @@ class ChunkHeader(_message.Message):
     elements: int
     dtype: DType
     crc32c: int
-    losses: _containers.RepeatedScalarFieldContainer[float]
-    non_finite: _containers.RepeatedCompositeFieldContainer[NonFinite]
+    findings: Findings
     own_crc32c: int
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., findings: _Optional[_Union[Findings, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class SharedPlaces(_message.Message):
     __slots__ = ("identity", "descriptor", "sequence", "indices", "positions", "own_crc32c")

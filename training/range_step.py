@@ -48,6 +48,7 @@ class FinishedPass:
         gradient: gradient of the activation that entered, for the range before; None in the first range.
         tied: the last range's part of the token embedding's gradient, for the first range; None without one.
         loss: mean loss of the micro-batch; None except in the last range.
+        count: number of rows (tokens or samples) that count in this loss; 0 except in the last range.
         non_finite: name of the range's first parameter, in the order of the backward pass, whose gradient has a NaN or
             an infinity; empty if none has.
     """
@@ -55,6 +56,7 @@ class FinishedPass:
     gradient: ExactArray | None
     tied: ExactArray | None
     loss: float | None
+    count: int
     non_finite: str
 
 
@@ -239,6 +241,7 @@ class RangeStep:
             gradient=self._read_entered(one),
             tied=parts[0] if parts else None,
             loss=loss,
+            count=one.rows if self.blocks.is_last else 0,
             non_finite=sink.non_finite,
         )
 

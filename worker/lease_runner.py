@@ -247,7 +247,7 @@ class LeaseRunner:
         seconds = self._clock() - started - run.fetch_seconds - run.stage_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=parts[0].chunk)
         hit_failpoint("worker.gradient-ready")
-        self._feed(ev.NodeReady(lease.lease, 0, tuple(result.losses), tuple(run.non_finite)))
+        self._feed(ev.NodeReady(lease.lease, 0, tuple(result.losses), tuple(run.non_finite), result.count))
         tokens = lease.count * job.step.tokens_per_micro_batch
         has_losses = bool(result.losses)  # as one worker of a row, which counts for all of them
         self._metrics.count_computed(

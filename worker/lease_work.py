@@ -24,10 +24,12 @@ class Sum:
 
     Attributes:
         losses: losses of the micro-batches; empty without the last range.
+        count: number of tokens (or samples) that count in these losses.
         checksums: checksums of the micro-batches that the lease names for it.
     """
 
     losses: list[float]
+    count: int
     checksums: list[pb.Checksum]
 
 
@@ -59,6 +61,7 @@ class LeaseWork:
         """
         lease, checksums = self.lease, self._make_checksums()
         losses: list[float] = []
+        counts: list[int] = []
         node_sum = NodeSum(self.step.ranges, out, lease.count, ready)
         stop = lease.first + lease.count
         # With one range, micro-batches don't overlap: each is dropped, paused and shown by itself.
@@ -67,8 +70,8 @@ class LeaseWork:
             for first in range(lease.first, stop, overlapping):
                 last = first + overlapping == stop
                 with timeline.span("device", "micro-batch", lease.step, index=first, last=last):
-                    losses += self._run(first, overlapping, node_sum, checksums, exchange)
-        return Sum(losses, checksums.to_messages())
+                    losses += self._run(first, overlapping, node_sum, counts, checksums, exchange)
+        return Sum(losses, sum(counts), checksums.to_messages())
 
     def verify(self, scratch: Float32Array) -> list[pb.Checksum]:
         """Return the checksums that a VERIFY lease asks for; `scratch` takes the gradients."""
@@ -77,7 +80,7 @@ class LeaseWork:
             for index in self.lease.checksums:
                 node_sum = NodeSum(self.step.ranges, scratch, 1, lambda offset: None)
                 with timeline.span("device", "check", self.lease.step, index=index):
-                    self._run(index, 1, node_sum, checksums, exchange)
+                    self._run(index, 1, node_sum, [], checksums, exchange)
         return checksums.to_messages()
 
     def evaluate(self) -> list[pb.BatchLoss]:
@@ -96,9 +99,15 @@ class LeaseWork:
         return PassChecksums(self.step.all_ranges, frozenset(self.lease.checksums))
 
     def _run(
-        self, first: int, count: int, node_sum: NodeSum, checksums: PassChecksums, exchange: PassExchange
+        self,
+        first: int,
+        count: int,
+        node_sum: NodeSum,
+        counts: list[int],
+        checksums: PassChecksums,
+        exchange: PassExchange,
     ) -> list[float]:
-        """Add the gradients of some micro-batches to a sum, and return their losses."""
+        """Add gradients of micro-batches to a sum, and what counts in their losses to `counts`; return the losses."""
         self.check()
         ranges = self.step.ranges
         lowest = min(ranges)
@@ -110,6 +119,7 @@ class LeaseWork:
                 entries = [each for each in self.step.layout.entries if own.start <= each.offset < own.stop]
                 compute = checksums.watch_gradient(Pass(True, range_index, index), entries, compute)
             finished = node_sum.add_leaf(range_index, compute)
+            counts.append(finished.count)
             if range_index == lowest:
                 self.end_micro_batch()
             return finished

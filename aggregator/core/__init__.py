@@ -15,8 +15,8 @@ Read the files in this order:
 6. leasing/: planning.py splits a step among the workers, lease_book.py keeps their leases, and results.py
    records what workers report of them. stalls.py and failures.py take leases back.
 7. membership/: who may take part in a job, how many workers it needs, and who is excluded.
-8. rows/: with a pipeline, leases go to rows of workers. holders.py says what a job needs of them, forming.py who gets
-   which stages, and job_rows.py makes one report of several.
+8. rows/: leases go to rows of workers, one worker each without a pipeline. job_rows.py makes one report of several.
+   With a pipeline, forming.py says who gets which stages.
 9. verification/: sampled micro-batches are computed twice to find faulty hardware.
 10. waits.py and job_report.py: what users and tools see.
 

@@ -134,10 +134,8 @@ class AggregatorCore:
         run, member = self.run, self.members.get(session)
         if run is None or member is None or run.job.id != description.job or member.refusal is not None:
             return None
-        holder = run.holders.find_described(member)
-        lease = (
-            None if holder is None else run.lease_book.find_initialisation(holder.session, description.lease)
-        )
+        row = run.rows.find_described(member)
+        lease = None if row is None else run.lease_book.find_initialisation(row.session, description.lease)
         return None if lease is None or lease.described else run.plan.parameters
 
     def wire_type(self, kind: ChunkKind) -> DType:
@@ -189,18 +187,20 @@ class AggregatorCore:
             activity=find_activity(self.run, member, bool(self.optimizer), own_now).value,
             seconds_since_speed=self.activities.seconds_since_speed(member.session, own_now),
         )
-        seat = self.run.holders.find_seat(member) if self.run is not None else None
-        if seat is not None:
-            status.row, stages = seat
-            status.first_stage, status.stages = stages.first, stages.count
+        row = self.run.rows.find(member) if self.run is not None else None
+        if row is not None:
+            stages = row.stages_of(member)
+            status.row, status.first_stage, status.stages = row.id, stages.first, stages.count
         return status
 
     def _state_of(self, member: Member) -> MemberState:
         if self.run is None:
             return MemberState.CONNECTED
-        holder = self.run.holders.find(member)
-        computing = holder is not None and self.run.lease_book.is_computing(holder)
-        return MemberState.COMPUTING if computing and not member.hangs else member.state
+        row = self.run.rows.find(member)
+        if row is not None and not member.hangs and self.run.lease_book.is_computing(row):
+            return MemberState.COMPUTING
+        stalled = row is not None and row.stalled and member.state is MemberState.READY
+        return MemberState.STALLED if stalled else member.state
 
     def waits(self, now: float) -> list[Wait]:
         """Return what workers and the optimizer owe the running job, the longest wait first."""
@@ -380,7 +380,7 @@ class AggregatorCore:
             return
         member.has_data_stream = True
         if self.run is not None:
-            self.run.holders.settle(now)
+            self.run.rows.settle(now)
             self.run.dispatch(now)
 
     def _close(self, member: Member, reason: str, now: float) -> None:
@@ -485,7 +485,7 @@ class AggregatorCore:
             now=now,
         )
         self.run.report.begin()
-        self.run.holders.join(self.members.values(), now)
+        self.run.rows.join(self.members.values(), now)
         self._open_job()
 
     def _new_lease(self) -> int:

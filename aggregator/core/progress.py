@@ -146,12 +146,13 @@ class JobProgress:
         assert self.version is not None
         self.version = self.version.following
         self._deaths.note_commit()
+        able = self._lease_book.able_rows()
         self._report.advance(
             self.version,
             self._lease_book.step_sum,
             tokens=self._tokens_per_micro_batch * self._plan.micro_batches,
             samples=self._plan.batch_size * self._plan.micro_batches,
-            peak_flops=total_peak_flops(self._lease_book.able_members()),
+            peak_flops=total_peak_flops([each for row in able for each in row.workers]),
             now=now,
         )
         self._router.weights.begin(self.version, self.elements)

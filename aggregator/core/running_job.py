@@ -23,8 +23,9 @@ from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.progress import JobProgress
-from aggregator.core.rows.holders import Holders, WorkersAsHolders
 from aggregator.core.rows.job_rows import JobRows
+from aggregator.core.rows.pipeline_rows import PipelineRows
+from aggregator.core.rows.row import Row
 from aggregator.core.rows.row_table import RowTable
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.plane_orders import discard_piece
@@ -62,13 +63,13 @@ class RunningJob:
         job_members: admits workers to the job and refuses them.
         report: saves the job's record and publishes events.
         quorum: whether the job has enough workers.
-        lease_book: the leases of its workers, or of their rows.
+        lease_book: the leases of its rows.
         lease_results: what became of these leases.
-        holders: the workers, or their rows, as the holders of these leases.
+        rows: its workers, in the rows that hold these leases.
         router: its chunks on their way.
         progress: its version, its phase and its layout's size.
         admission: what a worker must say to be admitted.
-        orders: sends orders to workers or their rows.
+        orders: sends orders to workers and their rows.
         opened_void_generation: last generation that the optimizer was told is void; 0 for none.
         optimizer_state: what the optimizer said last; STATE_UNSPECIFIED until it answers Open.
         lacks_space: whether the optimizer waits for disk space before it can go on with the job.
@@ -97,15 +98,10 @@ class RunningJob:
             plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)
         )
         self.router = ChunkRouter(job.id, epoch, plan.wire, out, receives_weights=tiers == 3)
-        rows = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
-        self.orders = WorkerOrders(job.id, self._new_lease, rows.send)
+        table = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
+        self.orders = WorkerOrders(job.id, self._new_lease, table.send, out)
         self.lease_book = LeaseBook(
-            timeouts,
-            rows.members if plan.stages > 1 else members,
-            self.orders,
-            self.report,
-            out,
-            checked=bool(plan.verify_fraction),
+            timeouts, table.rows, self.orders, self.report, out, checked=bool(plan.verify_fraction)
         )
         self._exclusions = Exclusions(job)
         self._deaths = WorkerDeaths(job.id)
@@ -114,11 +110,11 @@ class RunningJob:
             members, self.admission, self._exclusions, self._deaths, self.orders, self.report
         )
         self.lease_results = LeaseResults(job, self.lease_book, self.job_members)
-        self.holders: Holders = WorkersAsHolders(self.job_members, self.lease_book)
+        self.rows = JobRows(table, members, self.job_members, self.lease_book)
         if plan.stages > 1:
-            self.holders = JobRows(
+            self.rows = PipelineRows(
                 plan,
-                rows,
+                table,
                 members,
                 self.job_members,
                 self.lease_book,
@@ -199,39 +195,39 @@ class RunningJob:
 
     def check_chunk(self, member: Member, header: ChunkHeader) -> Refusal | None:
         """Return why what a worker has sent of a chunk is stale; None if it is wanted."""
-        holder = self.holders.find(member)
-        if holder is None:
+        row = self.rows.find(member)
+        if row is None:
             return Refusal(f"the chunk's lease is {header.lease}, and this worker is a spare now")
-        return self.lease_book.check_chunk(holder.session, header)
+        return self.lease_book.check_chunk(row.session, header)
 
     def chunk_arrived(self, member: Member, event: ChunkArrived, now: float) -> Refusal | None:
         """Keep a piece of a chunk, discard a stale one; return why its worker can't send it, None if it can."""
-        header, holder = event.header, self.holders.find(member)
-        stale = holder is None or self.check_chunk(member, header) is not None
-        refusal = None if stale else self.holders.check_piece(member, header)
-        if holder is None or stale or refusal is not None:
+        header, row = event.header, self.rows.find(member)
+        stale = row is None or self.check_chunk(member, header) is not None
+        refusal = None if stale else self.rows.check_piece(member, header)
+        if row is None or stale or refusal is not None:
             self._out.put(discard_piece(header, event.arrival))
             return refusal
         self.router.keep_piece(header, event.arrival)
-        if not self.holders.waits_for_report(member, header):
-            # The workers of a row share one window, even if some of them are on this host.
-            self.route_if_whole(holder, header, in_place=event.in_place and holder is member)
+        if not self.rows.waits_for_report(member, header):
+            # Several workers of a row share one window, even if some of them are on this host.
+            self.route_if_whole(row, header, in_place=event.in_place and len(row.workers) == 1)
         return None
 
-    def route_if_whole(self, holder: Member, header: ChunkHeader, *, in_place: bool = False) -> None:
-        """Route a chunk of the worker or row that has its lease, if all of its pieces are kept."""
+    def route_if_whole(self, row: Row, header: ChunkHeader, *, in_place: bool) -> None:
+        """Route a chunk of the row that has its lease, if all of its pieces are kept."""
         whole = self.router.take_whole(header, self.progress.elements)
         if whole is not None:
-            self._route(holder, whole, in_place=in_place)
+            self._route(row, whole, in_place=in_place)
 
-    def _route(self, holder: Member, header: ChunkHeader, *, in_place: bool) -> None:
+    def _route(self, row: Row, header: ChunkHeader, *, in_place: bool) -> None:
         if header.kind == INITIAL_WEIGHTS:
             self.router.route_initial_weights(header)
             current = self.lease_book.initialisation
             if current is not None and current.missing is not None:
                 current.missing.discard(header.index)
             return
-        step_sum, assignment = self.lease_book.accept_gradient(holder, header, in_place=in_place)
+        step_sum, assignment = self.lease_book.accept_gradient(row, header, in_place=in_place)
         self.router.route_gradient(step_sum, assignment, header, self.progress.elements)
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
@@ -254,12 +250,10 @@ class RunningJob:
         ):
             planned = step_sum.sessions()
             able = (each for each in self.members.values() if each.able)
-            computing = [
-                each for each in able if (found := self.holders.find(each)) and found.session in planned
-            ]
+            computing = [each for each in able if (row := self.rows.find(each)) and row.session in planned]
         wait = any(each.loaded_version != version for each in computing)
         for member in lacking:
-            parts = self.holders.weights_of(member)
+            parts = self.rows.weights_of(member)
             if (parts is None or parts) and (not wait or member in computing):
                 self.router.send_weights(member, version, parts)
 
@@ -271,12 +265,12 @@ class RunningJob:
         if blame is not None and blame.job is not None:
             self.end(FAILED, blame.job)
             return
-        self.holders.join([member], now)
+        self.rows.join([member], now)
         self._end_if_hopeless(now)
 
     def admit(self, member: Member, ready: pb.Ready, now: float) -> None:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
-        if not self.holders.expects(member, ready):
+        if not self.rows.expects(member, ready):
             return  # it has been told to build other stages since
         refusal = self._check_sizes(member, ready) or self.job_members.admit(
             member, ready, leased=self._has_leased
@@ -285,14 +279,14 @@ class RunningJob:
             self.refuse(member, refusal, now)
             return
         if member.claim_wait is not None:
-            self.holders.settle(now)
+            self.rows.settle(now)
             return
         self.settle_claims(now)
         if not member.ready:
             return  # the job begins again, and the worker with it
         self.progress.learn_batches(ready, now)
         self.job_members.note_admission(member, ready)
-        refusal = self.holders.note_built(member, ready, now)
+        refusal = self.rows.note_built(member, ready, now)
         if refusal is not None:
             member.claim, member.dissents = None, True
             self.refuse(member, refusal, now)
@@ -320,13 +314,13 @@ class RunningJob:
     def refuse(self, member: Member, refusal: Refusal, now: float) -> None:
         """Send a worker away and release its leases."""
         self.job_members.refuse(member, refusal)
-        self.holders.release(member, now)
+        self.rows.release(member, now)
         self._end_if_hopeless(now)
 
     def set_unfit(self, member: Member, reason: Refusal, now: float) -> None:
         """Record that a worker can't open its mesh, or lacks an input of the job; release its leases if it had both."""
         self.job_members.mark_unfit(member, reason)
-        self.holders.release(member, now)
+        self.rows.release(member, now)
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
@@ -339,12 +333,12 @@ class RunningJob:
 
     def lost(self, member: Member, reason: str, now: float) -> None:
         """Release the leases of a worker that is gone, and is no longer among the members."""
-        holder = self.holders.find(member)
-        at_work = holder is not None and self.lease_book.holds_lease(holder)
+        row = self.rows.find(member)
+        at_work = row is not None and self.lease_book.holds_lease(row)
         if at_work or member.building_since_seconds is not None:
             self._deaths.note_lost_at_work(member.name, member.incarnation)
-        self.holders.release(member, now)
-        self.job_members.note_lost(member, reason)
+        self.rows.release(member, now)
+        self.report.note("member", f"worker {member.name} is gone: {reason}")
         self.settle_claims(now)
         self.dispatch(now)
 
@@ -392,7 +386,7 @@ class RunningJob:
             if claim_wait is not None:
                 self.admit(member, claim_wait.ready, now)
             else:
-                self.holders.join([member], now)
+                self.rows.join([member], now)
 
     def _find_outdated(self) -> Member | None:
         """Return a worker whose claim would get another answer now than the one that it got; None if there is none."""
@@ -413,7 +407,7 @@ class RunningJob:
         self.lease_book.end_initialisation()
         self.progress.forget_batches()
         self.open()
-        self.holders.join(members, now)
+        self.rows.join(members, now)
 
     # ---- granting leases ----
 
@@ -437,7 +431,7 @@ class RunningJob:
         self.report.publish_refusals()
         self.job_members.mark_slow_builds(now, self._timeouts.stall)
         self.job_members.mark_hangs(self._timeouts.stall)
-        self.holders.settle(now)
+        self.rows.settle(now)
         self._end_if_hopeless(now)
         if self.ended:
             return
@@ -479,7 +473,7 @@ class RunningJob:
         """Advance the step's checks; pass on the last chunk of its sum once all are closed."""
         if not step_sum.coverage.gated:
             return
-        receivers = [each for each in self.lease_book.able_members() if each.receives_weights]
+        receivers = [each for each in self.lease_book.able_rows() if each.receives_weights]
         finding = self.lease_book.checks.advance(step_sum, receivers, now)
         if finding is not None:
             self._exclude(finding, now)

@@ -47,10 +47,12 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return lack
     if run.progress.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
         return f"waits for the optimizer to restart step {run.job.step}"
-    able = run.lease_book.able_members()
-    holders = sum(member.loaded_version == run.progress.version for member in able)
+    able = run.lease_book.able_rows()
+    loaded = sum(row.loaded_version == run.progress.version for row in able)
     who = "rows" if run.plan.stages > 1 else "workers"
-    text = f"phase {run.job.phase}, step {run.job.step}; {who} with its weights: {holders} of {len(able)}{detail}"
+    text = (
+        f"phase {run.job.phase}, step {run.job.step}; {who} with its weights: {loaded} of {len(able)}{detail}"
+    )
     hanging = [f"worker {each.name}: {each.detail}" for each in run.members.values() if each.hangs]
     return printable("; ".join([text, *hanging]), FAILURE_CHARACTERS)
 
@@ -65,10 +67,10 @@ def describe_lack(run: RunningJob, now: float) -> str | None:
             return shortage
     if not run.members:
         return "waits for a worker to connect"
-    lacking = run.holders.describe_shortage(now)
+    lacking = run.rows.describe_shortage(now)
     if lacking is not None:
         return f"{lacking}; {run.job.detail}" if run.job.detail else lacking
-    if run.lease_book.able_members():
+    if run.lease_book.able_rows():
         return None
     reasons = {member.name: member.describe() for member in run.members.values()}
     return f"waits for workers to build the job: {join_reasons(reasons)}"

@@ -119,11 +119,11 @@ def find_activity(run: RunningJob | None, member: Member, optimizer: bool, now: 
     hindrance = _find_hindrance(member)
     if hindrance is not None:
         return hindrance
-    holder, book = run.holders.find(member), run.lease_book
-    if holder is None:
+    row, book = run.rows.find(member), run.lease_book
+    if row is None:
         return Activity.SPARE
-    stalled = member.stalled or member.hangs
-    if book.is_computing(holder):
+    stalled = row.stalled or member.hangs
+    if book.is_computing(row):
         return Activity.STALLED if stalled else Activity.COMPUTING
     if not optimizer:
         return Activity.WAITS_FOR_OPTIMIZER
@@ -134,8 +134,8 @@ def find_activity(run: RunningJob | None, member: Member, optimizer: bool, now: 
     step_sum = book.step_sum
     if step_sum is None:
         return Activity.UPDATE if run.progress.phase is JobPhase.CHECKPOINT else Activity.OTHERS
-    mine = step_sum.of_session(holder.session)
-    if not mine and run.plan.micro_batches < len(book.able_members()):
+    mine = step_sum.of_session(row.session)
+    if not mine and run.plan.micro_batches < len(book.able_rows()):
         return Activity.FEW_MICRO_BATCHES
     if step_sum.coverage.complete:
         return Activity.UPDATE

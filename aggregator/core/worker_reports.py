@@ -40,34 +40,43 @@ def take_report(run: RunningJob, member: Member, body: WorkerBody, now: float) -
 
 def _note_weights_loaded(run: RunningJob, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
     """Record the version whose complete weights are on a worker's mesh."""
-    found = run.holders.weights_loaded(member, Version(loaded.generation, loaded.step))
-    if found is not None:
-        run.lease_results.record_weights_loaded(*found, now)
+    row = run.rows.weights_loaded(member, Version(loaded.generation, loaded.step))
+    if row is not None:
+        run.lease_results.record_weights_loaded(row, now)
     run.dispatch(now)
 
 
 def _note_computed(run: RunningJob, member: Member, computed: pb.Computed, now: float) -> None:
     """Record that a worker has computed a lease, whose chunks are on the way, or a check."""
-    found = run.holders.computed(member, computed)
-    if found is None or not run.lease_results.record_computed(*found, now):
+    refusal = run.rows.check_findings(member, computed)
+    if refusal is not None:
+        run.refuse(member, refusal, now)
         return
-    holder, joined, _ = found
+    found = run.rows.computed(member, computed)
+    if found is None:
+        return
+    row, reports = found
+    if not run.lease_results.record_computed(row, computed.lease, reports, now):
+        return
     first = ChunkHeader(
-        job=joined.job,
-        generation=joined.generation,
-        step=joined.step,
-        lease=joined.lease,
+        job=computed.job,
+        generation=computed.generation,
+        step=computed.step,
+        lease=computed.lease,
         kind=GRADIENT,
         index=0,
     )
-    run.route_if_whole(holder, first)  # it may have waited for this report
+    run.route_if_whole(row, first, in_place=row.in_place)  # it may have waited for this report
     run.dispatch(now)
 
 
 def _note_evaluated(run: RunningJob, member: Member, evaluated: pb.Evaluated, now: float) -> None:
     """Record a worker's losses of a lease, and the validation loss if they are the last ones."""
-    found, version = run.holders.evaluated(member, evaluated), run.progress.version
-    evaluation = None if found is None else run.lease_results.record_losses(*found, version)
+    found, version = run.rows.evaluated(member, evaluated), run.progress.version
+    if found is None:
+        return
+    row, losses = found
+    evaluation = run.lease_results.record_losses(row, evaluated, losses, version)
     if evaluation is None or version is None:
         return
     run.report.note_evaluated(evaluation.evaluated, evaluation.batches, now)
@@ -80,9 +89,8 @@ def _note_evaluated(run: RunningJob, member: Member, evaluated: pb.Evaluated, no
 
 def _note_description(run: RunningJob, member: Member, description: pb.Description, now: float) -> None:
     """Pass the layout from the worker that makes the initial weights on to the optimizer."""
-    holder = run.holders.find_described(member)
-    lease = description.lease
-    current = None if holder is None else run.lease_book.find_initialisation(holder.session, lease)
+    row = run.rows.find_described(member)
+    current = None if row is None else run.lease_book.find_initialisation(row.session, description.lease)
     if current is not None:
         current.described = True
         run.initialise(member, description, now)
@@ -96,7 +104,7 @@ def note_failure(run: RunningJob, member: Member, failure: pb.Failure, now: floa
         _note_failed_lease(run, member, failure, now)
     else:
         fault = Refusal(failure.reason)
-        refusal = run.holders.note_too_large(member, failure, now) if failure.too_large else fault
+        refusal = run.rows.note_too_large(member, failure, now) if failure.too_large else fault
         if refusal is not None:
             run.refuse(member, refusal, now)
     if not run.ended:
@@ -105,10 +113,10 @@ def note_failure(run: RunningJob, member: Member, failure: pb.Failure, now: floa
 
 def _note_failed_lease(run: RunningJob, member: Member, failure: pb.Failure, now: float) -> None:
     """Release a failed lease; refuse its worker, or end the job, if the failures repeat."""
-    holder = run.holders.void_failed(member, failure, now)
-    if holder is None:
+    row = run.rows.void_failed(member, failure, now)
+    if row is None:
         return
-    blame = run.lease_results.record_failure(holder, member, failure, run.progress.version, now)
+    blame = run.lease_results.record_failure(row, member, failure, run.progress.version, now)
     if blame.job is not None:
         run.end(FAILED, blame.job)
     elif blame.worker is not None:

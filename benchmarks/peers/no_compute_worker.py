@@ -26,7 +26,6 @@ from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMes
 class NoComputeStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` that computes nothing."""
 
-    tokens_per_micro_batch = 1
     vocabulary = 0
     micro_batches_computed = 0
 

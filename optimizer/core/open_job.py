@@ -12,6 +12,7 @@ from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.errors import Refusal
+from services.protocol.findings import check_count
 from services.protocol.plan import JobPlan
 from services.tensors.chunk_set import ChunkSet, to_ranges
 from services.tensors.layout import chunk_count
@@ -72,6 +73,7 @@ class OpenJob:
         staged: chunks of the step's sum, or of the initial weights, that have arrived.
         non_finite: micro-batches of the staged sum whose own gradient is not finite; they come with chunk 0.
         sums: what planes have reported of the step's sum.
+        count: number of tokens (or samples) that count in the losses of the staged sum; it comes with chunk 0.
         deciding: whether all chunks have arrived, and planes' reports on them or the first checkpoint are awaited.
         updated_chunks: number of chunks, from the first, whose weights are those of `step`.
         allocating_layout: hash of the layout for which arrays are being allocated; empty if there is none.
@@ -98,6 +100,7 @@ class OpenJob:
         self.staged = ChunkSet(0)
         self.sums = StagedSums()
         self.non_finite: list[NonFinite] = []
+        self.count = 0
         self.deciding = False
         self.updated_chunks = 0
         self._updated: Counter[int] = Counter()  # by plane: number of its chunks that are updated
@@ -130,7 +133,7 @@ class OpenJob:
                 f"the chunk's kind is {header.kind}, generation {header.generation}, step {header.step}; the job waits "
                 f"for gradients of generation {self.generation}, step {self.step}"
             )
-        return None
+        return None if header.index else check_count(header.findings.count, self.plan.micro_batches)
 
     def commit(self, epoch: int, norm: float) -> tuple[pb.Commit, plane.UpdatePart]:
         """Enter the next step; return the COMMIT of the one before, and the order to make its weights.

@@ -316,7 +316,7 @@ class OptimizerCore:
         if not initial:
             job.sums.note_order(header.index)
         if header.index == 0:
-            job.non_finite = list(header.non_finite)
+            job.non_finite, job.count = list(header.findings.non_finite), header.findings.count
         job.deciding = len(job.staged) == job.chunks
         if job.deciding and initial:
             self._checkpoints.request(job)

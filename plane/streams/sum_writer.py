@@ -61,8 +61,7 @@ class SumWriter:
         headers = [chunk.header for chunk in chunks]
         first = headers[0]
         for header in headers[1:]:
-            first.losses.extend(header.losses)
-            first.non_finite.extend(header.non_finite)
+            first.findings.MergeFrom(header.findings)
         positions = [lease_sum.position(each.offset) for each in headers] if lease_sum.in_row else []
         return self._link.refer(first, array, first.lease, [each.index for each in headers], positions)
 

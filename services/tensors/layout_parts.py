@@ -33,7 +33,7 @@ def make_piece_header(shared: ChunkHeader, piece: Piece) -> ChunkHeader:
     header.CopyFrom(shared)
     header.index, header.offset, header.elements = piece
     if piece.chunk:
-        del header.losses[:], header.non_finite[:]
+        header.ClearField("findings")
     return header
 
 

@@ -54,6 +54,7 @@ class InsiderCluster(SimulatedCluster):
     """
 
     distrusted = LIAR
+    counts_are_true = False
     aggregator_type = InsiderAggregator
     optimizer_type = InsiderOptimizer
     aggregator: InsiderAggregator | None

@@ -95,7 +95,7 @@ def test_losses_are_in_the_header_of_chunk_0_alone() -> None:
     header = ChunkHeader(lease=1, kind=GRADIENT, losses=[1.0], non_finite=[NonFinite(micro_batch=1)])
     queue.carry_out(pb.SendSum(header=header, chunks=[ALL]))
     taken = queue.take(Stripe(), 10)
-    assert [list(each.losses) for each in taken] == [[], [], [], [], [1.0]]
+    assert [list(each.findings.losses) for each in taken] == [[], [], [], [], [1.0]]
     assert [len(each.non_finite) for each in taken] == [0, 0, 0, 0, 1]
 
 

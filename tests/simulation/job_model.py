@@ -20,6 +20,8 @@ from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
 from tests.simulation.pipeline_model import SimulatedPipeline
 
+TOKENS = 100
+"""Number of tokens in a micro-batch."""
 CLUSTER = "0123456789abcdef"
 """Identity of the simulated cluster."""
 PARAMETER = "weight"
@@ -206,6 +208,10 @@ class SimulatedJob:
     def loss(self, step: int, micro_batch: int) -> float:
         """Return the loss of a micro-batch."""
         return (self.keys[step] % 1009) / 7 + micro_batch / 3
+
+    def count(self, micro_batches: range) -> int:
+        """Return how many tokens count in the losses of micro-batches: not the same number in each."""
+        return sum(TOKENS - index % 7 for index in micro_batches)
 
     def step_loss(self, step: int) -> float:
         """Return the mean loss of a step."""

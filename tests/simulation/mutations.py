@@ -20,6 +20,7 @@ from aggregator.core.progress import JobProgress
 from aggregator.core.rows.broken_links import BrokenLinks
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.rows.job_rows import JobRows
+from aggregator.core.rows.pipeline_rows import PipelineRows
 from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.coverage import Coverage
 from aggregator.core.sums.piece_book import PieceBook
@@ -277,7 +278,7 @@ def skips_a_step_that_must_stop_the_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def hides_the_non_finite_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepSum, "blame", lambda self, assignment, worker, found: None)
+    patch.setattr(StepSum, "non_finite", ())
 
 
 def commits_before_all_checks(patch: pytest.MonkeyPatch) -> None:
@@ -359,13 +360,13 @@ def puts_chunks_together_without_all_pieces(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_chunk_0_before_all_reports(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JobRows, "_is_computed", lambda self, member, lease: True)
+    patch.setattr(PipelineRows, "_is_computed", lambda self, member, lease: True)
 
 
 def joins_losses_before_all_reports(patch: pytest.MonkeyPatch) -> None:
     def evaluated(self: JobRows, member: Any, evaluated: pb.Evaluated) -> Any:
         found = self._find_lease(member, evaluated.lease)
-        return None if found is None else (found[0].member, evaluated)
+        return None if found is None else (found[0], list(evaluated.losses))
 
     patch.setattr(JobRows, "evaluated", evaluated)
 

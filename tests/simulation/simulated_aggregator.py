@@ -155,7 +155,9 @@ class SimulatedAggregator(Process):
     def _handle(self, event: ev.Input, clock: Clock) -> list[ev.Effect]:
         """Call the core. After an error, note it in the job's record as the service does, and die."""
         try:
-            return self.core.handle(event, clock)
+            effects = self.core.handle(event, clock)
+            self._check_rows()
+            return effects
         except InjectedError as error:
             run = self.core.run
             assert run is not None
@@ -265,6 +267,17 @@ class SimulatedAggregator(Process):
         require(set(kept) == expected, f"kept {sorted(kept)}, the core expects {sorted(expected)}")
         pieces = set() if run is None else run.router.pieces.kept()
         require(set(kept_pieces) == pieces, f"kept {sorted(kept_pieces)}, the core expects {sorted(pieces)}")
+
+    def _check_rows(self) -> None:
+        """Check that what the core knows of each row is what the row's workers can do."""
+        for member in self.core.members.values():
+            row = self.core.run.rows.find(member) if self.core.run is not None else None
+            if row is None:
+                continue
+            known = row.able, row.hangs, row.loaded_version
+            row.refresh()
+            found = row.able, row.hangs, row.loaded_version
+            require(known == found, f"the core knows {known} of {row.title}, its workers are {found}")
 
     def _forward(self, header: ChunkHeader, payload: Any) -> None:
         if self._optimizer is not None:

@@ -56,6 +56,8 @@ class SimulatedCluster:
 
     distrusted = IMPOSTOR
     """Worker that a person overrules."""
+    counts_are_true = True
+    """Whether the optimizer is told what counts in a step."""
     aggregator_type: type[SimulatedAggregator] = SimulatedAggregator
     optimizer_type: type[SimulatedOptimizer] = SimulatedOptimizer
 
@@ -371,8 +373,14 @@ class SimulatedCluster:
 
     # ---- events ----
 
-    def committed(self, order: UpdatePart) -> None:
-        """Record a committed step."""
+    def committed(self, order: UpdatePart, count: int) -> None:
+        """Record a committed step, in whose losses some tokens count."""
+        job = self.jobs[order.job]
+        counted = job.count(range(job.plan.micro_batches))
+        require(
+            count == counted or not self.counts_are_true,
+            f"{count} tokens count in step {order.step}, expected {counted}",
+        )
         self.checks.committed(order)
         self.commits += 1
         self.moved()

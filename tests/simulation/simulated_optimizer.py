@@ -295,7 +295,8 @@ class SimulatedOptimizer(Process):
                 covered = history.Covered(job.id, order.generation, order.step, chunk, staged.micro_batches)
                 self.cluster.history.add(covered)
         if not self.fenced:
-            self.cluster.committed(order)
+            assert self.core.open_job is not None
+            self.cluster.committed(order, self.core.open_job.count)
 
     def _update(self, tensors: Tensors, effect: plane.UpdatePart, chunk: int) -> None:
         before = tensors.weights[chunk]

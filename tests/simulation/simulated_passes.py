@@ -61,7 +61,7 @@ def perform_whole(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState)
         if ready_from:
             ready = ev.NodeReady(lease.lease, state.ready_from)
         else:
-            ready = ev.NodeReady(lease.lease, 0, losses, _non_finite(job, lease))
+            ready = ev.NodeReady(lease.lease, 0, losses, _non_finite(job, lease), job.count(indices))
         worker.report(ready)
         yield worker.seconds * random() * 0.3
         if ready_from and worker.falls_sick():

@@ -274,7 +274,8 @@ def _run_passes(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState, p
     is_last = passes.run.stop == passes.pipeline.stages
     losses = tuple(job.loss(lease.step, index) for index in indices) if is_last else ()
     state.ready_from = 0
-    worker.report(ev.NodeReady(lease.lease, 0, losses, passes.find_non_finite(indices)))
+    count = job.count(indices) if is_last else 0
+    worker.report(ev.NodeReady(lease.lease, 0, losses, passes.find_non_finite(indices), count))
     worker.report_trained(lease, worker.seconds * lease.count, tuple(passes.checksums))
 
 

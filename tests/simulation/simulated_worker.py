@@ -18,7 +18,7 @@ from services.tensors.layout_parts import LayoutParts
 from services.tensors.reduction_tree import Node
 from services.tensors.stripes import Stripe
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.simulation.job_model import CRASH, SICK, SimulatedJob, node_sum, require
+from tests.simulation.job_model import CRASH, SICK, TOKENS, SimulatedJob, node_sum, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.pipeline_model import join_weights
@@ -333,7 +333,7 @@ class SimulatedWorker(Process):
             layout_hash=job.layout.hash if self.layout is None else self.layout.sha256,
             elements=job.elements + 1000 * (self.overstates == "Ready"),
             evaluation_batches=job.evaluation_batches if job.counts_batches(effect.stages) else 0,
-            tokens_per_micro_batch=100,
+            tokens_per_micro_batch=TOKENS,
             fingerprint=self._fingerprint,
             stages=effect.stages,
             parts=parts,

@@ -48,7 +48,7 @@ LAYOUT = Layout.build(
 )
 RANGES = {0: slice(0, 2317), 1: slice(2317, 4634), 2: slice(4634, 5247)}
 """Part of LAYOUT that each range has: one entry each."""
-FINISHED = FinishedPass(None, None, None, "")
+FINISHED = FinishedPass(None, None, None, 0, "")
 
 
 def draw(count: int, seed: int) -> Float32Array:

@@ -116,7 +116,7 @@ def test_a_row_has_the_bits_of_one_worker(
         weights = row.initialise()
         row.load(weights)
         total, computed = row.train(first=3, count=5)
-        losses = [loss for each in computed for loss in each.losses]
+        losses = [loss for each in computed for loss in each.findings.losses]
         evaluated = row.evaluate(first=0, count=2)
         row.load(weights + total * 1e-3, step=1)
         later, _ = row.train(step=1, first=0, count=1)
@@ -189,7 +189,7 @@ def test_each_stage_reports_its_gradients_that_are_not_finite(row: Row) -> None:
     weights[:] = np.inf
     row.load(weights, step=1)
     row.lease(pb.TRAIN, step=1, first=2, count=2)
-    found = [worker.wait_for(pb.Computed).non_finite for worker in row.workers]
+    found = [worker.wait_for(pb.Computed).findings.non_finite for worker in row.workers]
     assert [[each.micro_batch for each in of_stage] for of_stage in found] == [[2, 3], [2, 3]]
     first, last = (of_stage[0].parameter for of_stage in found)
     assert "blocks.1" in first and "blocks" not in last, "the first in the order of the backward pass"

@@ -216,12 +216,14 @@ class NodeReady:
         first_element: index in the layout of the first element that is computed.
         losses: losses of the lease's micro-batches, given with element 0.
         non_finite: micro-batches whose gradients are not finite, given with element 0.
+        count: number of tokens (or samples) that count in the losses, given with element 0.
     """
 
     lease: int
     first_element: int
     losses: tuple[float, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
+    count: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, Findings
 from services.errors import Refusal
 from services.protocol.plan import MOST_EVALUATION_BATCHES, WINDOW_CHUNKS
 from services.protocol.versions import Version
@@ -26,15 +26,13 @@ class HeldLease:
         lease: the aggregator's message.
         ready_from: index in the layout; from it on, the sum's elements are computed.
         begun: whether the device thread has the lease; before that, the first of its weights must arrive.
-        losses: losses of its micro-batches; known when chunk 0, the last one to be sent, is computed.
-        non_finite: micro-batches whose gradients are not finite; known with the losses.
+        findings: findings of its micro-batches; known when chunk 0, the last one to be sent, is computed.
     """
 
     lease: pb.Lease
     ready_from: int
     begun: bool = False
-    losses: tuple[float, ...] = ()
-    non_finite: tuple[NonFinite, ...] = ()
+    findings: Findings = field(default_factory=Findings)
 
     @property
     def version(self) -> Version:
@@ -52,7 +50,7 @@ class HeldLease:
         return self.lease.phase in (pb.TRAIN, pb.INITIALISE)
 
     def make_header(self, built: Built, epoch: int) -> ChunkHeader:
-        """Return what the headers of all pieces of the sum share. Without stages, that of chunk 0 has the losses."""
+        """Return what the headers of all pieces of the sum share. Without stages, that of chunk 0 has the findings."""
         lease = self.lease
         kind = GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS
         return ChunkHeader(
@@ -63,8 +61,7 @@ class HeldLease:
             lease=lease.lease,
             kind=kind,
             dtype=built.wire.dtype_of(kind),
-            losses=self.losses if built.stages is None else (),
-            non_finite=self.non_finite if built.stages is None else (),
+            findings=self.findings if built.stages is None else None,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import ChunkHeader, Findings
 from services.pipeline.split import StageRun
 from services.protocol.envelope import WorkerBody
 from services.protocol.hello import Role, make_hello
@@ -398,11 +398,8 @@ class WorkerCore:
     def _note_ready(self, event: NodeReady) -> None:
         held = self.leases.get(event.lease)
         if held is not None:
-            held.ready_from, held.losses, held.non_finite = (
-                event.first_element,
-                event.losses,
-                event.non_finite,
-            )
+            held.ready_from = event.first_element
+            held.findings = Findings(losses=event.losses, non_finite=event.non_finite, count=event.count)
             self._send_sum(held)
 
     def _report_computed(self, event: LeaseComputed) -> None:
@@ -422,8 +419,7 @@ class WorkerCore:
                 seconds=event.seconds,
                 tokens=event.tokens,
                 checksums=event.checksums,
-                losses=held.losses if in_row else (),
-                non_finite=held.non_finite if in_row else (),
+                findings=held.findings if in_row else None,
             )
         )
 

@@ -17,11 +17,11 @@ LEASES_PER_WORKER = 4
 
 @dataclass(frozen=True)
 class EvaluationLease:
-    """A run of held-out batches that a worker evaluates.
+    """A run of held-out batches that a row evaluates.
 
     Attributes:
         lease: the lease's id.
-        session: the worker's session.
+        session: the row's session.
         first: the index of the first batch.
         count: the number of batches.
         since_seconds: when it was granted, on the monotonic clock.
@@ -72,7 +72,7 @@ class Evaluation:
         return sum_losses(self._sums) / max(1, sum(self._tokens))
 
     def grant(self, lease: int, session: int, workers: int, now: float) -> EvaluationLease | None:
-        """Lease the next run of free batches to a worker; return None if no batch is free."""
+        """Lease the next run of free batches to a row; return None if no batch is free."""
         if not self._free:
             return None
         run = self._free.pop(0)
@@ -115,7 +115,7 @@ class Evaluation:
             first = run.stop
 
     def abandon(self, session: int) -> None:
-        """Free all batches of a worker that is gone."""
+        """Free all batches of a row that ends."""
         for lease in [each for each in self.leases.values() if each.session == session]:
             self.release(lease)
 
@@ -125,7 +125,7 @@ class Evaluation:
         self._add_free(lease.batches)
 
     def release_failed(self, session: int, lease: int) -> range | None:
-        """Free the batches of a worker's failed lease and return them; None if the worker has no such lease."""
+        """Free the batches of a row's failed lease and return them; None if the row has no such lease."""
         failed = self.leases.get(lease)
         if failed is None or failed.session != session:
             return None
@@ -133,5 +133,5 @@ class Evaluation:
         return failed.batches
 
     def is_busy(self, session: int) -> bool:
-        """Return whether a worker is evaluating."""
+        """Return whether a row is evaluating."""
         return any(each.session == session for each in self.leases.values())

@@ -1,4 +1,4 @@
-"""The leases of the running job's workers: initial weights, gradients of a step and their checks, evaluations."""
+"""The leases of the running job's rows: initial weights, gradients of a step and their checks, evaluations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.planning import describe_range
 from aggregator.core.leasing.stalls import Stalls
-from aggregator.core.membership.members import Member, speeds
+from aggregator.core.rows.row import Row, speeds
 from aggregator.core.sums.plane_orders import drop_sum
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from aggregator.core.verification.checks import JobChecks
@@ -25,13 +25,13 @@ from services.timeouts import Timeouts
 
 @dataclass
 class Initialisation:
-    """The lease under which one worker makes the initial weights.
+    """The lease under which one row makes the initial weights.
 
     Attributes:
         lease: the lease's id.
-        session: the worker's session.
+        session: the row's session.
         since_seconds: when it was granted, on the monotonic clock.
-        described: whether the worker has sent the layout of its chunks.
+        described: whether it has sent the layout of its chunks.
         missing: the chunks that have not come; None until the optimizer has the layout and asks for them.
     """
 
@@ -43,28 +43,28 @@ class Initialisation:
 
     @property
     def awaits_worker(self) -> bool:
-        """Whether the worker owes the layout or a chunk; otherwise the optimizer has to go on."""
+        """Whether the row owes the layout or a chunk; otherwise the optimizer has to go on."""
         return not self.described or bool(self.missing)
 
     @property
     def next_chunk(self) -> int | None:
-        """First chunk that the worker owes; None while it makes the weights."""
+        """First chunk that the row owes; None while it makes the weights."""
         return self.missing.runs()[0].start if self.missing else None
 
 
 class LeaseBook:
-    """Leases of all kinds: which worker has them, and which worker gets them next.
+    """Leases of all kinds: which row has them, and which row gets them next.
 
     Args:
         timeouts: the cluster's timeouts.
-        members: the connected workers, by session.
+        rows: the job's rows, by session.
         orders: sends leases and revocations.
         report: the job's record and log.
         out: takes the effects on stored sums.
         checked: whether some micro-batches are computed twice.
 
     Attributes:
-        initialisation: the lease of the initial weights; None if no worker has it.
+        initialisation: the lease of the initial weights; None if no row has it.
         step_sum: the sum of the step in training; None in other phases.
         evaluation: the evaluation under way; None in other phases.
         checks: the checks of the step's micro-batches.
@@ -73,7 +73,7 @@ class LeaseBook:
     def __init__(
         self,
         timeouts: Timeouts,
-        members: Mapping[int, Member],
+        rows: Mapping[int, Row],
         orders: WorkerOrders,
         report: JobReport,
         out: Outbox,
@@ -83,32 +83,32 @@ class LeaseBook:
         self.initialisation: Initialisation | None = None
         self.step_sum: StepSum | None = None
         self.evaluation: Evaluation | None = None
-        self.checks = JobChecks(timeouts, members, orders, report, out, enabled=checked)
-        self._stalls = Stalls(timeouts, members, orders, report)
-        self._members = members
+        self.checks = JobChecks(timeouts, rows, orders, report, out, enabled=checked)
+        self._stalls = Stalls(timeouts, rows, orders, report)
+        self._rows = rows
         self._orders = orders
         self._report = report
         self._out = out
 
     # ---- questions ----
 
-    def able_members(self) -> list[Member]:
-        """Return the workers that can be given work; stalled and hanging ones only if there are no others."""
-        able = [member for member in self._members.values() if member.able]
-        return [member for member in able if not (member.stalled or member.hangs)] or able
+    def able_rows(self) -> list[Row]:
+        """Return the rows that can be given work; stalled and hanging ones only if there are no others."""
+        able = [row for row in self._rows.values() if row.able]
+        return [row for row in able if not (row.stalled or row.hangs)] or able
 
-    def is_computing(self, member: Member) -> bool:
-        """Return whether a worker has something to compute now."""
-        initialising = self.initialisation is not None and self.initialisation.session == member.session
+    def is_computing(self, row: Row) -> bool:
+        """Return whether a row has something to compute now."""
+        initialising = self.initialisation is not None and self.initialisation.session == row.session
         training = self.step_sum is not None and (
-            self.step_sum.is_busy(member.session) or self.checks.is_busy(self.step_sum, member.session)
+            self.step_sum.is_busy(row.session) or self.checks.is_busy(self.step_sum, row.session)
         )
-        evaluating = self.evaluation is not None and self.evaluation.is_busy(member.session)
+        evaluating = self.evaluation is not None and self.evaluation.is_busy(row.session)
         return initialising or training or evaluating
 
-    def holds_lease(self, member: Member) -> bool:
-        """Return whether a worker has a lease of any kind, computed or not."""
-        session = member.session
+    def holds_lease(self, row: Row) -> bool:
+        """Return whether a row has a lease of any kind, computed or not."""
+        session = row.session
         initialising = self.initialisation is not None and self.initialisation.session == session
         step_sum, evaluation = self.step_sum, self.evaluation
         training = step_sum is not None and (
@@ -117,7 +117,7 @@ class LeaseBook:
         return initialising or training or (evaluation is not None and evaluation.is_busy(session))
 
     def find_late(self, now: float) -> set[int]:
-        """Return the sessions of workers or rows that take too long over a lease, whether or not others are idle."""
+        """Return the sessions of rows that take too long over a lease, whether or not others are idle."""
         late = self._stalls.find_late(self.step_sum, self.evaluation, now)
         current = self.initialisation
         if (
@@ -129,7 +129,7 @@ class LeaseBook:
         return late
 
     def waits(self, now: float) -> list[Wait]:
-        """Return what workers owe the job.
+        """Return what rows owe the job.
 
         A step waits for gradients of the next chunk in the agreed order, which starts at the layout's end, and for
         the checks under way. A wait for initial weights names a chunk once the worker has made them.
@@ -137,7 +137,7 @@ class LeaseBook:
         waits: list[Wait] = []
 
         def add(what: str, session: int, since_seconds: float, bucket: int | None = None) -> None:
-            peer, seconds = self._members[session].name, now - since_seconds
+            peer, seconds = self._rows[session].name, now - since_seconds
             job = self._report.job
             waits.append(
                 Wait(
@@ -191,91 +191,88 @@ class LeaseBook:
         return None
 
     def find_initialisation(self, session: int, lease: int) -> Initialisation | None:
-        """Return the initialisation if this worker has it under that lease."""
+        """Return the initialisation if this row has it under that lease."""
         current = self.initialisation
         found = current is not None and (current.session, current.lease) == (session, lease)
         return current if found else None
 
     def find_assignment(self, session: int, lease: int) -> Assignment | None:
-        """Return what this worker computes for the step's sum under that lease; None if the lease is void."""
+        """Return what this row computes for the step's sum under that lease; None if the lease is void."""
         assignment = self.step_sum.by_lease(lease) if self.step_sum is not None else None
         return assignment if assignment is not None and assignment.session == session else None
 
-    def accept_gradient(
-        self, member: Member, header: ChunkHeader, *, in_place: bool
-    ) -> tuple[StepSum, Assignment]:
+    def accept_gradient(self, row: Row, header: ChunkHeader, *, in_place: bool) -> tuple[StepSum, Assignment]:
         """Return the sum and the assignment that a gradient chunk belongs to; `check_chunk` must have passed it.
 
-        A worker whose chunks are read in place for the first time may send without a window from now on.
+        A row whose chunks are read in place for the first time may send without a window from now on.
         """
-        step_sum, assignment = self.step_sum, self.find_assignment(member.session, header.lease)
+        step_sum, assignment = self.step_sum, self.find_assignment(row.session, header.lease)
         assert step_sum is not None and assignment is not None
-        if in_place and not member.in_place:
-            self._orders.send_window(member.session, step_sum, step_sum.coverage.chunks)
-        member.in_place = in_place
+        if in_place and not row.in_place:
+            self._orders.send_window(row.session, step_sum, step_sum.coverage.chunks)
+        row.in_place = in_place
         if not header.index:  # the last one in the agreed order
-            member.stalls = 0
-        step_sum.blame(assignment, member.name, header.non_finite)
+            row.stalls = 0
+        step_sum.note_findings(assignment, row.name, header.findings)
         return step_sum, assignment
 
     # ---- granting ----
 
     def begin_step(self, step_sum: StepSum, now: float, *, plan: bool) -> None:
-        """Go on to a step; with `plan`, share it out at once among the workers that receive its weights."""
+        """Go on to a step; with `plan`, share it out at once among the rows that receive its weights."""
         self.step_sum = step_sum
-        receivers = [member for member in self.able_members() if member.receives_weights] if plan else []
+        receivers = [row for row in self.able_rows() if row.receives_weights] if plan else []
         step_sum.distribute(speeds(receivers), now)
         planned = step_sum.sessions()
-        for member in receivers:
-            if member.session not in planned:
-                member.record_idle_step()
+        for row in receivers:
+            if row.session not in planned:
+                for worker in row.workers:
+                    worker.record_idle_step()
 
     def grant_initialisation(self, now: float) -> None:
-        """Lease the initial weights to the first able worker, unless a worker has that lease."""
-        able = self.able_members()
+        """Lease the initial weights to the first able row, unless a row has that lease."""
+        able = self.able_rows()
         if self.initialisation is None and able:
             session = able[0].session
             self.initialisation = Initialisation(self._orders.initialise(session), session, now)
 
     def grant_assignments(self, step_sum: StepSum, now: float) -> None:
-        """Plan a step's orphans, then lease the assignments of workers that receive or have its weights."""
-        able = self.able_members()
+        """Plan a step's orphans, then lease the assignments of rows that receive or have its weights."""
+        able = self.able_rows()
         self._plan_orphans(step_sum, able, now)
-        # A worker starts with the first chunks of the weights, so it gets its lease before it has them all. Orphans
+        # A row starts with the first chunks of the weights, so it gets its lease before it has them all. Orphans
         # go to workers that have all of them.
-        sessions = {member.session for member in able if member.receives_weights}
+        sessions = {row.session for row in able if row.receives_weights}
         for assignment in step_sum.assignments:
             if assignment.session in sessions and not assignment.lease:
-                member = self._members[assignment.session]
-                self.checks.begin_trust(step_sum, member)
-                self._orders.train(member.session, step_sum, assignment, now, in_place=member.in_place)
+                row = self._rows[assignment.session]
+                self.checks.begin_trust(step_sum, row)
+                self._orders.train(row.session, step_sum, assignment, now, in_place=row.in_place)
 
-    def _plan_orphans(self, step_sum: StepSum, able: Iterable[Member], now: float) -> None:
-        """Plan orphans for idle workers; leave to busy ones what they will soon be free for."""
+    def _plan_orphans(self, step_sum: StepSum, able: Iterable[Row], now: float) -> None:
+        """Plan orphans for idle rows; leave to busy ones what they will soon be free for."""
         busy_sessions = step_sum.busy_sessions()
         idle = [
-            member
-            for member in able
-            if member.loaded_version == step_sum.version and member.session not in busy_sessions
+            row for row in able if row.loaded_version == step_sum.version and row.session not in busy_sessions
         ]
         if not idle or not step_sum.orphans():
             return
-        busy = [member for member in able if member.receives_weights and member.session in busy_sessions]
+        busy = [row for row in able if row.receives_weights and row.session in busy_sessions]
         known = speeds([*idle, *busy])
         left = {each.session: step_sum.busy_seconds(each.session, known[each.session], now) for each in busy}
         step_sum.distribute(known, now, left)
 
     def grant_evaluation(self, evaluation: Evaluation, version: Version, now: float) -> None:
-        """Lease held-out batches to idle workers that have the weights."""
-        holders = [member for member in self.able_members() if member.loaded_version == version]
-        for member in holders:
-            if not evaluation.is_busy(member.session):
-                self._orders.evaluate(member.session, evaluation, version, len(holders), now)
+        """Lease held-out batches to idle rows that have the weights."""
+        holders = [row for row in self.able_rows() if row.loaded_version == version]
+        for row in holders:
+            if not evaluation.is_busy(row.session):
+                self._orders.evaluate(row.session, evaluation, version, len(holders), now)
 
     def send_windows(self, step_sum: StepSum) -> None:
         """Tell the senders of a step's chunks how far they may send; chunks read in place need no window."""
         for session in sorted(step_sum.sessions()):
-            if not self._members[session].in_place:
+            if not self._rows[session].in_place:
                 self._orders.send_window(session, step_sum, step_sum.window_end)
 
     def reconcile(self, step_sum: StepSum, missing: ChunkSet) -> None:
@@ -297,13 +294,13 @@ class LeaseBook:
         self.step_sum = self.evaluation = None
 
     def end_initialisation(self) -> None:
-        """Revoke the lease of the initial weights, if a worker has it."""
+        """Revoke the lease of the initial weights, if a row has it."""
         current, self.initialisation = self.initialisation, None
-        if current is not None and current.session in self._members:
+        if current is not None:
             self._orders.revoke(current.session, current.lease)
 
     def release_failed(self, session: int, lease: int, now: float) -> range | None:
-        """Release a failed lease and return its micro-batches or batches; None if the worker has no such lease."""
+        """Release a failed lease and return its micro-batches or batches; None if the row has no such lease."""
         if self.find_initialisation(session, lease) is not None:
             self.initialisation = None
             return range(1)
@@ -313,22 +310,22 @@ class LeaseBook:
             return assignment.node.micro_batches
         return self.evaluation.release_failed(session, lease) if self.evaluation is not None else None
 
-    def abandon(self, member: Member, now: float) -> None:
-        """Release all leases of a worker that is gone or refused."""
+    def abandon(self, row: Row, now: float) -> None:
+        """Release all leases of a row that ends, or whose worker is refused."""
         if self.step_sum is not None:
-            self.step_sum.abandon(member.session, now)
-            self.checks.abandon(self.step_sum, member.session)
+            self.step_sum.abandon(row.session, now)
+            self.checks.abandon(self.step_sum, row.session)
         if self.evaluation is not None:
-            self.evaluation.abandon(member.session)
-        if self.initialisation is not None and self.initialisation.session == member.session:
+            self.evaluation.abandon(row.session)
+        if self.initialisation is not None and self.initialisation.session == row.session:
             self.initialisation = None
 
     def release_late(self, version: Version | None, now: float) -> None:
-        """Release leases that take too long, if an idle worker has the weights to take them over."""
+        """Release leases that take too long, if an idle row has the weights to take them over."""
         if self.step_sum is not None:
             self.checks.release_late(self.step_sum, now)
-        holders = [each for each in self.able_members() if version is None or each.loaded_version == version]
-        if all(self.is_computing(member) for member in holders):
+        holders = [each for each in self.able_rows() if version is None or each.loaded_version == version]
+        if all(self.is_computing(row) for row in holders):
             return
         current = self.initialisation
         if (

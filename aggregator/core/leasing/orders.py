@@ -1,9 +1,10 @@
-"""Orders to the workers of a job, as messages."""
+"""Orders to the workers of a job and to their rows, as messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.leasing.evaluation import Evaluation, EvaluationLease
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos import cluster_pb2 as pb
@@ -20,29 +21,39 @@ class WorkerOrders:
     Args:
         job: the job's id.
         new_lease: returns a lease id that was never used before.
-        send: sends an order to the worker, or to all workers of the row, with that session.
+        send: sends an order to all workers of the row with that session.
+        out: takes orders to single workers.
     """
 
     def __init__(
-        self, job: str, new_lease: Callable[[], int], send: Callable[[int, WorkerOrder], None]
+        self,
+        job: str,
+        new_lease: Callable[[], int],
+        send: Callable[[int, WorkerOrder], None],
+        out: Outbox,
     ) -> None:
         self._job = job
         self._new_lease = new_lease
         self._send = send
+        self._out = out
 
-    def join(self, session: int, spec_json: str, stages: StageRun | None = None, build: int = 0) -> None:
-        """Order a worker to build the job, or some stages of it by an order with a number."""
-        order = pb.Join(job=self._job, spec_json=spec_json, build=build)
-        if stages is not None:
-            order.first_stage, order.stages = stages.first, stages.count
-        self._send(session, order)
+    # ---- to a worker ----
 
-    def leave(self, session: int, reason: str) -> None:
+    def join(self, worker: int, spec_json: str, stages: StageRun, build: int) -> None:
+        """Order a worker to build stages of the job, by an order with a number."""
+        join = pb.Join(
+            job=self._job, spec_json=spec_json, first_stage=stages.first, stages=stages.count, build=build
+        )
+        self._out.put(ToWorker(worker, join))
+
+    def leave(self, worker: int, reason: str) -> None:
         """Order a worker to drop the job."""
-        self._send(session, pb.Leave(job=self._job, reason=reason))
+        self._out.put(ToWorker(worker, pb.Leave(job=self._job, reason=reason)))
+
+    # ---- to a row ----
 
     def initialise(self, session: int) -> int:
-        """Lease making the initial weights to a worker; return the lease's id."""
+        """Lease making the initial weights to a row; return the lease's id."""
         lease = self._new_lease()
         self._send(session, pb.Lease(job=self._job, lease=lease, phase=pb.INITIALISE))
         return lease
@@ -50,14 +61,14 @@ class WorkerOrders:
     def train(
         self, session: int, step_sum: StepSum, assignment: Assignment, now: float, *, in_place: bool
     ) -> None:
-        """Lease the missing chunks of a node to a worker; do nothing if none is missing.
+        """Lease the missing chunks of a node to a row; do nothing if none is missing.
 
         Args:
-            session: the worker's session.
+            session: the row's session.
             step_sum: the step's sum.
             assignment: the assignment whose node is leased.
             now: the time, on the monotonic clock.
-            in_place: whether chunks are read in the worker's memory, so that they need no send window.
+            in_place: whether chunks are read in its worker's memory, so that they need no send window.
         """
         missing = step_sum.coverage.missing(assignment.node)
         assignment.computed = not missing
@@ -72,7 +83,7 @@ class WorkerOrders:
         self._send(session, lease)
 
     def verify(self, session: int, version: Version, micro_batch: int) -> int:
-        """Lease a micro-batch to a second worker, for its gradient's checksum alone; return the lease's id."""
+        """Lease a micro-batch to a second row, for its gradient's checksum alone; return the lease's id."""
         lease = self._lease(version, self._new_lease(), pb.VERIFY, Node(micro_batch, 1))
         lease.checksums.append(micro_batch)
         self._send(session, lease)
@@ -81,7 +92,7 @@ class WorkerOrders:
     def evaluate(
         self, session: int, evaluation: Evaluation, version: Version, workers: int, now: float
     ) -> None:
-        """Lease the next free held-out batches to a worker, if some are free."""
+        """Lease the next free held-out batches to a row, if some are free."""
         granted = evaluation.grant(self._new_lease(), session, workers, now)
         if granted is not None:
             self._send(session, self._lease(version, granted.lease, pb.EVALUATE, granted))
@@ -99,14 +110,14 @@ class WorkerOrders:
         )
 
     def send_window(self, session: int, step_sum: StepSum, end: int) -> None:
-        """Tell a worker how far it may send a step's chunks."""
+        """Tell a row how far it may send a step's chunks."""
         generation, step = step_sum.version
         self._send(session, pb.Window(job=self._job, generation=generation, step=step, limit=end))
 
     def resend(self, session: int, lease: int, chunks: Iterable[pb.Range]) -> None:
-        """Order a worker to send chunks of a lease again."""
+        """Order a row to send chunks of a lease again."""
         self._send(session, pb.Resend(job=self._job, lease=lease, chunks=chunks))
 
     def revoke(self, session: int, lease: int) -> None:
-        """Order a worker to stop working on a lease."""
+        """Order a row to stop working on a lease."""
         self._send(session, pb.Revoke(job=self._job, lease=lease))

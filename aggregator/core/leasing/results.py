@@ -1,21 +1,28 @@
-"""Results of leases: what workers report of the leases they hold."""
+"""Results of leases: what rows report of the leases they hold."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.failures import Blame, LeasedWork, LeaseFailures
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
-from aggregator.core.verification.answers import Answers
+from aggregator.core.rows.row import Row
+from aggregator.core.verification.answers import collect_answers
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 
+Reports: TypeAlias = Sequence[tuple[Member, pb.Computed]]
+"""The workers of a row, and what each has reported of a lease that it has computed."""
+
 
 class LeaseResults:
-    """Records what workers report of their leases in one job.
+    """Records what rows report of their leases in one job.
 
     Args:
         job: the job's record.
@@ -29,64 +36,67 @@ class LeaseResults:
         self._job_members = job_members
         self._failures = LeaseFailures()
 
-    def record_weights_loaded(self, member: Member, version: Version, now: float) -> None:
-        """Record the version whose complete weights are on a worker's mesh."""
-        member.loaded_version = version
-        member.stalled = member.stalled and member.keeps_stalling
+    def record_weights_loaded(self, row: Row, now: float) -> None:
+        """Record that all workers of a row have weights of a version that some of them had not."""
+        row.stalled = row.stalled and row.keeps_stalling
         step_sum = self._lease_book.step_sum
-        if step_sum is not None and member.loaded_version == step_sum.version:
-            step_sum.restart_clock(member.session, now)
+        if step_sum is not None and row.loaded_version == step_sum.version:
+            step_sum.restart_clock(row.session, now)
 
-    def record_computed(self, member: Member, computed: pb.Computed, answers: Answers, now: float) -> bool:
-        """Record that a worker or row has computed a lease or a check; return False if the report is stale."""
+    def record_computed(self, row: Row, lease: int, reports: Reports, now: float) -> bool:
+        """Record that a row has computed a lease or a check; return False if the reports are stale."""
         step_sum = self._lease_book.step_sum
         if step_sum is None:
             return False
         checks = self._lease_book.checks
-        assignment = self._lease_book.find_assignment(member.session, computed.lease)
+        answers = collect_answers(row.names, lease, ((each.name, part.checksums) for each, part in reports))
+        assignment = self._lease_book.find_assignment(row.session, lease)
         if assignment is None:
-            if not checks.record_answer(step_sum, member, computed.lease, answers):
+            if not checks.record_answer(step_sum, row, lease, answers):
                 return False
-            member.note_work()
+            row.note_work()
             return True
-        assignment.computed, member.stalled, member.failures = True, False, 0
+        assignment.computed, row.stalled = True, False
         self._failures.clear(self._work(step_sum.version, assignment.node.micro_batches))
         took_seconds = now - assignment.since_seconds  # by a clock that no worker can lie about
-        believed = 0.0 <= computed.seconds <= took_seconds
-        member.record_lease(assignment.node.count, computed.seconds if believed else took_seconds)
+        for worker, part in reports:
+            step_sum.note_findings(assignment, worker.name, part.findings)
+            believed = 0.0 <= part.seconds <= took_seconds
+            worker.record_lease(assignment.node.count, part.seconds if believed else took_seconds)
+            worker.failures = 0
         checks.record_checksums(step_sum, assignment, answers, now)
         return True
 
     def record_losses(
-        self, member: Member, evaluated: pb.Evaluated, version: Version | None
+        self, row: Row, evaluated: pb.Evaluated, losses: Iterable[pb.BatchLoss], version: Version | None
     ) -> Evaluation | None:
-        """Record a worker's losses of a lease; return the evaluation, None if the report is stale."""
+        """Record a row's losses of a lease; return the evaluation, None if the report is stale."""
         evaluation = self._lease_book.evaluation
         if evaluation is None or version != Version(evaluated.generation, evaluated.step):
             return None
-        batches = evaluation.finish(evaluated.lease, evaluated.losses)
+        batches = evaluation.finish(evaluated.lease, losses)
         if batches is None:
             return None
         self._failures.clear(self._work(version, batches))
-        member.note_work()
+        row.note_work()
         return evaluation
 
     def record_failure(
-        self, holder: Member, member: Member, failure: pb.Failure, version: Version | None, now: float
+        self, row: Row, member: Member, failure: pb.Failure, version: Version | None, now: float
     ) -> Blame:
         """Release a failed lease; return who is at fault.
 
         Args:
-            holder: the worker or row that has the lease.
+            row: the row that has the lease.
             member: the worker that it failed on.
             failure: what the worker reports.
             version: the version of the job's weights.
             now: the time, on the monotonic clock.
         """
         step_sum, checks = self._lease_book.step_sum, self._lease_book.checks
-        if step_sum is not None and checks.record_failure(step_sum, holder, failure.lease, failure.reason):
+        if step_sum is not None and checks.record_failure(step_sum, row, failure.lease, failure.reason):
             return Blame()
-        indices = self._lease_book.release_failed(holder.session, failure.lease, now)
+        indices = self._lease_book.release_failed(row.session, failure.lease, now)
         if indices is None:
             return Blame()
         fault_of_job = self._failures.add(member.name, self._work(version, indices), failure.reason)

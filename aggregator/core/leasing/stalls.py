@@ -9,7 +9,7 @@ from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.devices import STALLED_TIMES
-from aggregator.core.membership.members import Member
+from aggregator.core.rows.row import Row
 from aggregator.core.sums.step_sum import StepSum
 from services.timeouts import Timeouts
 
@@ -19,38 +19,38 @@ class Stalls:
 
     Args:
         timeouts: the cluster's timeouts.
-        members: the connected workers, by session.
+        rows: the job's rows, by session.
         orders: sends revocations.
-        report: publishes which worker has stalled.
+        report: publishes which row has stalled.
     """
 
     def __init__(
-        self, timeouts: Timeouts, members: Mapping[int, Member], orders: WorkerOrders, report: JobReport
+        self, timeouts: Timeouts, rows: Mapping[int, Row], orders: WorkerOrders, report: JobReport
     ) -> None:
         self._timeouts = timeouts
-        self._members = members
+        self._rows = rows
         self._orders = orders
         self._report = report
 
     def is_late(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
-        """Return whether a worker takes too long over a lease, or its device hangs.
+        """Return whether a row takes too long over a lease, or a device of it hangs.
 
-        A worker that is measured while it is alone may take as long as it likes. So no micro-batch is expected to take
+        A row that is measured while it is alone may take as long as it likes. So no micro-batch is expected to take
         longer than `stall`, else others that come later would wait for it as long.
         """
-        if self._members[session].hangs:
+        if self._rows[session].hangs:
             return True
-        speed, stall_seconds = self._members[session].speed, self._timeouts.stall
+        speed, stall_seconds = self._rows[session].speed, self._timeouts.stall
         expected_seconds = micro_batches * min(1 / speed, stall_seconds) if speed else 0.0
         return now - since_seconds > max(stall_seconds, STALLED_TIMES * expected_seconds)
 
     def mark_if_stalled(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
-        """Return whether a worker takes too long over a lease; if so, mark the worker and publish that."""
+        """Return whether a row takes too long over a lease; if so, mark the row and publish that."""
         if not self.is_late(session, since_seconds, micro_batches, now):
             return False
-        member = self._members[session]
-        member.note_stall()
-        text = f"{member.title} stalled on step {self._report.job.step}; its work goes to others"
+        row = self._rows[session]
+        row.note_stall()
+        text = f"{row.title} stalled on step {self._report.job.step}; its work goes to others"
         self._report.note("member", text)
         return True
 
@@ -60,7 +60,7 @@ class Stalls:
         for each in step_sum.assignments:
             if each.session is None:
                 continue
-            if each.computed:  # a worker must not hold the step up by sending nothing
+            if each.computed:  # a row must not hold the step up by sending nothing
                 stalled = step_sum.note_owed(each, now) and self.mark_if_stalled(
                     each.session, each.owed_since_seconds, 0, now
                 )
@@ -79,7 +79,7 @@ class Stalls:
                 evaluation.release(lease)
 
     def find_late(self, step_sum: StepSum | None, evaluation: Evaluation | None, now: float) -> set[int]:
-        """Return the sessions of all that have the weights and take too long over gradients or losses.
+        """Return the sessions of all rows that have the weights and take too long over gradients or losses.
 
         One that has computed gradients is late once it has not sent those that are due for too long.
         """
@@ -90,7 +90,7 @@ class Stalls:
                 each.session
                 for each in step_sum.assignments
                 if each.session is not None and not each.computed
-                if self._members[each.session].loaded_version == step_sum.version
+                if self._rows[each.session].loaded_version == step_sum.version
                 if self.is_late(each.session, each.since_seconds, work[each.session], now)
             )
             late.update(

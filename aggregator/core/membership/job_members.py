@@ -20,7 +20,6 @@ from protos.jobs_pb2 import Wait
 from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.printable import group_by_reason
-from services.protocol.bounds import MAX_WORKERS
 from services.protocol.fingerprint import CODE
 from services.protocol.versions import Version
 
@@ -53,22 +52,10 @@ class JobMembers:
         self._orders = orders
         self._report = report
         self._ends_at_seconds: float | None = None  # as of the last `check_hope`
-        self._stalls: dict[str, int] = {}  # of processes whose connections are lost, by incarnation
-
-    def note_lost(self, member: Member, reason: str) -> None:
-        """Publish that a worker is gone; a process that comes back has the same stalls behind it as before."""
-        if member.stalls:
-            self._stalls[member.incarnation] = member.stalls
-            if len(self._stalls) > MAX_WORKERS:
-                del self._stalls[next(iter(self._stalls))]
-        self._report.note("member", f"worker {member.name} is gone: {reason}")
 
     def enter(self, member: Member) -> bool:
         """Prepare a worker for the job; return False if it is excluded, and so sent away."""
-        stalls = self._stalls.pop(member.incarnation, member.stalls)
         member.leave_job()
-        member.stalls = stalls
-        member.stalled = member.keeps_stalling
         self._admission.claims.enter(member.name)
         refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.name)
         if refusal is not None:
@@ -77,8 +64,8 @@ class JobMembers:
             self._orders.leave(member.session, str(refusal))
         return refusal is None
 
-    def build(self, member: Member, now: float, stages: StageRun | None = None, build: int = 0) -> None:
-        """Order a worker to build the job, or some stages of it by an order with a number."""
+    def build(self, member: Member, now: float, stages: StageRun, build: int = 0) -> None:
+        """Order a worker to build stages of the job, by an order with a number."""
         member.building_since_seconds = now
         self._orders.join(member.session, self._report.spec_json, stages, build)
 
@@ -107,6 +94,7 @@ class JobMembers:
             return None
         self._admission.admit(member.name)
         member.ready, member.layout_hash = True, ready.layout_hash
+        member.tokens = ready.tokens_per_micro_batch
         plausible = 1.0 <= ready.peak_flops < math.inf
         member.peak_flops = ready.peak_flops if plausible else None
         member.unfit = member.claim_wait = None

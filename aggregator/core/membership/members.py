@@ -17,9 +17,6 @@ SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
 IDLE_OPTIMISM = 1.05
 """Factor on a worker's assumed speed after each step without work, until it gets some and is measured again."""
-MOST_STALLS = 2
-"""Number of leases in a row that a worker may be late with before weights that it loads count no longer as a sign that
-it goes on. Then it gets work only if no other worker can do it."""
 LONGEST_LEASE_SECONDS = 1e6
 """Longest duration that a worker's report is believed to be: eleven days."""
 
@@ -92,6 +89,7 @@ class Member:
         has_data_stream: whether its data stream is up.
         ready: whether it has built the running job on its mesh.
         layout_hash: the hash of the layout it has built.
+        tokens: number of tokens, or samples, in a micro-batch, as it says; 0 if it does not know.
         refusal: why it takes no part in the running job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         brought: the job and the stages of it that it had built when it connected; None for none.
@@ -103,18 +101,14 @@ class Member:
         claim_wait: why it waits until the job changes its code, or until a claim is decided; None if it does not.
         loaded_version: the version whose complete weights are on its mesh.
         sent_version: the version that planes were ordered to send it.
-        stalled: whether it took too long over a lease and has not reported work since, or the next weights, once.
-        stalls: the number of leases in a row that it took too long over.
         device: what it said last of its device; None before its first heartbeat.
         hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
         voice: first of the names that its certificate is bound to; empty if it is bound to none.
         claim: what it said last of the running job; None if it has said nothing.
         dissents: whether it is refused because it says otherwise than the job, or contradicts itself.
-        in_place: whether its last chunk lay in memory that it shares, and so cost none here.
         speed: micro-batches per second; 0 until measured.
         peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.
-        row: names of its workers, for a row of workers, which holds leases as a worker does; empty for a worker.
     """
 
     session: int
@@ -125,6 +119,7 @@ class Member:
     has_data_stream: bool = False
     ready: bool = False
     layout_hash: str = ""
+    tokens: int = 0
     refusal: Refusal | None = None
     unfit: Refusal | None = None
     pipeline_address: str = ""
@@ -136,28 +131,14 @@ class Member:
     claim_wait: ClaimWait | None = None
     loaded_version: Version | None = None
     sent_version: Version | None = None
-    stalled: bool = False
-    stalls: int = 0
     device: Device | None = None
     hangs: bool = False
     failures: int = 0
     voice: str = ""
     claim: Claim | None = None
     dissents: bool = False
-    in_place: bool = False
     speed: float = 0.0
     peak_flops: float | None = None
-    row: tuple[str, ...] = ()
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Names of the workers that compute its leases: its own, or those of the row."""
-        return self.row or (self.name,)
-
-    @property
-    def title(self) -> str:
-        """What it is, and its name."""
-        return f"the row of {self.name}" if self.row else f"worker {self.name}"
 
     def find_brought(self, job: str) -> StageRun | None:
         """Return the stages of a job that it had built when it connected; None for none."""
@@ -184,20 +165,15 @@ class Member:
         return self.able and version not in (self.loaded_version, self.sent_version)
 
     @property
-    def receives_weights(self) -> bool:
-        """Whether it has the newest weights or, since it had all of older ones, is being sent them."""
-        return self.able and self.loaded_version is not None
-
-    @property
     def state(self) -> MemberState:
-        """Its state, except that a worker with a lease counts as ready here."""
+        """Its state, except that a worker whose row has a lease, or has stalled, counts as ready here."""
         if self.refusal is not None:
             return MemberState.REFUSED
         if self.unfit is not None:
             return MemberState.UNFIT
         if self.claim_wait is not None:
             return MemberState.WAITING
-        if self.stalled or self.hangs:
+        if self.hangs:
             return MemberState.STALLED
         if self.spare:
             return MemberState.SPARE
@@ -221,26 +197,13 @@ class Member:
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.claim_wait = None, None, None
-        self.stalled, self.stalls, self.hangs, self.failures, self.peak_flops = False, 0, False, 0, None
+        self.hangs, self.failures, self.peak_flops = False, 0, None
         self.spare, self.spare_reason = False, ""
         self.claim, self.dissents = None, False
 
     def lose_build(self) -> None:
         """Note that the job is not on its mesh, and neither are the weights."""
         self.ready, self.loaded_version, self.sent_version = False, None, None
-
-    @property
-    def keeps_stalling(self) -> bool:
-        """Whether only work that it does counts as a sign that it goes on, since it was late too often."""
-        return self.stalls >= MOST_STALLS
-
-    def note_stall(self) -> None:
-        """Note that it took too long over a lease."""
-        self.stalled, self.stalls = True, self.stalls + 1
-
-    def note_work(self) -> None:
-        """Note that it has done a lease."""
-        self.stalled, self.stalls, self.failures = False, 0, 0
 
     def record_lease(self, micro_batches: int, seconds: float) -> None:
         """Include a finished lease in the measured speed, if its duration is plausible."""
@@ -252,13 +215,6 @@ class Member:
     def record_idle_step(self) -> None:
         """Raise the assumed speed after a step without work, since the measured one may be outdated."""
         self.speed *= IDLE_OPTIMISM
-
-
-def speeds(members: list[Member]) -> dict[int, float]:
-    """Return each session's speed for planning; unmeasured workers get the average of the others."""
-    known = [member.speed for member in members if member.speed]
-    average = sum(known) / len(known) if known else 1.0
-    return {member.session: member.speed or average for member in members}
 
 
 def total_peak_flops(members: list[Member]) -> float | None:

@@ -1,6 +1,6 @@
-"""Rows: workers that together hold all stages of a pipeline, and that the rest of the core sees as one worker each.
+"""Rows: workers that together have a job's whole model, and so hold its leases. Without a pipeline it is one worker.
 
-`holders` says what a job needs of them, `job_rows` does it. `gathering` waits for the workers of a job that begins.
-`forming` decides which worker has which stages, `former` carries it out, `row_table` sends orders to rows
-(docs/decisions/0044).
+`row` is one of them, `row_table` sends orders to them, and `job_rows` takes what their workers report. `pipeline_rows`
+is what a pipeline adds: `gathering` waits for the workers of a job that begins, `forming` decides which worker has
+which stages, and `former` carries it out (docs/decisions/0060).
 """

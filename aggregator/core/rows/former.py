@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.membership.job_members import JobMembers
-from aggregator.core.membership.members import Member, total_peak_flops
+from aggregator.core.membership.members import Member
 from aggregator.core.rows.broken_links import BrokenLinks, Link, links_of
 from aggregator.core.rows.built_stages import BuiltStages
 from aggregator.core.rows.departures import DepartedWorkers
 from aggregator.core.rows.detours import count_avoided, form_linked_rows
 from aggregator.core.rows.forming import Candidate, Seat, Seats, find_gaps
 from aggregator.core.rows.gathering import Gathering
-from aggregator.core.rows.row_table import Row, RowTable
+from aggregator.core.rows.row import Row
+from aggregator.core.rows.row_table import RowTable
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
 from services.names import natural_order
@@ -123,7 +124,7 @@ class RowFormer:
         known = {row.seats for row in self._table}
         for seats in wanted:
             if seats not in known:
-                self._table.add(seats, now)
+                self._table.form(seats)
         seated = {seat.worker: seat.stages for seats in wanted for seat in seats}
         self._seated = {session: self._workers[session].name for session in seated}
         leaves_out = any(each.count > 1 for each in seated.values())  # spares would have them otherwise
@@ -139,7 +140,7 @@ class RowFormer:
                 member.lose_build()
                 self._job_members.build(member, now, stages, build)
         for row in self._table:
-            self.refresh(row)
+            self.complete(row)
 
     def _fits(self, member: Member) -> bool:
         """Return whether nothing but its data stream may keep a worker from stages.
@@ -199,36 +200,29 @@ class RowFormer:
 
     def _dissolve(self, row: Row, now: float) -> None:
         """End a row: its leases alone are void."""
-        self._lease_book.abandon(row.member, now)
+        self._lease_book.abandon(row, now)
         self._table.remove(row)
 
     # ---- what rows can do ----
 
-    def refresh(self, row: Row) -> None:
-        """Derive the state of a row from those of its workers."""
-        workers = [self._workers[seat.worker] for seat in row.seats]
-        row.member.ready = all(each.able for each in workers) and self._is_complete(row)
-        versions = [each.loaded_version for each in workers if each.loaded_version is not None]
-        row.member.loaded_version = min(versions) if len(versions) == len(workers) else None
-        row.member.peak_flops = total_peak_flops(workers)
-        if row.member.ready and not row.introduced:
+    def complete(self, row: Row) -> None:
+        """Introduce the workers of a row to each other, once all are ready and have the whole layout."""
+        if not row.complete and self._fits_together(row):
             self._introduce(row)
+        row.refresh()
 
-    def _is_complete(self, row: Row) -> bool:
-        """Return whether the workers of a row, which are all ready, have all stages and the whole layout."""
-        if row.introduced:
-            return True
-        if find_gaps(self._count, row.seats) or count_avoided(row.seats, self._avoided):
+    def _fits_together(self, row: Row) -> bool:
+        incomplete = find_gaps(self._count, row.seats) or count_avoided(row.seats, self._avoided)
+        if incomplete or not all(each.able for each in row.workers):
             return False
         self._mismatch = self._built.check_cover([seat.worker for seat in row.seats])
         return self._mismatch is None
 
     def _introduce(self, row: Row) -> None:
         """Tell the workers of a row of each other."""
-        row.introduced = self._was_complete = True
-        order = pb.Row(job=self._report.job.id, row=row.row)
-        for seat in row.seats:
-            worker = self._workers[seat.worker]
+        row.complete = self._was_complete = True
+        order = pb.Row(job=self._report.job.id, row=row.id)
+        for seat, worker in zip(row.seats, row.workers, strict=True):
             order.seats.add(
                 name=worker.name,
                 incarnation=worker.incarnation,
@@ -236,10 +230,11 @@ class RowFormer:
                 first_stage=seat.stages.first,
                 stages=seat.stages.count,
             )
-        self._table.send(row.member.session, order)
+        self._table.send(row.session, order)
         if all(pair.is_telling for pair in self._broken_links.find(row.seats)):
-            seats = ", ".join(f"{each.stages} on {self._workers[each.worker].name}" for each in row.seats)
-            self._report.note("member", f"row {row_number(row.row)} is ready: {seats}")
+            placed = zip(row.seats, row.names, strict=True)
+            seats = ", ".join(f"{seat.stages} on {name}" for seat, name in placed)
+            self._report.note("member", f"row {row_number(row.id)} is ready: {seats}")
 
     # ---- stages that don't fit, and links that break ----
 
@@ -259,14 +254,9 @@ class RowFormer:
         return None
 
     def note_broken_link(self, row: Row, member: Member, failure: pb.Failure, now: float) -> bool:
-        """Form a row again whose worker can't exchange activations with another: without it, if there is a spare.
-
-        Returns:
-            Whether the failure names a neighbour of the worker. It is the worker's own failure if not.
-        """
-        blamed = next(
-            (each for each in row.seats if self._workers[each.worker].name == failure.neighbour), None
-        )
+        """Form a row again with a broken link; return False if the failure names no neighbour."""
+        named = zip(row.seats, row.names, strict=True)
+        blamed = next((seat for seat, name in named if name == failure.neighbour), None)
         pair = {member.session, blamed.worker if blamed is not None else None}
         link = next((each for each in links_of(row.seats) if each.pair == pair), None)
         if blamed is None or link is None:
@@ -280,7 +270,7 @@ class RowFormer:
 
     def note_links_work(self, row: Row) -> None:
         """Forget failures of a row's links and workers, and that it was late: a whole lease has passed them."""
-        self._departed.forget(self._workers[seat.worker].name for seat in row.seats)
+        self._departed.forget(row.names)
         self._broken_links.note_works(row.seats)
         for seat in row.seats:
             self._late_rows.pop(seat.worker, None)
@@ -292,8 +282,6 @@ class RowFormer:
         Else other rows take over the work of a late one. `version` is that of the newest weights.
         """
         rows, has_spare = list(self._table), self._has_spare()
-        for row in rows:
-            row.member.hangs = any(self._workers[seat.worker].hangs for seat in row.seats)
         if not has_spare and len(rows) != 1:
             return
         late = self._lease_book.find_late(now)
@@ -303,7 +291,7 @@ class RowFormer:
                 self._replace(row, hanging, "has a worker whose device hangs", now)
                 return
             suspects = self._find_lagging(row, version, now)
-            if not suspects and (row.member.session in late or row.member.stalled):
+            if not suspects and (row.session in late or row.stalled):
                 suspects = self._find_suspects(row)
             for seat in suspects:
                 self._late_rows[seat.worker] = self._late_rows.get(seat.worker, 0) + 1
@@ -315,7 +303,7 @@ class RowFormer:
     def _find_lagging(self, row: Row, version: Version | None, now: float) -> list[Seat]:
         """Return the workers of a row that do not load weights which others of it have had for long."""
         lagging = [seat for seat in row.seats if self._workers[seat.worker].loaded_version != version]
-        if version is None or not row.member.ready or len(lagging) == len(row.seats):
+        if version is None or not row.able or len(lagging) == len(row.seats):
             lagging = []
         if lagging != row.lagging:
             row.lagging, row.lagging_since_seconds = lagging, now
@@ -338,7 +326,7 @@ class RowFormer:
 
     def _replace(self, row: Row, blamed: Seat, why: str, now: float) -> None:
         name = self._workers[blamed.worker].name
-        text = f"{row.member.title} {why}"
+        text = f"{row.title} {why}"
         if self._has_spare():
             self._report.note("member", f"{text}; a spare replaces worker {name}")
         else:
@@ -356,21 +344,20 @@ class RowFormer:
     def _has_spare(self) -> bool:
         return any(each.spare and not each.spare_reason for each in self._workers.values())
 
-    def _form_without(self, row: Row, blamed: Seat | None, now: float) -> None:
+    def _form_without(self, row: Row, blamed: Seat, now: float) -> None:
         """Form a row again, which voids its leases: without the blamed worker, if there is a spare."""
         former = [each.seats for each in self._table if each is not row]
-        if blamed is not None:
-            self._blames[blamed.worker] = self._blames.get(blamed.worker, 0) + 1
+        self._blames[blamed.worker] = self._blames.get(blamed.worker, 0) + 1
         left = tuple(seat for seat in row.seats if seat is not blamed) if self._has_spare() else row.seats
         self._dissolve(row, now)
-        self._form([*former, left], now, replaced=blamed.worker if blamed is not None else None)
+        self._form([*former, left], now, replaced=blamed.worker)
 
     # ---- for people ----
 
     def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can."""
         rows = list(self._table)
-        ready = [self._broken_links.find(row.seats) for row in rows if row.member.ready]
+        ready = [self._broken_links.find(row.seats) for row in rows if row.able]
         if ready:
             return f"tries again after: {ready[0][0].reason}" if all(ready) else None
         gathering = self._gathering.describe(now)
@@ -390,12 +377,12 @@ class RowFormer:
         broken = self._broken_links.find(rows[0].seats)
         if broken and count_avoided(rows[0].seats, self._avoided):
             return f"tries again in {max(0.0, broken[0].until_seconds - now):.0f} s after: {broken[0].reason}"
-        if all(self._workers[seat.worker].able for seat in rows[0].seats) and self._mismatch is not None:
+        if all(each.able for each in rows[0].workers) and self._mismatch is not None:
             return f"waits for workers that fit together: {self._mismatch}"
         building = [
-            f"{self._workers[seat.worker].name} ({seat.stages}, {self._workers[seat.worker].describe()})"
-            for seat in rows[0].seats
-            if not self._workers[seat.worker].able
+            f"{worker.name} ({seat.stages}, {worker.describe()})"
+            for seat, worker in zip(rows[0].seats, rows[0].workers, strict=True)
+            if not worker.able
         ]
         return f"waits for workers to build their stages: {', '.join(building)}"
 

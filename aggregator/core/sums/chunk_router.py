@@ -109,7 +109,7 @@ class ChunkRouter:
     ) -> None:
         """Keep a whole chunk as the sum of an assignment's node, and merge it; pass the sum on if it is finished."""
         chunk, node = header.index, assignment.node
-        arrival = step_sum.arrive(assignment, chunk, header.losses)
+        arrival = step_sum.arrive(assignment, chunk)
         if arrival.duplicate:
             self._out.put(keep_sum(header, None))
             return
@@ -130,7 +130,7 @@ class ChunkRouter:
     def _forward_sum(self, step_sum: StepSum, chunk: int, elements: int) -> None:
         forwarded = self.make_header(step_sum.version, chunk, elements, GRADIENT)
         if chunk == 0:
-            forwarded.non_finite.extend(step_sum.non_finite)
+            forwarded.findings.CopyFrom(step_sum.findings)
         self._out.put(finish_sum(forwarded, step_sum.coverage.root))
 
     # ---- pieces ----

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from aggregator.core.leasing.planning import NOTHING_BUSY, plan
 from aggregator.core.sums.coverage import Arrival, Coverage
 from aggregator.core.verification.step_checks import StepChecks
-from protos.tensors_pb2 import NonFinite
+from protos.tensors_pb2 import Findings, NonFinite
 from services.printable import printable
 from services.protocol.non_finite import MAX_PARAMETER_NAME_CHARACTERS, MAX_REPORTED_MICRO_BATCHES
 from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
@@ -30,6 +30,7 @@ class Assignment:
             monotonic clock.
         lease: the id of its lease; 0 before it is granted.
         computed: whether the worker has reported it as computed.
+        count: number of tokens that count in its losses, as its findings say.
         owed_chunk: the chunk that the step waited for when this was looked at last, if its worker has computed it
             and not sent that; else None.
         owed_since_seconds: since when.
@@ -40,6 +41,7 @@ class Assignment:
     since_seconds: float
     lease: int = 0
     computed: bool = False
+    count: int = 0
     owed_chunk: int | None = None
     owed_since_seconds: float = 0.0
 
@@ -83,6 +85,7 @@ class StepSum:
         self._position = 0
         self._by_lease: dict[int, Assignment] = {}
         self._losses: dict[int, float] = {}
+        self._counts: dict[Node, int] = {}  # of the sums of chunk 0
         self._non_finite: dict[int, NonFinite] = {}
 
     # ---- who computes what ----
@@ -205,21 +208,24 @@ class StepSum:
         chunk = self.coverage.chunks - 1 - self._position
         return chunk if chunk >= 0 and not self.coverage.complete else None
 
-    def arrive(self, assignment: Assignment, chunk: int, losses: Iterable[float]) -> Arrival:
-        """Count a chunk of an assignment's node; chunk 0 carries the losses of its micro-batches."""
-        self.note_losses(assignment, losses)
-        return self.coverage.add(assignment.node, chunk)
+    def arrive(self, assignment: Assignment, chunk: int) -> Arrival:
+        """Count a chunk of an assignment's node; with chunk 0, add up what counts as its sums are added."""
+        arrival = self.coverage.add(assignment.node, chunk)
+        if chunk == 0 and not arrival.duplicate:
+            for superseded in arrival.superseded:
+                self._counts.pop(superseded, None)
+            self._counts[assignment.node] = assignment.count
+            for left, right, parent in arrival.merges:
+                self._counts[parent] = self._counts.pop(left) + self._counts.pop(right)
+        return arrival
 
-    def note_losses(self, assignment: Assignment, losses: Iterable[float]) -> None:
-        """Record the losses of an assignment's micro-batches, if there is one for each."""
-        losses = list(losses)
-        if len(losses) == assignment.node.count:
-            self._losses.update(enumerate(losses, assignment.node.first))
-
-    def blame(self, assignment: Assignment, worker: str, found: Iterable[NonFinite]) -> None:
-        """Record the micro-batches of an assignment whose gradients its worker found not finite."""
+    def note_findings(self, assignment: Assignment, worker: str, findings: Findings) -> None:
+        """Record what a worker has found of an assignment's micro-batches: losses, if there is one for each."""
         node = assignment.node
-        for each in found:
+        if len(findings.losses) == node.count:
+            self._losses.update(enumerate(findings.losses, node.first))
+        assignment.count = findings.count or assignment.count
+        for each in findings.non_finite:
             if node.first <= each.micro_batch < node.stop:
                 parameter = printable(each.parameter, MAX_PARAMETER_NAME_CHARACTERS)
                 named = NonFinite(micro_batch=each.micro_batch, parameter=parameter, worker=worker)
@@ -229,6 +235,11 @@ class StepSum:
     def non_finite(self) -> list[NonFinite]:
         """The first of the micro-batches known to have gradients that are not finite, in their order."""
         return [self._non_finite[index] for index in sorted(self._non_finite)[:MAX_REPORTED_MICRO_BATCHES]]
+
+    @property
+    def findings(self) -> Findings:
+        """What is found of the whole step, once chunk 0 of its sum is finished; losses stay here."""
+        return Findings(non_finite=self.non_finite, count=self._counts[self.coverage.root])
 
     def reopen(self, chunks: ChunkSet) -> ChunkSet:
         """Count chunks as missing that the optimizer lacks; return those that must be sent again.

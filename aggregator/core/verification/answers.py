@@ -1,4 +1,4 @@
-"""Answers: what a worker, or a row of workers, has computed of a checked micro-batch.
+"""Answers: what a row has computed of a checked micro-batch.
 
 Without a pipeline an answer is one checksum, of the whole gradient. In a pipeline it is a checksum of what each pass
 puts out, in the order of the passes. An error of one pass changes whatever comes after it, in any worker. So only the
@@ -68,7 +68,7 @@ def choose_next(answers: Iterable[Answer], able: Collection[tuple[str, ...]]) ->
 
     Args:
         answers: the answers so far.
-        able: workers or rows of workers, by their workers' names.
+        able: rows, by their workers' names.
     """
     given = Counter(each.workers for each in answers)
     return [each for each in able if not given[each]] or [each for each in able if given[each] == 1]

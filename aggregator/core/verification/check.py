@@ -14,9 +14,9 @@ class Check:
 
     Attributes:
         micro_batch: its index in the step.
-        answers: the answers so far; the first is from the worker or row that computed it for the step's sum.
+        answers: the answers so far; the first is from the row that computed it for the step's sum.
         lease: the lease under which it is being computed again; 0 if it isn't.
-        session: the session of the worker or row with that lease.
+        session: the session of the row with that lease.
         since_seconds: when that lease was granted or, before that, when the first answer came. On the monotonic clock.
         declined: who was asked and did not answer, by their workers' names.
         outcome: how the check ended; None while it is open.

@@ -1,7 +1,7 @@
-"""The checks of a running job's steps: which worker computes a sampled micro-batch again, and what follows.
+"""The checks of a running job's steps: which row computes a sampled micro-batch again, and what follows.
 
-A check is computed by a worker that is idle in the step. The step can't COMMIT before its checks are closed
-(`Coverage.gated`), so each check ends: with an answer, or because no worker is left to ask.
+A check is computed by a row that is idle in the step. The step can't COMMIT before its checks are closed
+(`Coverage.gated`), so each check ends: with an answer, or because no row is left to ask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aggregator.core.events import CheckClosed, Outbox
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.devices import STALLED_TIMES
-from aggregator.core.membership.members import Member
+from aggregator.core.rows.row import Row
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from aggregator.core.verification.answers import (
     Answers,
@@ -47,8 +47,8 @@ class JobChecks:
 
     Args:
         timeouts: the cluster's timeouts.
-        members: the connected workers, by session.
-        orders: leases micro-batches to a second worker.
+        rows: the job's rows, by session.
+        orders: leases micro-batches to a second row.
         report: the job's record and log; the record says up to which step each worker is trusted.
         out: takes the outcomes for the metrics.
         enabled: whether the job has any checks.
@@ -57,7 +57,7 @@ class JobChecks:
     def __init__(
         self,
         timeouts: Timeouts,
-        members: Mapping[int, Member],
+        rows: Mapping[int, Row],
         orders: WorkerOrders,
         report: JobReport,
         out: Outbox,
@@ -66,14 +66,14 @@ class JobChecks:
     ) -> None:
         self._enabled = enabled
         self._timeouts = timeouts
-        self._members = members
+        self._rows = rows
         self._orders = orders
         self._report = report
         self._out = out
 
-    def begin_trust(self, step_sum: StepSum, member: Member) -> None:
-        """Trust a new worker, or the new workers of a row, only up to this step, until a gradient passes a check."""
-        new = [each for each in member.workers if each not in self._report.job.trusted_steps]
+    def begin_trust(self, step_sum: StepSum, row: Row) -> None:
+        """Trust new workers of a row only up to this step, until a gradient passes a check."""
+        new = [each for each in row.names if each not in self._report.job.trusted_steps]
         if self._enabled and new:
             for worker in new:
                 self._report.trust(worker, step_sum.version.step)
@@ -95,80 +95,78 @@ class JobChecks:
                 check.since_seconds = check.since_seconds if check.answers else now
                 check.add(answer)
 
-    def record_answer(self, step_sum: StepSum, member: Member, lease: int, answers: Answers) -> bool:
-        """Record the answer of a worker or row to a check; return False if the lease was not a check."""
-        check = step_sum.checks.find_leased(member.session, lease)
+    def record_answer(self, step_sum: StepSum, row: Row, lease: int, answers: Answers) -> bool:
+        """Record the answer of a row to a check; return False if the lease was not a check."""
+        check = step_sum.checks.find_leased(row.session, lease)
         if check is None:
             return False
         step_sum.checks.release(check)
         answer = answers.get(check.micro_batch)
         if answer is None or not check.add(answer):
-            check.declined.add(member.workers)
+            check.declined.add(row.names)
         return True
 
-    def record_failure(self, step_sum: StepSum, member: Member, lease: int, reason: str) -> bool:
-        """Record that a worker failed to check; return False if the lease was not a check.
+    def record_failure(self, step_sum: StepSum, row: Row, lease: int, reason: str) -> bool:
+        """Record that a row failed to check; return False if the lease was not a check.
 
-        The failure does not count against the worker, since the step can do without its answer.
+        The failure does not count against its workers, since the step can do without its answer.
         """
-        check = step_sum.checks.find_leased(member.session, lease)
+        check = step_sum.checks.find_leased(row.session, lease)
         if check is None:
             return False
-        self._decline(step_sum, check, member)
-        text = (
-            f"{member.title} could not check micro-batch {check.micro_batch} of step {self._step}: {reason}"
-        )
+        self._decline(step_sum, check, row)
+        text = f"{row.title} could not check micro-batch {check.micro_batch} of step {self._step}: {reason}"
         self._report.note("member", text)
         return True
 
     def is_busy(self, step_sum: StepSum, session: int) -> bool:
-        """Return whether a worker is computing a check."""
+        """Return whether a row is computing a check."""
         return any(check.session == session for check in step_sum.checks.leased())
 
     def abandon(self, step_sum: StepSum, session: int) -> None:
-        """Release the checks of a worker that is gone, so that another is asked."""
+        """Release the checks of a row that ends, so that another is asked."""
         for check in step_sum.checks.leased():
             if check.session == session:
                 step_sum.checks.release(check)
 
     @staticmethod
-    def _decline(step_sum: StepSum, check: Check, member: Member) -> None:
+    def _decline(step_sum: StepSum, check: Check, row: Row) -> None:
         step_sum.checks.release(check)
-        check.declined.add(member.workers)
+        check.declined.add(row.names)
 
     # ---- time ----
 
     def release_late(self, step_sum: StepSum, now: float) -> None:
         """Revoke checks that take too long, since the step waits for them."""
         for check in step_sum.checks.leased():
-            member = self._members[check.session]
+            row = self._rows[check.session]
             seconds = now - check.since_seconds
-            if seconds <= self._patience_seconds(member):
+            if seconds <= self._patience_seconds(row):
                 continue
-            self._orders.revoke(member.session, check.lease)
-            self._decline(step_sum, check, member)
+            self._orders.revoke(row.session, check.lease)
+            self._decline(step_sum, check, row)
             if seconds > self._timeouts.stall:
-                member.note_stall()
-            text = f"{member.title} has not checked micro-batch {check.micro_batch} of step "
+                row.note_stall()
+            text = f"{row.title} has not checked micro-batch {check.micro_batch} of step "
             self._report.note(
                 "member",
                 f"{text}{self._step} within {seconds:.0f} s; it gets no more checks of this micro-batch",
             )
 
-    def _patience_seconds(self, member: Member) -> float:
-        """Return how long a worker may compute a check; a known speed makes that shorter than a lease's limit."""
-        if not member.speed:
+    def _patience_seconds(self, row: Row) -> float:
+        """Return how long a row may compute a check; a known speed makes that shorter than a lease's limit."""
+        if not row.speed:
             return self._timeouts.stall
-        return max(self._timeouts.deaf, STALLED_TIMES / member.speed)
+        return max(self._timeouts.deaf, STALLED_TIMES / row.speed)
 
     # ---- what follows ----
 
-    def advance(self, step_sum: StepSum, able: Sequence[Member], now: float) -> Finding | None:
-        """Close the checks that can be closed, and ask idle workers about the others.
+    def advance(self, step_sum: StepSum, able: Sequence[Row], now: float) -> Finding | None:
+        """Close the checks that can be closed, and ask idle rows about the others.
 
         Args:
             step_sum: the step's sum, with its checks.
-            able: the workers that have the step's weights or are being sent them.
+            able: the rows that have the step's weights or are being sent them.
             now: the time, on the monotonic clock.
 
         Returns:
@@ -198,20 +196,20 @@ class JobChecks:
                 continue
             patient = now - check.since_seconds <= self._timeouts.deaf
             candidates = able if patient else holders  # a mesh that hangs never loads the weights
-            open_to = [each.workers for each in candidates if each.workers not in check.declined]
+            open_to = [each.names for each in candidates if each.names not in check.declined]
             wanted = choose_next(check.answers, open_to)
             if not wanted and able:  # without able workers the job waits for some anyway
                 self._close_unanswered(step_sum, check)
-            for member in idle:
-                if member.workers in wanted:
-                    idle.remove(member)
-                    self._ask(step_sum, check, member, now)
+            for row in idle:
+                if row.names in wanted:
+                    idle.remove(row)
+                    self._ask(step_sum, check, row, now)
                     break
         return None
 
-    def _ask(self, step_sum: StepSum, check: Check, member: Member, now: float) -> None:
-        lease = self._orders.verify(member.session, step_sum.version, check.micro_batch)
-        step_sum.checks.lease(check, lease, member.session, now)
+    def _ask(self, step_sum: StepSum, check: Check, row: Row, now: float) -> None:
+        lease = self._orders.verify(row.session, step_sum.version, check.micro_batch)
+        step_sum.checks.lease(check, lease, row.session, now)
 
     def _close_unanswered(self, step_sum: StepSum, check: Check) -> None:
         if find_difference(check.answers) is None:

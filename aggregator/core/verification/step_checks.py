@@ -1,4 +1,4 @@
-"""The checks of one step: which are open, and which a worker computes now."""
+"""The checks of one step: which are open, and which a row computes now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StepChecks:
     """The checks of one step, by micro-batch.
 
     Args:
-        checked: the micro-batches that a second worker computes too.
+        checked: the micro-batches that a second row computes too.
     """
 
     def __init__(self, checked: Iterable[int]) -> None:
@@ -60,20 +60,20 @@ class StepChecks:
     # ---- leases ----
 
     def leased(self) -> list[Check]:
-        """Return the checks that workers compute now."""
+        """Return the checks that rows compute now."""
         return list(self._leased.values())
 
     def find_leased(self, session: int, lease: int) -> Check | None:
-        """Return the check that a worker computes under this lease; None if the lease is no check or void."""
+        """Return the check that a row computes under this lease; None if the lease is no check or void."""
         check = self._leased.get(lease)
         return check if check is not None and check.session == session else None
 
     def lease(self, check: Check, lease: int, session: int, now: float) -> None:
-        """Record that a worker computes a check."""
+        """Record that a row computes a check."""
         check.lease, check.session, check.since_seconds = lease, session, now
         self._leased[lease] = check
 
     def release(self, check: Check) -> None:
-        """Record that no worker computes a check any longer."""
+        """Record that no row computes a check any longer."""
         self._leased.pop(check.lease, None)
         check.lease = 0

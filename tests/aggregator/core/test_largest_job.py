@@ -13,7 +13,7 @@ import pytest
 from aggregator.core import events as ev
 from optimizer.core.open_job import OpenJob
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, ChunkHeader, Findings
 from services.config.bounds import MOST_CHECKS
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.protocol.checksums import encode_with_checksum
@@ -195,7 +195,7 @@ def test_one_worker_computes_the_whole_step() -> None:
         generation=1,
         lease=dialogue.leases[1],
         kind=GRADIENT,
-        losses=[1.0] * MOST_MICRO_BATCHES,
+        findings=Findings(losses=[1.0] * MOST_MICRO_BATCHES),
     )
     assert header.ByteSize() < 1 << 20
     check(dialogue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aggregator.core import events as ev
 from aggregator.core.membership.devices import STALLED_TIMES
-from aggregator.core.membership.members import MOST_STALLS
+from aggregator.core.rows.row import MOST_STALLS
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 

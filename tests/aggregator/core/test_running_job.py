@@ -10,7 +10,7 @@ from aggregator.core.job_report import Record
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.jobs_pb2 import FAILED, QUEUED, Job
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, Findings, NonFinite
 from services.protocol.plan import EvaluationBatches, JobPlan, ParameterCount
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
@@ -321,6 +321,23 @@ def test_a_non_finite_gradient_is_skipped_and_reported() -> None:
     ]
 
 
+def test_what_counts_in_a_step_goes_to_the_optimizer_and_no_count_of_too_many_tokens() -> None:
+    dialogue = training(1, 2)
+    (closed,) = [each for each in dialogue.chunk(1, 1, 0, 0, count=21) if "closed" in each]
+    assert has_facts(closed, "findings.count is 21, expected 1 to 20, the tokens of 2 micro-batches")
+    dialogue.give(ev.WorkerLost(1, "closed"))
+    dialogue.chunk(2, 1, 0, 0, count=20)
+    dialogue.computed(2)
+    header = ChunkHeader(
+        job="a", epoch=3, generation=1, lease=dialogue.leases[2], kind=GRADIENT, findings=Findings(count=19)
+    )
+    arrived = ev.ChunkArrived(2, dialogue.whole(header, 0))
+    (onward,) = [
+        each for each in dialogue.core.handle(arrived, dialogue.clock) if isinstance(each, plane.FinishSum)
+    ]
+    assert onward.header.findings.count == 39
+
+
 @pytest.mark.parametrize("weights_first", [False, True])
 def test_a_worker_with_a_gradient_that_is_not_finite_is_named(weights_first: bool) -> None:
     dialogue = training(1, 2)
@@ -332,14 +349,14 @@ def test_a_worker_with_a_gradient_that_is_not_finite_is_named(weights_first: boo
         generation=1,
         lease=dialogue.leases[1],
         kind=GRADIENT,
-        losses=(1.0, 1.0),
+        findings=Findings(losses=(1.0, 1.0), count=1),
     )
     effects = dialogue.core.handle(ev.ChunkArrived(1, dialogue.whole(last, 0)), dialogue.clock)
     (onward,) = [each.header for each in effects if isinstance(each, plane.FinishSum)]
-    assert list(onward.non_finite) == [NonFinite(micro_batch=3, parameter="w", worker="w2")]
+    assert list(onward.findings.non_finite) == [NonFinite(micro_batch=3, parameter="w", worker="w2")]
     if weights_first:
         dialogue.weights(1, 1, 0)
-    commit = pb.Commit(job="a", generation=1, step=0, applied=False, non_finite=onward.non_finite)
+    commit = pb.Commit(job="a", generation=1, step=0, applied=False, non_finite=onward.findings.non_finite)
     dialogue.give(ev.FromOptimizer(commit))
     why = "the gradient is not finite: worker w2, micro-batch 3, parameter w"
     assert dialogue.notes[-1] == f"Step: 1, Loss: 1.0000000, Time: 0.00 ms (skipped: {why})"

@@ -11,7 +11,7 @@ from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FileRef
-from protos.tensors_pb2 import NonFinite
+from protos.tensors_pb2 import GRADIENT, ChunkHeader, Findings, NonFinite
 from services.protocol.hello import PROTOCOL_RANGE
 from services.protocol.versions import LAST_EPOCH, PROTOCOL_VERSION
 from tests.support.dialogues.optimizer import PLAN, Dialogue, training
@@ -195,7 +195,7 @@ FOUND = NonFinite(micro_batch=1, parameter="w", worker="a")
 def test_a_commit_names_the_gradients_that_were_not_finite_to_a_new_aggregator_too() -> None:
     dialogue = training()
     dialogue.chunk(1)
-    dialogue.chunk(0, non_finite=[FOUND])
+    dialogue.chunk(0, findings=Findings(non_finite=[FOUND], count=1))
     dialogue.give(ev.Disconnected())
     dialogue.connect(2)
     assert dialogue.staged(finite=False) == ["send commit 1.0 skipped, a 1", "update step 0 skipped"]
@@ -211,7 +211,7 @@ def test_with_on_non_finite_stop_the_step_is_not_committed() -> None:
     plan = replace(PLAN, on_non_finite="stop")
     dialogue.give(ev.Loaded("a", plan, 0, "layout", dialogue.elements, dialogue.written(1, 0)))
     dialogue.chunk(1)
-    dialogue.chunk(0, non_finite=[FOUND])
+    dialogue.chunk(0, findings=Findings(non_finite=[FOUND], count=1))
     (failure,) = dialogue.staged(finite=False)
     assert failure.startswith("send failure: step 1: ")
     assert all(
@@ -300,3 +300,12 @@ def test_tensors_lost_while_a_job_is_loaded() -> None:
     assert not dialogue.core.is_loading("a")
     assert dialogue.loaded() == [], "the answer to the cancelled load"
     assert dialogue.open() == ["load a"]
+
+
+def test_a_sum_in_which_nothing_counts_is_refused() -> None:
+    dialogue = training()
+    header = ChunkHeader(job="a", epoch=dialogue.core.epoch, generation=1, kind=GRADIENT)
+    refusal = dialogue.core.check_chunk(header)
+    assert refusal is not None and "findings.count is 0, expected 1 to" in str(refusal)
+    header.findings.count = 7
+    assert dialogue.core.check_chunk(header) is None

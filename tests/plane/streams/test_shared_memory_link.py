@@ -21,7 +21,7 @@ from plane.streams.shared_memory_link import (
     ServerTensorLink,
     TensorLink,
 )
-from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, NonFinite, SharedPlaces
+from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, Findings, NonFinite, SharedPlaces
 from services.errors import Refused
 from services.tensors import shared_memory
 from services.tensors.chunk_messages import (
@@ -98,7 +98,7 @@ def connected_pair(links: list[TensorLink]) -> tuple[ClientTensorLink, ServerTen
     return caller, server
 
 
-FOUND = NonFinite(micro_batch=3, parameter="w")
+FINDINGS = Findings(losses=[1.5], non_finite=[NonFinite(micro_batch=3, parameter="w")], count=8)
 
 
 def array_of(chunks: int) -> SharedArray:
@@ -113,9 +113,7 @@ def array_of(chunks: int) -> SharedArray:
 def send_references(sender: TensorLink, receiver: TensorLink) -> list[TensorChunk]:
     """Send references to chunks 2 and 0 of an array; return the chunks received."""
     array = array_of(3)
-    message = sender.refer(
-        ChunkHeader(dtype=FLOAT32, losses=[1.5], index=2, non_finite=[FOUND]), array, 9, (2, 0)
-    )
+    message = sender.refer(ChunkHeader(dtype=FLOAT32, findings=FINDINGS, index=2), array, 9, (2, 0))
     assert len(message) < 150
     return receiver.deserialize(message)
 
@@ -131,10 +129,8 @@ def test_two_ends_on_one_host_share_memory(links: list[TensorLink]) -> None:
     assert server.shares
     for chunks in (send_references(caller, server), send_references(server, caller)):
         assert [chunk.header.index for chunk in chunks] == [2, 0]
-        assert [chunk.header.losses for chunk in chunks] == [[], [1.5]], "losses belong to chunk 0"
-        assert [list(chunk.header.non_finite) for chunk in chunks] == [[], [FOUND]], (
-            "non-finite values belong to chunk 0"
-        )
+        found = [chunk.header.findings for chunk in chunks if chunk.header.HasField("findings")]
+        assert found == [FINDINGS] and chunks[1].header.HasField("findings"), "findings belong to chunk 0"
         for chunk in chunks:
             check_chunk(chunk, 3 * CHUNK_ELEMENTS, FLOAT32)
             assert chunk.memory is not None
@@ -172,7 +168,9 @@ def test_pieces_are_read_at_their_positions(links: list[TensorLink]) -> None:
     array = SharedArray(4 * (CHUNK_ELEMENTS + 30), 4 * CHUNK_ELEMENTS)
     array.payload.view(np.float32)[:] = np.arange(CHUNK_ELEMENTS + 30)
     array.mark(0, 9)
-    header = ChunkHeader(dtype=FLOAT32, index=5, offset=6 * CHUNK_ELEMENTS - 20, elements=20, losses=[1.5])
+    header = ChunkHeader(
+        dtype=FLOAT32, index=5, offset=6 * CHUNK_ELEMENTS - 20, elements=20, findings=FINDINGS
+    )
     pieces = server.deserialize(caller.refer(header, array, 9, (5, 4), (10, 30)))
     layout = 7 * CHUNK_ELEMENTS
     for piece in pieces:

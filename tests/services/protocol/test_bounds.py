@@ -150,12 +150,13 @@ def test_the_bounds_are_those_of_what_the_messages_are_about() -> None:
 
 
 def test_the_largest_header_is_within_the_computed_size() -> None:
-    header = ChunkHeader(job="j" * 128, incarnation="i" * 128, losses=[1.5] * MAX_MICRO_BATCHES)
+    header = ChunkHeader(job="j" * 128, incarnation="i" * 128)
+    header.findings.losses.extend([1.5] * MAX_MICRO_BATCHES)
     fit(header)
     assert header.ByteSize() <= largest_size(ChunkHeader.DESCRIPTOR)
-    header.losses.append(1.5)
+    header.findings.losses.append(1.5)
     with pytest.raises(
-        MessageTooLarge, match=r"^ChunkHeader of job j+: losses: 65537 elements, expected at most"
+        MessageTooLarge, match=r"^ChunkHeader of job j+: findings: losses: 65537 elements, expected at most"
     ):
         fit(header)
 

@@ -19,7 +19,7 @@ from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.jobs_pb2 import Job
-from protos.tensors_pb2 import GRADIENT, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, ChunkHeader, Findings
 from services.errors import Refused
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import PROTOCOL_VERSION
@@ -43,7 +43,7 @@ headers = st.builds(
     job=st.text(max_size=5),
     step=st.integers(0, 2**64 - 1),
     kind=st.just(GRADIENT),
-    losses=st.lists(st.floats(allow_nan=False), max_size=3),
+    findings=st.builds(Findings, losses=st.lists(st.floats(allow_nan=False), max_size=3)),
 )
 nodes = st.builds(Node, st.integers(0, 99), st.integers(1, 99))
 wires = st.builds(WireTypes, st.integers(1, 3), st.integers(1, 3))

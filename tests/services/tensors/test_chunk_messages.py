@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader, DType, NonFinite
+from protos.tensors_pb2 import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    GRADIENT,
+    Chunk,
+    ChunkHeader,
+    DType,
+    Findings,
+    NonFinite,
+)
 from services.tensors.chunk_messages import (
     ChunkRefused,
     TensorChunk,
@@ -42,15 +52,28 @@ headers = st.builds(
     elements=st.integers(0, 2**32 - 1),
     dtype=st.integers(0, 3),
     crc32c=st.integers(0, 2**32 - 1),
-    losses=st.lists(st.floats(allow_nan=False), max_size=40),
-    non_finite=st.lists(st.builds(NonFinite, micro_batch=st.integers(0, 9), parameter=st.text(max_size=9))),
+    findings=st.builds(
+        Findings,
+        losses=st.lists(st.floats(allow_nan=False), max_size=40),
+        non_finite=st.lists(
+            st.builds(NonFinite, micro_batch=st.integers(0, 9), parameter=st.text(max_size=9))
+        ),
+        count=st.integers(0, 2**64 - 1),
+    ),
 )
 payloads = st.binary(max_size=2000)
 
 
 def small_chunk() -> TensorChunk:
     identity = ChunkHeader(
-        job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, dtype=FLOAT32, losses=[1.5]
+        job="job",
+        epoch=3,
+        generation=1,
+        step=7,
+        lease=5,
+        kind=GRADIENT,
+        dtype=FLOAT32,
+        findings=Findings(losses=[1.5]),
     )
     return pack_chunk(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
 
@@ -128,7 +151,7 @@ def test_truncated_message_is_refused(cut: int) -> None:
 
 def test_no_flipped_bit_goes_unnoticed() -> None:
     original = small_chunk()
-    original.header.losses.extend(range(12))  # so that lengths have many bits set
+    original.header.findings.losses.extend(range(12))  # so that lengths have many bits set
     message = serialize_chunk(original)
     for bit in range(8 * len(message)):
         damaged = bytearray(message)
@@ -172,7 +195,7 @@ def test_pack_sets_the_payload_fields_and_keeps_the_others() -> None:
         step=7,
         lease=5,
         kind=GRADIENT,
-        losses=[1.5],
+        findings=Findings(losses=[1.5]),
         index=1,
         offset=CHUNK_ELEMENTS,
         elements=100,

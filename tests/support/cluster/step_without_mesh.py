@@ -27,6 +27,7 @@ class StepWithoutMesh(ABC):
     """
 
     all_ranges = 1
+    tokens_per_micro_batch = 1
     array_sizes = ArraySizes(np.dtype(np.float32), 0, 0)
 
     def __init__(self, layout: Layout, mesh: Mesh) -> None:
@@ -65,7 +66,7 @@ class StepWithoutMesh(ABC):
 
             def compute(out: Float32Array, ready: Callable[[int], None], index: int = index) -> FinishedPass:
                 losses.append(self.micro_batch(step, index, out, ready))
-                return FinishedPass(None, None, losses[-1], "")
+                return FinishedPass(None, None, losses[-1], self.tokens_per_micro_batch, "")
 
             add_leaf(0, index, compute)
         return losses

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protos import cluster_pb2 as pb
 from protos.cluster_pb2_grpc import ClusterStub, OptimizerStub
-from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader, Findings
 from services.protocol.versions import PROTOCOL_VERSION
 from tests.support.cluster.daemon import LIMIT_SECONDS
 
@@ -228,7 +228,7 @@ def chunk(header: ChunkHeader, values: NDArray[np.float32], **changed: Any) -> C
 
 
 def gradient(worker: StockWorker, lease: pb.Lease, index: int, losses: list[float]) -> ChunkHeader:
-    """Return the header that identifies a gradient chunk of a lease. Chunk 0 carries the losses."""
+    """Return the header that identifies a gradient chunk of a lease. Chunk 0 carries the findings."""
     return ChunkHeader(
         job=lease.job,
         epoch=worker.epoch,
@@ -238,5 +238,5 @@ def gradient(worker: StockWorker, lease: pb.Lease, index: int, losses: list[floa
         incarnation=worker.incarnation,
         kind=GRADIENT,
         index=index,
-        losses=losses if index == 0 else [],
+        findings=Findings(losses=losses, count=lease.count) if index == 0 else None,
     )

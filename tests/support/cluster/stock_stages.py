@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, Chunk, ChunkHeader
+from protos.tensors_pb2 import (
+    BFLOAT16,
+    FLOAT32,
+    GRADIENT,
+    INITIAL_WEIGHTS,
+    WEIGHTS,
+    Chunk,
+    ChunkHeader,
+    Findings,
+)
 from services.tensors.layout import Layout
 from tests.support.cluster.daemon import eventually
 from tests.support.cluster.stock_files import upload_file
@@ -202,7 +211,9 @@ class StageWorker(StockWorker):
                 step=order.step,
                 lease=order.lease,
                 seconds=0.1,
-                losses=[float(leaf) for leaf in leaves] if 1 in self._stages else [],
+                findings=Findings(losses=map(float, leaves), count=order.count)
+                if 1 in self._stages
+                else None,
             )
         )
 

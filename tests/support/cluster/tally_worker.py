@@ -43,7 +43,6 @@ def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
 class TallyStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep`, with the same interface."""
 
-    tokens_per_micro_batch = 1
     vocabulary = 0
 
     def __init__(

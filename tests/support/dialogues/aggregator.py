@@ -13,7 +13,7 @@ from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.files_pb2 import FileRef
 from protos.jobs_pb2 import QUEUED, Job, JobState
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, Findings, NonFinite
 from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.protocol.plan import JobPlan
@@ -282,6 +282,7 @@ class Dialogue:
         losses: tuple[float, ...] = (),
         in_place: bool = False,
         non_finite: Iterable[NonFinite] = (),
+        count: int = 1,
     ) -> list[str]:
         """Give the core a chunk of a worker's newest lease, or of another."""
         header = ChunkHeader(
@@ -291,8 +292,7 @@ class Dialogue:
             step=step,
             lease=lease or self.leases[session],
             kind=GRADIENT,
-            losses=losses,
-            non_finite=non_finite,
+            findings=None if index else Findings(losses=losses, non_finite=non_finite, count=count),
         )
         return self.give(ev.ChunkArrived(session, self.whole(header, index), in_place))
 

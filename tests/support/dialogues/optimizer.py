@@ -10,7 +10,7 @@ from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, Findings
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
@@ -119,7 +119,8 @@ class Dialogue:
         self, index: int, generation: int = 1, step: int = 0, *, kind: Any = GRADIENT, **fields: Any
     ) -> list[str]:
         """Give a chunk of a step's sum."""
-        values = {"job": "a", "epoch": self.core.epoch, "index": index, **fields}
+        findings = None if index or kind != GRADIENT else Findings(count=1)
+        values = {"job": "a", "epoch": self.core.epoch, "index": index, "findings": findings, **fields}
         return self.give(ev.ChunkArrived(ChunkHeader(generation=generation, step=step, kind=kind, **values)))
 
     def initial(self, index: int) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 from aggregator.core import events as ev
 from aggregator.core.membership.claims import bind_own
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, Findings, NonFinite
 from services.pipeline.split import StageRun
+from services.protocol.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts, Piece
 from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue
@@ -101,16 +102,19 @@ class RowDialogue(Dialogue):
         checksums: Mapping[int, int] | None = None,
         non_finite: Iterable[NonFinite] = (),
         seconds: float = 1.0,
+        count: int | None = None,
     ) -> list[str]:
-        """Report that a worker has computed its part of its newest lease, or of another."""
+        """Report that a worker has computed its part of its newest lease, or of another. The last stage counts 1."""
+        plan = self.plans["a"]
+        assert isinstance(plan, JobPlan)
+        count = int(self.told[session].stop == plan.stages) if count is None else count
         sums = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
         report = pb.Computed(
             job="a",
             lease=lease or self.leases[session],
             seconds=seconds,
-            losses=losses,
+            findings=Findings(losses=losses, non_finite=non_finite, count=count),
             checksums=sums,
-            non_finite=non_finite,
         )
         return self.says(session, report)
 

@@ -176,8 +176,9 @@ class Dialogue:
         """Send all chunks that may be sent now, and return a line for each."""
         lines = []
         for header in iter(self.take_next, None):
-            losses = f" losses {list(header.losses)}" if header.losses else ""
-            found = "".join(f" not finite {each.micro_batch}" for each in header.non_finite)
+            losses = f" losses {list(header.findings.losses)}" if header.findings.losses else ""
+            found = "".join(f" not finite {each.micro_batch}" for each in header.findings.non_finite)
+            found += f", {header.findings.count} count" if header.findings.count else ""
             within = header.offset % CHUNK_ELEMENTS
             part = f"+{within}" if within else ""
             lines.append(f"{header.lease} #{header.index}{part}{losses}{found}")

@@ -48,10 +48,10 @@ def test_each_stripe_sends_its_chunks_in_the_agreed_order() -> None:
 def test_non_finite_gradients_are_named_with_chunk_0_each_time_it_is_sent() -> None:
     talk = start_with_weights()
     talk.lease(7)
-    talk.give(ev.NodeReady(7, 0, (1.0, 2.0), (NonFinite(micro_batch=1, parameter="w"),)))
-    assert talk.sent() == ["7 #2", "7 #1", "7 #0 losses [1.0, 2.0] not finite 1"]
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0), (NonFinite(micro_batch=1, parameter="w"),), 20))
+    assert talk.sent() == ["7 #2", "7 #1", "7 #0 losses [1.0, 2.0] not finite 1, 20 count"]
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0])))
-    assert talk.sent() == ["7 #0 losses [1.0, 2.0] not finite 1"]
+    assert talk.sent() == ["7 #0 losses [1.0, 2.0] not finite 1, 20 count"]
 
 
 def test_only_the_chunks_that_a_lease_names_are_sent() -> None:

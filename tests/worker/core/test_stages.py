@@ -199,8 +199,8 @@ def test_pieces_of_a_sum_are_sent_last_first_as_they_become_ready() -> None:
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0), (NonFinite(micro_batch=1, parameter="w"),)))
     assert talk.sent() == ["7 #1", "7 #0+100"], "without losses"
     computed = sent_by(talk, ev.LeaseComputed(7, 1.0, 10))
-    assert list(computed.losses) == [1.0, 2.0]
-    assert [each.micro_batch for each in computed.non_finite] == [1]
+    assert list(computed.findings.losses) == [1.0, 2.0]
+    assert [each.micro_batch for each in computed.findings.non_finite] == [1]
 
 
 def test_chunks_that_are_asked_for_are_sent_in_pieces() -> None:

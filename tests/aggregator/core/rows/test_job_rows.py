@@ -60,7 +60,7 @@ def test_a_row_is_as_fast_as_its_slowest_worker_and_status_says_how_fast_each_is
         1.0,
     ]
     run = dialogue.core.run
-    assert run is not None and [each.speed for each in run.lease_book.able_members()] == [1.0]
+    assert run is not None and [each.speed for each in run.lease_book.able_rows()] == [1.0]
 
 
 def test_gradients_that_are_not_finite_are_those_of_the_worker_that_found_them() -> None:
@@ -76,7 +76,7 @@ def test_gradients_that_are_not_finite_are_those_of_the_worker_that_found_them()
         for effect in dialogue.core.handle(ev.ChunkArrived(1, header), dialogue.clock)
         if isinstance(effect, plane.FinishSum)
     )
-    assert list(forward.header.non_finite) == [NonFinite(micro_batch=1, parameter="b", worker="w2")]
+    assert list(forward.header.findings.non_finite) == [NonFinite(micro_batch=1, parameter="b", worker="w2")]
 
 
 def test_repeated_reports_and_pieces_change_nothing() -> None:
@@ -138,7 +138,7 @@ def test_a_failed_lease_is_void_for_all_workers_and_counts_against_one() -> None
     dialogue.sends(1, 1, 0)
     failure = pb.Failure(job="a", lease=former, reason="out of memory")
     orders = dialogue.says(2, failure)
-    assert orders[:3] == ["drop pieces", "1 <- revoke", "2 <- revoke"] and "1 <- train 0-3 of 1.0" in orders
+    assert orders[:3] == ["drop pieces", "1 <- revoke", "1 <- window 2"] and "1 <- train 0-3 of 1.0" in orders
     assert dialogue.says(1, failure) == [], "its lease is void already"
     assert dialogue.leases[1] > former
     dialogue.arrives(3)
@@ -311,8 +311,15 @@ def test_a_row_has_the_weights_once_all_of_its_workers_have() -> None:
     dialogue.weights(1, 1, 0, 1)
     run = dialogue.core.run
     assert run is not None
-    (row,) = run.lease_book.able_members()
+    (row,) = run.lease_book.able_rows()
     assert dialogue.weights_loaded(2, 1, 1) == [] and row.loaded_version is not None
     assert row.loaded_version.step == 0
     dialogue.weights_loaded(1, 1, 1)
     assert row.loaded_version.step == 1
+
+
+def test_the_last_stage_says_what_counts_and_others_may_not() -> None:
+    for session, count, expected in ((1, 1, "0"), (2, 0, "1 to 40"), (2, 41, "1 to 40")):
+        dialogue = training_rows(1, 2)
+        (left,) = [each for each in dialogue.tells(session, count=count) if "leave" in each]
+        assert has_facts(left, f"findings.count is {count}, expected {expected}")

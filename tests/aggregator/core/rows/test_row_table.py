@@ -5,7 +5,8 @@ from __future__ import annotations
 from aggregator.core.events import Effect, Outbox, ToWorker
 from aggregator.core.membership.members import Member
 from aggregator.core.rows.forming import Seat
-from aggregator.core.rows.row_table import Row, RowTable
+from aggregator.core.rows.row import Row
+from aggregator.core.rows.row_table import RowTable
 from protos import cluster_pb2 as pb
 from services.pipeline.row_ids import describe_row, row_number
 from services.pipeline.split import StageRun
@@ -25,32 +26,41 @@ class Table:
 
     def add(self, *workers: int) -> Row:
         seats = tuple(Seat(worker, StageRun(stage, 1)) for stage, worker in enumerate(workers))
-        return self.table.add(seats, 0.0)
+        return self.table.form(seats)
 
     def lease(self, lease: int, generation: int = 1, step: int = 0) -> list[Effect]:
         order = pb.Lease(job="a", lease=lease, generation=generation, step=step)
-        self.table.send(self.row.member.session, order)
+        self.table.send(self.row.session, order)
         return self.out.take()
 
 
 def test_a_lease_goes_to_each_worker_and_names_the_row() -> None:
     table = Table()
-    wanted = pb.Lease(job="a", lease=20, generation=1, row=table.row.row)
+    wanted = pb.Lease(job="a", lease=20, generation=1, row=table.row.id)
     assert table.lease(20) == [ToWorker(1, wanted), ToWorker(2, wanted)]
     assert list(table.row.leases) == [20]
-    table.table.send(3, pb.Revoke(job="a", lease=20))
-    assert table.out.take() == [ToWorker(3, pb.Revoke(job="a", lease=20))], "no row, but a worker"
+
+
+def test_a_worker_with_the_whole_model_is_a_row_that_leases_do_not_name() -> None:
+    table = Table()
+    row = table.table.add_worker(table.workers[3])
+    assert row.complete and table.table.of_worker(3) is row and row.title == "worker w3"
+    table.table.send(3, pb.Lease(job="a", lease=20, generation=1))
+    assert table.out.take() == [ToWorker(3, pb.Lease(job="a", lease=20, generation=1))]
 
 
 def test_a_revoked_lease_is_void_with_its_pieces() -> None:
     table = Table()
     table.lease(20)
     table.dropped.clear()
-    table.table.send(-table.row.row, pb.Revoke(job="a", lease=20))
+    table.table.send(table.row.session, pb.Revoke(job="a", lease=20))
     assert [effect.session for effect in table.out.take() if isinstance(effect, ToWorker)] == [1, 2]
     assert table.row.leases == {} and table.dropped == [20]
     table.table.void(table.row, 20)
     assert table.out.take() == [], "workers know"
+    table.lease(21)
+    table.table.void(table.row, 21, but=1)
+    assert table.out.take() == [ToWorker(2, pb.Revoke(job="a", lease=21))]
 
 
 def test_leases_of_earlier_versions_are_forgotten_with_the_next_ones() -> None:
@@ -68,9 +78,9 @@ def test_a_row_that_ends_revokes_what_it_has_of_the_workers_that_are_left() -> N
     del table.workers[1]
     table.table.remove(table.row)
     assert table.out.take() == [ToWorker(2, pb.Revoke(job="a", lease=20))]
-    assert table.table.of_worker(2) is None and not list(table.table) and not table.table.members
+    assert table.table.of_worker(2) is None and not list(table.table) and not table.table.rows
     again = table.add(2, 3)
-    assert table.table.of_worker(2) is again and table.table.members == {-again.row: again.member}
+    assert table.table.of_worker(2) is again and table.table.rows == {2: again}
 
 
 def test_rows_count_from_1_and_no_later_aggregator_has_their_ids() -> None:
@@ -78,8 +88,8 @@ def test_rows_count_from_1_and_no_later_aggregator_has_their_ids() -> None:
     rows = [table.row, table.add(3)]
     table.table.remove(rows[0])
     rows.append(table.add(1, 2))
-    assert [row_number(each.row) for each in rows] == [1, 2, 3], "whatever leases were granted between them"
+    assert [row_number(each.id) for each in rows] == [1, 2, 3], "whatever leases were granted between them"
     later = RowTable("a", EPOCH + 1, table.workers, table.dropped.append, table.out)
-    first = later.add((Seat(1, StageRun(0, 1)),), 0.0)
-    assert row_number(first.row) == 1 and first.row not in {each.row for each in rows}
-    assert describe_row(first.row) == f"row 1 of epoch {EPOCH + 1}"
+    first = later.form((Seat(1, StageRun(0, 1)),))
+    assert row_number(first.id) == 1 and first.id not in {each.id for each in rows}
+    assert describe_row(first.id) == f"row 1 of epoch {EPOCH + 1}"

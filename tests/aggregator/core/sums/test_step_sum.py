@@ -7,7 +7,7 @@ import math
 import pytest
 
 from aggregator.core.sums.step_sum import StepSum
-from protos.tensors_pb2 import NonFinite
+from protos.tensors_pb2 import Findings, NonFinite
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
@@ -88,7 +88,7 @@ def test_the_time_of_two_leases_counts_for_the_first() -> None:
 def test_delivered_chunks_of_a_lost_worker_are_no_orphans() -> None:
     step_sum = planned_step(2, 1, 2)
     first = step_sum.assignments[0]
-    step_sum.arrive(first, 0, [1.0])
+    step_sum.arrive(first, 0)
     step_sum.abandon(1, 5.0)
     assert step_sum.orphans() == []
 
@@ -113,7 +113,7 @@ def test_the_window_moves_with_the_finished_chunks_in_worthwhile_steps() -> None
     assert step_sum.window_end == WINDOW_CHUNKS
     limits = []
     for chunk in reversed(range(20)):
-        step_sum.arrive(step_sum.assignments[0], chunk, [])
+        step_sum.arrive(step_sum.assignments[0], chunk)
         if step_sum.widen():
             limits.append(step_sum.window_end)
     assert limits == [12, 16, 20]
@@ -125,7 +125,7 @@ def test_many_workers_have_narrower_windows_so_that_together_they_send_no_more()
         assert step_sum.window_end == window, f"{workers} workers"
         for chunk in reversed(range(40)):
             for assignment in step_sum.assignments:
-                step_sum.arrive(assignment, chunk, [])
+                step_sum.arrive(assignment, chunk)
             step_sum.widen()
             finished = 40 - chunk
             assert finished < step_sum.window_end or finished == 40, (
@@ -142,7 +142,7 @@ def test_windows_are_as_long_as_there_is_room_for(room: int) -> None:
     assert step_sum.window_end == room * 4
     for chunk in range(199, 187, -1):
         for assignment in step_sum.assignments:
-            step_sum.arrive(assignment, chunk, [])
+            step_sum.arrive(assignment, chunk)
     assert step_sum.widen()
     assert step_sum.window_end == 12 + room * 4
 
@@ -151,7 +151,7 @@ def test_a_window_stays_when_orphans_are_planned_again() -> None:
     step_sum = planned_step(2, 1, 2, chunks=40)
     for chunk in reversed(range(30, 40)):
         for assignment in step_sum.assignments:
-            step_sum.arrive(assignment, chunk, [])
+            step_sum.arrive(assignment, chunk)
         step_sum.widen()
     window_end = step_sum.window_end
     step_sum.abandon(1, 5.0)
@@ -163,7 +163,7 @@ def test_a_window_restarts_with_reopened_chunks() -> None:
     step_sum = planned_step(2, 1, 2, chunks=40)
     for chunk in reversed(range(10, 40)):
         for assignment in step_sum.assignments:
-            step_sum.arrive(assignment, chunk, [])
+            step_sum.arrive(assignment, chunk)
         step_sum.widen()
     assert step_sum.window_end >= 30 + WINDOW_CHUNKS // 2
     assert not step_sum.reopen(chunk_set([], 40))
@@ -171,14 +171,14 @@ def test_a_window_restarts_with_reopened_chunks() -> None:
     assert step_sum.reopen(chunk_set(range(36), 40)).runs() == [range(10, 36)]
     assert step_sum.window_end == 4 + WINDOW_CHUNKS, "four chunks are finished still"
     for assignment in step_sum.assignments:
-        step_sum.arrive(assignment, 35, [])
+        step_sum.arrive(assignment, 35)
     assert not step_sum.widen(), "one more is not worth a message"
 
 
 def test_a_small_layout_needs_no_window_messages() -> None:
     step_sum = planned_step(1, 1, chunks=3)
     assert step_sum.window_end == 3
-    step_sum.arrive(step_sum.assignments[0], 2, [])
+    step_sum.arrive(step_sum.assignments[0], 2)
     assert not step_sum.widen()
 
 
@@ -188,23 +188,36 @@ def test_the_loss_is_the_mean_over_micro_batches_in_their_order() -> None:
     assert step_sum.loss is None
     for assignment in reversed(step_sum.assignments):
         node = assignment.node
-        step_sum.arrive(assignment, 0, losses[node.first : node.stop])
+        step_sum.note_findings(assignment, "a", Findings(losses=losses[node.first : node.stop]))
+        step_sum.arrive(assignment, 0)
     assert step_sum.loss == math.fsum(losses) / 3
 
 
 def test_losses_of_another_length_are_ignored() -> None:
     step_sum = planned_step(2, 1)
-    step_sum.arrive(step_sum.assignments[0], 0, [1.0])
+    step_sum.note_findings(step_sum.assignments[0], "a", Findings(losses=[1.0]))
+    step_sum.arrive(step_sum.assignments[0], 0)
     assert step_sum.loss is None
 
 
 def test_micro_batches_that_are_not_finite_are_named_in_their_order() -> None:
     step_sum = planned_step(4, 1, 2)
     left, right = step_sum.assignments
-    step_sum.blame(right, "b", [NonFinite(micro_batch=3, parameter="v")])
-    step_sum.blame(
-        left, "a", [NonFinite(micro_batch=0, parameter="w"), NonFinite(micro_batch=2, parameter="x")]
-    )
-    step_sum.blame(right, "b", [NonFinite(micro_batch=3, parameter="v")])
+    step_sum.note_findings(right, "b", Findings(non_finite=[NonFinite(micro_batch=3, parameter="v")]))
+    found = [NonFinite(micro_batch=0, parameter="w"), NonFinite(micro_batch=2, parameter="x")]
+    step_sum.note_findings(left, "a", Findings(non_finite=found))
+    step_sum.note_findings(right, "b", Findings(non_finite=[NonFinite(micro_batch=3, parameter="v")]))
     named = [(each.worker, each.micro_batch, each.parameter) for each in step_sum.non_finite]
     assert named == [("a", 0, "w"), ("b", 3, "v")], "once each, and only a worker's own micro-batches"
+
+
+def test_what_counts_is_added_as_the_sums_of_chunk_0_are() -> None:
+    step_sum = planned_step(3, 1, 2)
+    first, second = step_sum.assignments
+    step_sum.note_findings(first, "a", Findings(count=(1 << 60) + 1))
+    step_sum.arrive(first, 0)
+    step_sum.arrive(first, 0)  # a repeated one
+    step_sum.note_findings(second, "b", Findings(count=2))
+    step_sum.arrive(second, 1)
+    assert step_sum.arrive(second, 0).done
+    assert step_sum.findings.count == (1 << 60) + 3
