@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.core.membership import job_members, members
+from aggregator.core.membership import job_members
 from aggregator.core.membership.claims import Answer, Claims, claim_of
 from aggregator.core.progress import JobProgress
 from aggregator.core.rows.former import RowFormer
@@ -33,7 +33,7 @@ def waits_for_chunks_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def takes_loaded_weights_for_work(patch: pytest.MonkeyPatch) -> None:
     """Give a worker a lease in each step that was late with those of all steps before."""
-    patch.setattr(members, "MOST_STALLS", sys.maxsize)
+    patch.setattr(row, "MOST_STALLS", sys.maxsize)
 
 
 def tries_other_rows_only_with_a_spare(patch: pytest.MonkeyPatch) -> None:
