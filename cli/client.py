@@ -17,8 +17,8 @@ from protos import cluster_pb2, jobs_pb2
 from protos.files_pb2 import FileRef, ReadFileRequest
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, NotYet, Refused, TiermeshError
-from services.files.errors import FileDamaged, FileMissing, UploadUnderWay
-from services.files.fetch import MAX_WRONG_FILES, WrongFile, fetch_once
+from services.files.errors import FileDamaged, FileMissing, UploadUnderWay, WrongFile
+from services.files.fetch import MAX_WRONG_FILES, fetch_once
 from services.files.store import FileStore
 from services.files.transfer import MAX_DAMAGED, FileSource, upload_missing
 from services.printable import printable

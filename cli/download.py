@@ -19,8 +19,7 @@ from protos.files_pb2 import FileRef, ReadFileRequest
 from services.checkpoints.format import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, check_file_names
 from services.checkpoints.read import read_state
 from services.errors import Failed, Refused
-from services.files.errors import FileMissing, NoRoom
-from services.files.fetch import WrongFile
+from services.files.errors import FileMissing, NoRoom, WrongFile
 from services.files.store import FileStore
 
 MAX_FILES = 100

@@ -11,24 +11,23 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.core import events as ev
+from plane.checkpoint_files import GatheredTensors
 from plane.errors import PlaneLost, reason_of
-from plane.gathered_tensors import GatheredTensors
 from plane.group import PlaneGroup
 from plane.link import PlaneLink
-from plane.update_rules import state_dtypes
+from plane.update_rules import check_state, state_dtypes
 from protos import plane_pb2 as pb
 from services.checkpoints.format import (
     Checkpoint,
 )
 from services.config.job import JobConfig
-from services.errors import Failed, is_out_of_space
+from services.errors import Failed, Refused, is_out_of_space
 from services.protocol.file_refs import make_ref
-from services.tasks import start_task
+from services.tasks import gather_all, start_task
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -59,18 +58,25 @@ class JobTensors:
         self._opening = 0
         self._opened: dict[PlaneLink, asyncio.Future[None]] = {}
         self._last_copy = 0
+        self._copied: dict[PlaneLink, asyncio.Future[pb.CopiedPart]] = {}  # of the newest copy
         self._tasks: set[asyncio.Task[None]] = set()
         planes.on_lost.append(self._lost)
-        planes.report_handlers.update({pb.PartOpened: self._part_opened, pb.PartBroke: self._part_broke})
+        planes.report_handlers.update(
+            {
+                pb.PartOpened: self._part_opened,
+                pb.PartBroke: self._part_broke,
+                pb.CopiedPart: self._part_copied,
+            }
+        )
 
     # ---- opening a job ----
 
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
-        """Have each plane allocate its chunks, and send it those of the checkpoint.
+        """Have each plane allocate its chunks, with their part of the checkpoint.
 
         Raises:
             Failed: a plane can't allocate its chunks.
-            Refused: the checkpoint's state is not that of this job's update rule.
+            Refused: the checkpoint's state is not that of this job's update rule, or a plane refuses its part.
             PlaneLost: a plane is not connected, or was lost in the meantime.
         """
         if refusal := self._planes.check_ready():
@@ -81,22 +87,25 @@ class JobTensors:
         opening = self._opening
         self._opened = {link: self._loop.create_future() for link in self._planes.links}
         layout_text = layout.dumps().encode()
-        order = pb.OpenPart(
-            opening=opening, job=job, spec_json=config.to_json(), layout=make_ref(layout_text)
-        )
+        spec, ref = config.to_json(), make_ref(layout_text)
         what = f"the allocation of its chunks of job {job}"
         try:
-            await asyncio.gather(*(link.send_layout(layout, layout_text) for link in self._planes.links))
-            self._planes.send_order(order)
+            if checkpoint is not None:
+                check_state(config.optimizer, layout.elements, checkpoint.optimizer_state)
+            parts = await gather_all(
+                link.prepare(layout, layout_text, checkpoint) for link in self._planes.links
+            )
+            for link, part in zip(self._planes.links, parts, strict=True):
+                order = pb.OpenPart(opening=opening, job=job, spec_json=spec, layout=ref, tensors=part)
+                link.send_order(order)
             await asyncio.gather(*(link.wait_for(opened, what) for link, opened in self._opened.items()))
-        except Failed:
+            await gather_all(link.restore() for link in self._planes.links)
+        except (Failed, Refused):
             self.drop()  # other planes may have allocated theirs
             raise
         finally:
             for opened in self._opened.values():
                 opened.cancel()  # after a failure nothing awaits the others
-        if checkpoint is not None:
-            await asyncio.gather(*(link.restore(checkpoint, opening) for link in self._planes.links))
 
     def _part_opened(self, link: PlaneLink, body: pb.PartOpened) -> None:
         opened = self._opened.get(link)
@@ -109,10 +118,11 @@ class JobTensors:
         self._planes.send_order(pb.DropPart())
 
     def _lost(self, reason: str) -> None:
-        for opened in self._opened.values():
-            if not opened.done():
-                opened.set_exception(PlaneLost(reason))
-                opened.exception()  # marks it as retrieved: `open` may await another shard's
+        awaits: list[asyncio.Future[Any]] = [*self._opened.values(), *self._copied.values()]
+        for awaited in awaits:
+            if not awaited.done():
+                awaited.set_exception(PlaneLost(reason))
+                awaited.exception()  # marks it as retrieved: another shard's may be awaited
         self._job = ""
 
     def close(self) -> None:
@@ -134,25 +144,49 @@ class JobTensors:
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
         """Have each plane copy its tensors, and put the copies together here."""
         self._last_copy += 1
+        self._copied = {link: self._loop.create_future() for link in self._planes.links}
         self._planes.send_order(pb.CopyPart(job=effect.job, copy=self._last_copy))
         task = start_task(
-            self._collect(effect, self._last_copy, self._elements, save),
+            self._collect(effect, self._last_copy, self._copied, self._elements, save),
             f"job {effect.job}: checkpoint of step {effect.step}",
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _collect(self, effect: ev.Snapshot, copy: int, elements: int, save: Save) -> None:
+    def _part_copied(self, link: PlaneLink, body: pb.CopiedPart) -> None:
+        copied = self._copied.get(link)
+        if body.copy == self._last_copy and copied is not None and not copied.done():
+            copied.set_result(body)
+
+    async def _collect(
+        self,
+        effect: ev.Snapshot,
+        copy: int,
+        copied: Mapping[PlaneLink, asyncio.Future[pb.CopiedPart]],
+        elements: int,
+        save: Save,
+    ) -> None:
+        gathered = GatheredTensors(elements, self._state_dtypes)
+
+        async def gather(link: PlaneLink, copied: asyncio.Future[pb.CopiedPart]) -> None:
+            body = await link.wait_for(copied, f"copy {copy} of its tensors")
+            if body.reason:
+                raise Failed(link.describe(body.reason))
+            await link.gather(body, gathered)
+
         try:
-            gathered = GatheredTensors(elements, self._state_dtypes)
-            await asyncio.gather(*(link.gather(copy, gathered) for link in self._planes.links))
-            gathered.check_complete()
+            if refusal := self._planes.check_ready():
+                raise PlaneLost(refusal.reason)
+            await gather_all(gather(*each) for each in copied.items())
+            gathered.finish()
             save(gathered.weights, gathered.state)
-        except (PlaneLost, grpc.aio.AioRpcError) as error:
+        except PlaneLost as error:
             log.info("job %s: the checkpoint of step %d is abandoned: %s", effect.job, effect.step, error)
             self._report(ev.SaveFailed(effect.job, effect.generation, effect.step, str(error)))
         except Exception as error:
             self._report(to_save_failed(effect, error))
+        finally:
+            self._planes.send_order(pb.DropCopy(copy=copy))
 
 
 def to_operation_failed(job: str, error: Exception) -> ev.OperationFailed:

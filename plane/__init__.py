@@ -14,7 +14,7 @@ Files in reading order:
     update_rules.py       AdamW, SGD, NoOp; compiled_update_rules.py has the same formulas for numba
     link.py, group.py     links to planes: the one in this process, or several as one
     messages.py           orders and reports on a stream: their envelopes, and their sequence
-    tensor_copies.py      copies for checkpoints; array_pieces.py and gathered_tensors.py take them between processes
+    checkpoint_files.py   a plane's part of a checkpoint as a file, and the whole arrays that such files make
     streams/              data streams: chunks in messages or in shared memory, and the newest weights
     link_check/           known values on the path of tensors, compared and timed
     errors.py             errors of planes

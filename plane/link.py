@@ -8,11 +8,14 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from plane.gathered_tensors import GatheredTensors
+from plane.checkpoint_files import GatheredTensors
+from plane.master_tensors import MasterTensors
 from plane.plane import Plane, PlaneOwner
+from plane.plane_tensors import Arrays
 from protos import plane_pb2 as pb
+from protos.files_pb2 import FileRef
 from services.checkpoints.format import Checkpoint
-from services.errors import Failed
+from services.errors import Failed, Refused
 from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
@@ -83,27 +86,32 @@ class PlaneLink(Protocol):
     def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
         """End the link to another process if its work for a step is still pending after the `stall` timeout."""
 
-    async def send_layout(self, layout: Layout, text: bytes) -> None:
-        """Give the plane the layout that the next OpenPart refers to.
+    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
+        """Give the plane the layout that the next OpenPart refers to, and note the checkpoint that it begins with.
+
+        Args:
+            layout: layout of the whole model.
+            text: the layout's file.
+            checkpoint: checkpoint that the job continues from; None for zeros.
+
+        Returns:
+            The plane's part of the checkpoint, for OpenPart; None if there is no checkpoint, or the plane is here.
 
         Raises:
-            Failed: the plane can't store it.
+            Refused: the plane does not accept the layout.
+            Failed: it arrives damaged again and again.
             PlaneLost: the link went down.
         """
 
-    async def restore(self, checkpoint: Checkpoint, opening: int) -> None:
-        """Put the plane's chunks of a checkpoint into the tensors of an OpenPart.
+    async def restore(self) -> None:
+        """Send the opened plane its part of the checkpoint, unless it has it (Refused, Failed, PlaneLost)."""
+
+    async def gather(self, copied: pb.CopiedPart, into: GatheredTensors) -> None:
+        """Add the plane's part of a copy, which it has reported.
 
         Raises:
-            Refused: the checkpoint does not fit this job's model or optimizer.
-            PlaneLost: the link went down.
-        """
-
-    async def gather(self, copy: int, into: GatheredTensors) -> None:
-        """Add the plane's chunks of a copy that CopyPart ordered.
-
-        Raises:
-            Failed: the plane had not enough memory for the copy; its tensors are unchanged.
+            Refused: the plane has it no longer, or it does not fit.
+            Failed: it arrives damaged again and again.
             PlaneLost: the link went down.
         """
 
@@ -133,12 +141,17 @@ class LocalPlane:
             report=self._report,
             fail=on_failure,
             read_layout=lambda order: self._layout,
+            fill=self._fill,
+            copied=self._copied,
+            drop_copy=self._drop_copy,
             send_sum=send_sum,
             wait_to_send=wait_to_send,
         )
         self.local: Plane | None = make_plane(owner)
         self._plane = self.local
         self._layout: Layout
+        self._checkpoint: Checkpoint | None = None  # for the next OpenPart
+        self._copy: tuple[int, Arrays] = 0, {}
         self._loop = asyncio.get_running_loop()
         self._orders: list[Message] = []
         self._links: PlaneLinks
@@ -195,14 +208,31 @@ class LocalPlane:
     def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
         """Do nothing: a thread of this process that hangs can't be replaced."""
 
-    async def send_layout(self, layout: Layout, text: bytes) -> None:
-        """Keep the layout for the next OpenPart."""
-        self._layout = layout
+    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
+        """Keep layout and checkpoint for the next OpenPart."""
+        self._layout, self._checkpoint = layout, checkpoint
+        return None
 
-    async def restore(self, checkpoint: Checkpoint, opening: int) -> None:
-        """Copy a checkpoint's arrays into the tensors (Refused)."""
-        await self._plane.restore(checkpoint.weights, checkpoint.optimizer_state)
+    def _fill(self, order: pb.OpenPart, tensors: MasterTensors) -> None:
+        """Copy the checkpoint's arrays into the tensors."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is not None:
+            tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
 
-    async def gather(self, copy: int, into: GatheredTensors) -> None:
-        """Give the copy itself (MemoryError)."""
-        into.adopt(await self._plane.copies.take(copy))
+    async def restore(self) -> None:
+        """Do nothing: the plane has taken the checkpoint as it opened the job."""
+
+    def _copied(self, copy: int, arrays: Arrays) -> None:
+        self._copy = copy, arrays
+        self._report(pb.CopiedPart(copy=copy))
+
+    def _drop_copy(self, copy: int) -> None:
+        if self._copy[0] == copy:
+            self._copy = 0, {}
+
+    async def gather(self, copied: pb.CopiedPart, into: GatheredTensors) -> None:
+        """Give the copy itself (Refused)."""
+        copy, arrays = self._copy
+        if copy != copied.copy:
+            raise Refused(f"copy {copied.copy} of the tensors: dropped for copy {copy}")
+        into.adopt(arrays)

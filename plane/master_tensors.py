@@ -34,11 +34,7 @@ class MasterTensors:
         self._gradient: Float32Array = allocate_zeros(layout.elements, slot=1)
 
     def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
-        """Copy a checkpoint's weights and rule state into these tensors.
-
-        Raises:
-            Refused: the state is not that of this job's update rule and layout.
-        """
+        """Copy a checkpoint's weights and rule state, which `check_state` has accepted, into these tensors."""
         self.weights[:] = weights
         self.rule.restore(state)
 

@@ -8,7 +8,7 @@ reports, on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +16,15 @@ from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
 from plane.bookkeeping import PlaneCore
+from plane.master_tensors import MasterTensors
 from plane.order_thread import OrderThread
-from plane.plane_tensors import PlaneTensors, WeightsReady
+from plane.plane_tensors import Arrays, PlaneTensors, WeightsReady
 from plane.streams.newest_weights import NewestWeights
 from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from plane.streams.worker_streams import WorkerDataStreams
 from plane.sums import StoredSums, SumOrder
-from plane.tensor_copies import TensorCopies
 from plane.tensor_orders import TensorOrders
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
@@ -53,13 +52,16 @@ MAX_WAITING_CHUNKS = TOTAL_WINDOW_CHUNKS
 
 @dataclass(frozen=True)
 class PlaneOwner:
-    """What a plane calls; all but `note_job` and `send_sum` on the event loop.
+    """What a plane calls, on the event loop unless said otherwise.
 
     Attributes:
         report: called with each report.
         fail: called with an unexpected error, or an order that can't be carried out. What the plane has no longer
             matches what was decided, so it carries out no further order.
         read_layout: returns the layout of the job that an OpenPart names; called on the kernel thread.
+        fill: called on the kernel thread with each OpenPart and its tensors, to fill them from a checkpoint (Refused).
+        copied: called with the number and the arrays of a copy for a checkpoint.
+        drop_copy: called with the number of a copy that nobody needs.
         note_job: called with the id of the job whose tensors are to be here, empty for none; on any thread.
         send_sum: called on the kernel thread with the order and the values of a finished sum whose tensors are in
             another process; None if they are here.
@@ -69,6 +71,9 @@ class PlaneOwner:
     report: Callable[[Message], None]
     fail: Callable[[Exception], None]
     read_layout: Callable[[pb.OpenPart], Layout]
+    fill: Callable[[pb.OpenPart, MasterTensors], None]
+    copied: Callable[[int, Arrays], None]
+    drop_copy: Callable[[int], None]
     note_job: Callable[[str], None] = lambda job: None
     send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None
     wait_to_send: Callable[[], Awaitable[None]] | None = None
@@ -98,7 +103,6 @@ class Plane:
 
     Attributes:
         newest: weights that can be sent.
-        copies: copies of the tensors for checkpoints.
     """
 
     def __init__(
@@ -115,7 +119,6 @@ class Plane:
         self._owner = owner
         self._stripe = stripe
         self.newest = NewestWeights(stripe)
-        self.copies = TensorCopies()
         self._loop = asyncio.get_running_loop()
         self._core = PlaneCore(epoch, stripe)
         self._workers = WorkerSessions(epoch)
@@ -142,12 +145,14 @@ class Plane:
         self._tensors = TensorOrders(
             stripe=stripe,
             newest=self.newest,
-            copies=self.copies,
             incarnation=incarnation,
             metrics=update_metrics,
             read_layout=owner.read_layout,
+            fill=owner.fill,
             note_job=owner.note_job,
             report=partial(self._call_on_loop, owner.report),
+            copied=partial(self._call_on_loop, owner.copied),
+            drop_copy=partial(self._call_on_loop, owner.drop_copy),
             opened=partial(self._call_on_loop, self._opened),
             weights_ready=partial(self._call_on_loop, self._weights_ready),
         )
@@ -155,7 +160,6 @@ class Plane:
         self._unfinished: set[Future[Float32Array]] = set()  # those that are added still
         self._arrived: dict[int, TensorChunk] = {}  # by arrival, until it is decided on
         self._last_arrival = 0
-        self._opening = 0
         self._calls = Handover(self._call)
         self._broken = False  # an unexpected error happened; set on either thread
 
@@ -168,7 +172,6 @@ class Plane:
         """End the workers' streams, and drop all payloads and tensors; called on the event loop."""
         self._broken = True
         self._workers.close_all(reason)
-        self.copies.close()
         self._sums_thread.close()
         self._kernel.close()
         self._end_waits()
@@ -414,7 +417,6 @@ class Plane:
         if order is None or tensors is None:
             self._core.drop_job()
             return
-        self._opening = order.opening
         self._core.open_job(order.job, tensors.elements, tensors.wire, sends_pieces=tensors.sends_pieces)
         hit_failpoint("shard.opened")
         self._owner.report(pb.PartOpened(opening=order.opening))
@@ -428,27 +430,7 @@ class Plane:
             self._owner.report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
         self._workers.wake_all()
 
-    # ---- checkpoints, and weights that are sent again ----
-
-    async def write_piece(self, piece: pb.ArrayPiece) -> None:
-        """Write a piece of a checkpoint into the tensors.
-
-        Raises:
-            Refused: the piece is damaged, does not fit, or belongs to another OpenPart than the newest.
-        """
-        if piece.opening != self._opening:
-            raise Refused(
-                f"array {piece.array}: sent for OpenPart {piece.opening}, expected {self._opening}, the newest"
-            )
-        await self._kernel.call(self._tensors.write_piece, piece)
-
-    async def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
-        """Copy a checkpoint's weights and rule state, which are in this process, into the tensors.
-
-        Raises:
-            Refused: the state is not that of this job's update rule and layout.
-        """
-        await self._kernel.call(self._tensors.restore, weights, state)
+    # ---- weights that are sent again ----
 
 
 def _costs_memory(piece: TensorChunk) -> bool:

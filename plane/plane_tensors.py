@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from plane.array_pieces import STATE_PREFIX, WEIGHTS
+from plane.checkpoint_files import name_arrays
 from plane.master_tensors import MasterTensors
 from plane.streams.newest_weights import NewestWeights
 from protos import plane_pb2 as pb
@@ -22,6 +22,9 @@ from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
+
+Arrays: TypeAlias = "dict[str, NDArray[Any]]"
+"""Arrays of a checkpoint by their names in a `TensorFile`."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,9 @@ class PlaneTensors:
         self.wire, self.sends_pieces, self.elements = plan.wire, plan.stages > 1, layout.elements
         self.master = MasterTensors(config, stripe.layout_of(layout))
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that a checkpoint keeps, not copied, by their names in `ArrayPiece`."""
-        state = {f"{STATE_PREFIX}{name}": array for name, array in self.master.rule.state.items()}
-        return {WEIGHTS: self.master.weights, **state}
+    def arrays(self) -> Arrays:
+        """Return the arrays that a checkpoint keeps, not copied."""
+        return name_arrays(self.master.weights, self.master.rule.state)
 
     def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
         """Stage a finished sum, [elements of the chunk] float32, and return its block sums, [blocks] float64."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any
 
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
-from plane.array_pieces import write_piece
 from plane.errors import reason_of
-from plane.plane_tensors import PlaneTensors, WeightsReady
+from plane.master_tensors import MasterTensors
+from plane.plane_tensors import Arrays, PlaneTensors, WeightsReady
 from plane.streams.newest_weights import NewestWeights
-from plane.tensor_copies import TensorCopies
 from protos import plane_pb2 as pb
 from services.errors import Refused
 from services.instrumentation.failpoints import hit_failpoint
@@ -29,12 +26,14 @@ class TensorOrders:
     Args:
         stripe: chunks of the plane.
         newest: receives new weights, ready to be sent.
-        copies: receives copies for checkpoints.
         incarnation: incarnation of this process.
         metrics: metrics of updates; None if the optimizer's core is in this process and counts them.
         read_layout: returns the layout of the job that an OpenPart names.
+        fill: called with each OpenPart and its tensors, to fill them from a checkpoint (Refused).
         note_job: called with the id of the job whose tensors are to be here, empty for none.
         report: called with each report.
+        copied: called with the number and the arrays of a copy for a checkpoint.
+        drop_copy: called with the number of a copy that nobody needs.
         opened: called with an order to open a job and its tensors; with None for both when a job is dropped.
         weights_ready: called when a chunk can be sent, and whether it was just updated.
     """
@@ -44,23 +43,27 @@ class TensorOrders:
         *,
         stripe: Stripe,
         newest: NewestWeights,
-        copies: TensorCopies,
         incarnation: str,
         metrics: OptimizerMetrics | None,
         read_layout: Callable[[pb.OpenPart], Layout],
+        fill: Callable[[pb.OpenPart, MasterTensors], None],
         note_job: Callable[[str], None],
         report: Callable[[Message], None],
+        copied: Callable[[int, Arrays], None],
+        drop_copy: Callable[[int], None],
         opened: Callable[[pb.OpenPart | None, PlaneTensors | None], None],
         weights_ready: Callable[[WeightsReady, bool], None],
     ) -> None:
         self._stripe = stripe
         self._newest = newest
-        self._copies = copies
         self._incarnation = incarnation
         self._metrics = metrics
         self._read_layout = read_layout
+        self._fill = fill
         self._note_job = note_job
         self._report = report
+        self._copied = copied
+        self._drop_copy = drop_copy
         self._opened = opened
         self._weights_ready = weights_ready
         self._tensors: PlaneTensors | None = None
@@ -104,18 +107,32 @@ class TensorOrders:
         self._report(pb.StagedChunk(job=order.job, chunk=order.chunk, block_sums=block_sums.tolist()))
 
     def _carry_out(self, order: Message) -> None:
-        if isinstance(order, pb.OpenPart | pb.DropPart):
-            self._open(order)
-            return
-        if self._tensors is None:
-            return
         match order:
-            case pb.UpdatePart():
+            case pb.OpenPart() | pb.DropPart():
+                self._open(order)
+            case pb.UpdatePart() if self._tensors is not None:
                 self._tensors.update(order, lambda ready: self._weights_ready(ready, True))
-            case pb.MakeWeights():
+            case pb.MakeWeights() if self._tensors is not None:
                 self._tensors.publish_weights(order, lambda ready: self._weights_ready(ready, False))
             case pb.CopyPart():
-                self._copies.make(order.copy, self._tensors.arrays())
+                self._copy(order)
+            case pb.DropCopy():
+                self._drop_copy(order.copy)
+
+    def _copy(self, order: pb.CopyPart) -> None:
+        """Copy the tensors for a checkpoint; if that fails, the job goes on without the checkpoint."""
+        try:
+            if self._tensors is None:
+                raise Refused(f"copy {order.copy}: no tensors are here; a later OpenPart brings some")
+            arrays = {name: array.copy() for name, array in self._tensors.arrays().items()}
+            hit_failpoint("plane.copied")
+        except MemoryError as error:
+            reason = f"not enough memory for a copy of the tensors ({error}); give the host more"
+            self._report(pb.CopiedPart(copy=order.copy, reason=reason))
+        except Exception as error:
+            self._report(pb.CopiedPart(copy=order.copy, reason=reason_of(error)))
+        else:
+            self._copied(order.copy, arrays)
 
     def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
         self._tensors = None  # first, so that two jobs never take memory at once
@@ -126,7 +143,7 @@ class TensorOrders:
         self._note_job(order.job if isinstance(order, pb.OpenPart) else "")
         if isinstance(order, pb.OpenPart):
             self._opening = order.opening
-            self._tensors = PlaneTensors(
+            tensors = PlaneTensors(
                 order,
                 self._read_layout(order),
                 self._stripe,
@@ -134,17 +151,6 @@ class TensorOrders:
                 incarnation=self._incarnation,
                 metrics=self._metrics,
             )
-            self._opened(order, self._tensors)
-
-    # ---- checkpoints, and weights that are sent again ----
-
-    def write_piece(self, piece: pb.ArrayPiece) -> None:
-        """Write a piece of a checkpoint into the tensors (Refused)."""
-        if self._tensors is not None:
-            write_piece(piece, self._tensors.arrays())
-            hit_failpoint("shard.write.mid")
-
-    def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
-        """Copy a checkpoint's weights and rule state into the tensors (Refused)."""
-        if self._tensors is not None:
-            self._tensors.master.restore(weights, state)
+            self._fill(order, tensors.master)
+            self._tensors = tensors
+            self._opened(order, tensors)

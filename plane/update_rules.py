@@ -80,24 +80,7 @@ class UpdateRule(ABC):
         self._clip = np.float32(1.0)
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Copy a checkpoint's state into this rule's.
-
-        Raises:
-            Refused: it is not the state of this rule over this layout.
-        """
-        if state.keys() != self.state.keys():
-            found, expected = ", ".join(sorted(state)), ", ".join(sorted(self.state))
-            raise Refused(
-                f"optimizer state of the checkpoint: arrays {found}, expected {expected}; resume it with the "
-                "optimizer type and momentum that wrote it"
-            )
-        for name, array in self.state.items():
-            given = state[name]
-            if (given.shape, given.dtype) != (array.shape, array.dtype):
-                raise Refused(
-                    f"optimizer state of the checkpoint: {name} is {given.dtype} {list(given.shape)}, expected "
-                    f"{array.dtype} {list(array.shape)}; resume it with the model that wrote it"
-                )
+        """Copy a checkpoint's state, which `check_state` has accepted, into this rule's."""
         for name, array in self.state.items():
             np.copyto(array, state[name])
 
@@ -318,6 +301,28 @@ def build_rule(config: OptimizerConfig, layout: Layout, *, use_compiled: bool = 
 def state_dtypes(config: OptimizerConfig) -> dict[str, np.dtype[Any]]:
     """Return the dtype of each state array by name: float32 for [elements] of the layout, int64 for a [1] counter."""
     return {name: array.dtype for name, array in build_rule(config, Layout(())).state.items()}
+
+
+def check_state(config: OptimizerConfig, elements: int, state: Mapping[str, NDArray[np.generic]]) -> None:
+    """Check that a checkpoint's state is that of a rule over a layout.
+
+    Raises:
+        Refused: it is not.
+    """
+    dtypes = state_dtypes(config)
+    if state.keys() != dtypes.keys():
+        found, expected = ", ".join(sorted(state)), ", ".join(sorted(dtypes))
+        raise Refused(
+            f"optimizer state of the checkpoint: arrays {found}, expected {expected}; resume it with the "
+            "optimizer type and momentum that wrote it"
+        )
+    for name, dtype in dtypes.items():
+        given, shape = state[name], (elements if dtype == np.float32 else 1,)
+        if (given.shape, given.dtype) != (shape, dtype):
+            raise Refused(
+                f"optimizer state of the checkpoint: {name} is {given.dtype} {list(given.shape)}, expected "
+                f"{dtype} {list(shape)}; resume it with the model that wrote it"
+            )
 
 
 def initial_state(config: OptimizerConfig, layout: Layout) -> dict[str, NDArray[Any]]:

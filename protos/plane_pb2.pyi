@@ -22,7 +22,7 @@ class PlaneOrders(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[PlaneOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class PlaneOrder(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_version", "copy", "keep_sum", "drop_pieces", "pass_job")
+    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_version", "copy", "keep_sum", "drop_pieces", "pass_job", "drop_copy")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ATTENDS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class PlaneOrder(_message.Message):
     KEEP_SUM_FIELD_NUMBER: _ClassVar[int]
     DROP_PIECES_FIELD_NUMBER: _ClassVar[int]
     PASS_JOB_FIELD_NUMBER: _ClassVar[int]
+    DROP_COPY_FIELD_NUMBER: _ClassVar[int]
     hello: _cluster_pb2.Hello
     heartbeat: _cluster_pb2.Heartbeat
     worker_attends: WorkerAttends
@@ -63,7 +64,8 @@ class PlaneOrder(_message.Message):
     keep_sum: KeepSum
     drop_pieces: DropPieces
     pass_job: PassJob
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ..., pass_job: _Optional[_Union[PassJob, _Mapping]] = ...) -> None: ...
+    drop_copy: DropCopy
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ..., pass_job: _Optional[_Union[PassJob, _Mapping]] = ..., drop_copy: _Optional[_Union[DropCopy, _Mapping]] = ...) -> None: ...
 
 class PlaneReports(_message.Message):
     __slots__ = ("epoch", "reports", "number", "own_crc32c")
@@ -78,7 +80,7 @@ class PlaneReports(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[PlaneReport, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class PlaneReport(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_exchanges", "worker_gone", "part_opened", "arrived", "staged", "updated", "broke", "order_failed")
+    __slots__ = ("hello", "heartbeat", "worker_exchanges", "worker_gone", "part_opened", "arrived", "staged", "updated", "broke", "order_failed", "copied")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_EXCHANGES_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +91,7 @@ class PlaneReport(_message.Message):
     UPDATED_FIELD_NUMBER: _ClassVar[int]
     BROKE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FAILED_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     hello: _cluster_pb2.Hello
     heartbeat: _cluster_pb2.Heartbeat
     worker_exchanges: WorkerExchanges
@@ -99,7 +102,8 @@ class PlaneReport(_message.Message):
     updated: UpdatedPart
     broke: PartBroke
     order_failed: OrderFailed
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedPiece, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ...) -> None: ...
+    copied: CopiedPart
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedPiece, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ..., copied: _Optional[_Union[CopiedPart, _Mapping]] = ...) -> None: ...
 
 class WorkerAttends(_message.Message):
     __slots__ = ("session", "incarnation", "name")
@@ -162,16 +166,18 @@ class SendSum(_message.Message):
     def __init__(self, header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[_cluster_pb2.Range, _Mapping]]] = ..., first_element: _Optional[int] = ...) -> None: ...
 
 class OpenPart(_message.Message):
-    __slots__ = ("opening", "job", "spec_json", "layout")
+    __slots__ = ("opening", "job", "spec_json", "layout", "tensors")
     OPENING_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
     opening: int
     job: str
     spec_json: str
     layout: _files_pb2.FileRef
-    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec_json: _Optional[str] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
+    tensors: _files_pb2.FileRef
+    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec_json: _Optional[str] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., tensors: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
 
 class PartOpened(_message.Message):
     __slots__ = ("opening",)
@@ -385,32 +391,18 @@ class CopyPart(_message.Message):
     copy: int
     def __init__(self, job: _Optional[str] = ..., copy: _Optional[int] = ...) -> None: ...
 
-class ReadPartRequest(_message.Message):
-    __slots__ = ("copy", "own_crc32c")
+class CopiedPart(_message.Message):
+    __slots__ = ("copy", "file", "reason")
     COPY_FIELD_NUMBER: _ClassVar[int]
-    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     copy: int
-    own_crc32c: int
-    def __init__(self, copy: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    file: _files_pb2.FileRef
+    reason: str
+    def __init__(self, copy: _Optional[int] = ..., file: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class ArrayPiece(_message.Message):
-    __slots__ = ("opening", "array", "dtype", "elements", "offset", "crc32c", "data")
-    OPENING_FIELD_NUMBER: _ClassVar[int]
-    ARRAY_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    CRC32C_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    opening: int
-    array: str
-    dtype: str
-    elements: int
-    offset: int
-    crc32c: int
-    data: bytes
-    def __init__(self, opening: _Optional[int] = ..., array: _Optional[str] = ..., dtype: _Optional[str] = ..., elements: _Optional[int] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
-
-class PartWritten(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class DropCopy(_message.Message):
+    __slots__ = ("copy",)
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    copy: int
+    def __init__(self, copy: _Optional[int] = ...) -> None: ...

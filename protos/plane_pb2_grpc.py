@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class ShardStub:
-    """Served by a shard, called by the aggregator. ReadPart and WritePart name the caller's incarnation in their metadata.
+    """Served by a shard, called by the aggregator. Parts of checkpoints are files (Files/Read, Files/Write).
     """
 
     def __init__(self, channel):
@@ -41,16 +41,6 @@ class ShardStub:
                 request_serializer=protos_dot_plane__pb2.PlaneOrders.SerializeToString,
                 response_deserializer=protos_dot_plane__pb2.PlaneReports.FromString,
                 _registered_method=True)
-        self.ReadPart = channel.unary_stream(
-                '/tiermesh.Shard/ReadPart',
-                request_serializer=protos_dot_plane__pb2.ReadPartRequest.SerializeToString,
-                response_deserializer=protos_dot_plane__pb2.ArrayPiece.FromString,
-                _registered_method=True)
-        self.WritePart = channel.stream_unary(
-                '/tiermesh.Shard/WritePart',
-                request_serializer=protos_dot_plane__pb2.ArrayPiece.SerializeToString,
-                response_deserializer=protos_dot_plane__pb2.PartWritten.FromString,
-                _registered_method=True)
         self.MeasureLink = channel.stream_stream(
                 '/tiermesh.Shard/MeasureLink',
                 request_serializer=protos_dot_tensors__pb2.Chunk.SerializeToString,
@@ -59,25 +49,11 @@ class ShardStub:
 
 
 class ShardServicer:
-    """Served by a shard, called by the aggregator. ReadPart and WritePart name the caller's incarnation in their metadata.
+    """Served by a shard, called by the aggregator. Parts of checkpoints are files (Files/Read, Files/Write).
     """
 
     def Attend(self, request_iterator, context):
         """orders and reports; open while the shard belongs to this aggregator
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadPart(self, request, context):
-        """sends the copy for a checkpoint
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WritePart(self, request_iterator, context):
-        """takes the shard's chunks from a checkpoint
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,16 +74,6 @@ def add_ShardServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_plane__pb2.PlaneOrders.FromString,
                     response_serializer=protos_dot_plane__pb2.PlaneReports.SerializeToString,
             ),
-            'ReadPart': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadPart,
-                    request_deserializer=protos_dot_plane__pb2.ReadPartRequest.FromString,
-                    response_serializer=protos_dot_plane__pb2.ArrayPiece.SerializeToString,
-            ),
-            'WritePart': grpc.stream_unary_rpc_method_handler(
-                    servicer.WritePart,
-                    request_deserializer=protos_dot_plane__pb2.ArrayPiece.FromString,
-                    response_serializer=protos_dot_plane__pb2.PartWritten.SerializeToString,
-            ),
             'MeasureLink': grpc.stream_stream_rpc_method_handler(
                     servicer.MeasureLink,
                     request_deserializer=protos_dot_tensors__pb2.Chunk.FromString,
@@ -122,7 +88,7 @@ def add_ShardServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Shard:
-    """Served by a shard, called by the aggregator. ReadPart and WritePart name the caller's incarnation in their metadata.
+    """Served by a shard, called by the aggregator. Parts of checkpoints are files (Files/Read, Files/Write).
     """
 
     @staticmethod
@@ -142,60 +108,6 @@ class Shard:
             '/tiermesh.Shard/Attend',
             protos_dot_plane__pb2.PlaneOrders.SerializeToString,
             protos_dot_plane__pb2.PlaneReports.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadPart(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tiermesh.Shard/ReadPart',
-            protos_dot_plane__pb2.ReadPartRequest.SerializeToString,
-            protos_dot_plane__pb2.ArrayPiece.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WritePart(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/tiermesh.Shard/WritePart',
-            protos_dot_plane__pb2.ArrayPiece.SerializeToString,
-            protos_dot_plane__pb2.PartWritten.FromString,
             options,
             channel_credentials,
             insecure,

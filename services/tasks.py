@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
@@ -52,6 +52,16 @@ def start_task(
 def start_awaited(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     """Start a task whose caller awaits its result, or has cancelled it."""
     return asyncio.ensure_future(work)
+
+
+async def gather_all(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run several at once and return their results; when one fails, end the others, and raise its error."""
+    tasks = [start_awaited(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def call_in(executor: Executor, call: Callable[..., Result], *arguments: object) -> Result:

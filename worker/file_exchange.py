@@ -14,7 +14,8 @@ import grpc
 
 from protos.files_pb2 import FileRef
 from services.errors import Refused, TiermeshError
-from services.files.transfer import FilesInMemory, upload
+from services.files.memory import FilesInMemory
+from services.files.transfer import upload
 from services.pipeline.split import StageRun
 from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref, make_ref
 from services.tasks import describe_error, start_task

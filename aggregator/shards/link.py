@@ -1,20 +1,20 @@
-"""An aggregator's link to one shard: orders and reports on one TCP connection, checkpoints on another."""
+"""An aggregator's link to one shard: orders and reports on one TCP connection, files on another."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from itertools import count
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from aggregator.epoch_check import check_epoch
+from plane.checkpoint_files import GatheredTensors, checkpoint_file
 from plane.errors import PlaneLost
-from plane.gathered_tensors import GatheredTensors, checkpoint_pieces
 from plane.link import PlaneLinks
 from plane.link_check.measure import LinkPeer
 from plane.messages import (
@@ -28,19 +28,23 @@ from plane.messages import (
 from plane.plane import Plane
 from protos import cluster_pb2
 from protos import plane_pb2 as pb
+from protos.files_pb2 import FileRef
 from protos.jobs_pb2 import ShardStatus
 from services.checkpoints.format import Checkpoint
-from services.errors import Failed, Refusal, Refused
-from services.files.transfer import FilesInMemory, upload
-from services.protocol.checksums import encode_with_checksum
+from services.errors import Failed, Refusal
+from services.files.fetch import fetch
+from services.files.memory import FilesInMemory
+from services.files.memory_file import MemoryFile
+from services.files.transfer import upload
 from services.protocol.file_refs import make_ref
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
+from services.tasks import start_awaited
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
-from services.transport.links import INCARNATION_KEY, raise_call_status
+from services.transport.links import INCARNATION_KEY
 from services.transport.mailbox import Mailbox
 from services.transport.obstacles import SHARD
 from services.transport.security import Security
@@ -49,6 +53,8 @@ from services.transport.server import open_channel
 log = logging.getLogger("tiermesh.aggregator")
 
 Result = TypeVar("Result")
+_Tell: TypeAlias = "Callable[[FileRef, int], None]"
+"""Takes a file and the number of its bytes that have moved."""
 
 
 def _unwrap_first(reports: pb.PlaneReports) -> Message | None:
@@ -125,7 +131,10 @@ class ShardLink:
         self._on_killed = on_killed
         self._links: PlaneLinks
         self._orders: Mailbox[pb.PlaneOrder] = Mailbox(MAX_QUEUED_MESSAGES)
-        self._checkpoint_channel: grpc.aio.Channel | None = None  # None: the link is down
+        self._channel: grpc.aio.Channel | None = None  # for files; None: the link is down
+        self._part: tuple[FileRef, MemoryFile] | None = (
+            None  # of the checkpoint that the next job begins with
+        )
         self._deadline: asyncio.TimerHandle | None = None  # of the shard's work for a step
 
     def __str__(self) -> str:
@@ -138,7 +147,7 @@ class ShardLink:
     @property
     def is_up(self) -> bool:
         """Whether orders reach the shard."""
-        return self._checkpoint_channel is not None
+        return self._channel is not None
 
     def status(self) -> ShardStatus:
         """Return the shard's status, for people."""
@@ -180,7 +189,7 @@ class ShardLink:
     def close(self, reason: str) -> None:
         """End the connection; `run` opens another one."""
         if self.is_up:
-            self._checkpoint_channel, self.down_reason = None, reason
+            self._channel, self.down_reason = None, reason
             self._orders.close(reason)
             if self._deadline is not None:
                 self._deadline.cancel()
@@ -213,9 +222,9 @@ class ShardLink:
     async def attend(self, link: _Link) -> None:
         """Exchange orders and reports until the link ends."""
         hello = link.answer
-        async with open_channel(self.address, self._security, own_connection=True) as tensors:
+        async with open_channel(self.address, self._security, own_connection=True) as channel:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
-            self._checkpoint_channel, self.name, self.down_reason = tensors, hello.name, ""
+            self._channel, self.name, self.down_reason = channel, hello.name, ""
             self.tensor_port = hello.tensor_port
             last, self._incarnation = self._incarnation, hello.incarnation
             known = last != "" and hello.incarnation != last == hello.predecessor.incarnation
@@ -297,101 +306,66 @@ class ShardLink:
 
     # ---- files ----
 
-    async def send_layout(self, layout: Layout, text: bytes) -> None:
-        """Send the shard a layout as a file, unless it has it.
+    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
+        """Send the shard the layout, and return its part of the checkpoint (Refused, Failed, PlaneLost)."""
+        self._part = None
+        await self._upload(make_ref(text), MemoryFile([text]), "the job's layout")
+        if checkpoint is None:
+            return None
+        file = checkpoint_file(checkpoint, self.stripe)
+        ref = await asyncio.to_thread(file.make_ref)
+        self._part = ref, file
+        return ref
 
-        Raises:
-            Failed: the shard can't store it.
-            PlaneLost: the link went down.
-        """
-        channel = self._require_channel()
-        ref = make_ref(text)
-        try:
-            await self.wait_for(
-                upload(channel, FilesInMemory({ref.sha256: text}), [ref], str(self)),
-                "the answer to the job's layout",
+    async def restore(self) -> None:
+        """Send the shard its part of the checkpoint (Refused, Failed, PlaneLost)."""
+        part, self._part = self._part, None
+        if part is not None:
+            await self._upload(*part, "its part of the checkpoint")
+
+    async def _upload(self, ref: FileRef, file: MemoryFile, what: str) -> None:
+        files = FilesInMemory()
+        files.add(ref, file)
+        await self._transfer(lambda channel, tell: upload(channel, files, [ref], str(self), tell=tell), what)
+
+    async def gather(self, copied: pb.CopiedPart, into: GatheredTensors) -> None:
+        """Read the shard's part of a copy (Refused, Failed, PlaneLost)."""
+        file, files = into.file_of(self.stripe), FilesInMemory()
+        file.expect_in(files, copied.file)
+
+        async def read(channel: grpc.aio.Channel, tell: _Tell) -> None:
+            await fetch(
+                channel, files, copied.file.sha256, str(self), lambda ref, here, reason: tell(ref, here)
             )
-        except (grpc.aio.UsageError, asyncio.CancelledError) as error:  # the channel was closed
-            self._raise_lost(error, channel)
-            raise
-        if self._checkpoint_channel is not channel:
+
+        await self._transfer(read, f"copy {copied.copy} of its tensors")
+
+    async def _transfer(
+        self, start: Callable[[grpc.aio.Channel, _Tell], Coroutine[Any, Any, None]], what: str
+    ) -> None:
+        """Run a transfer of files while the link is up, and some of it moves within the `stall` timeout."""
+        channel = self._channel
+        if channel is None:
+            raise PlaneLost(f"{self}: {self.down_reason}")
+        moved = before = ("", 0)
+
+        def tell(ref: FileRef, here: int) -> None:
+            nonlocal moved
+            moved = ref.sha256, here
+
+        transfer = start_awaited(start(channel, tell))
+        try:
+            while not (await asyncio.wait({transfer}, timeout=self._timeouts.stall))[0]:
+                if moved == before:
+                    raise self._close_lost(f"{what}: no byte moved within {self._timeouts.stall:g} s")
+                before = moved
+            await transfer
+        except (Exception, asyncio.CancelledError):
+            if self._channel is channel:
+                raise
+        finally:
+            transfer.cancel()
+        if self._channel is not channel:  # closed while the transfer ran, which cancels its calls
             raise PlaneLost(f"{self}: {self.down_reason}")
 
-    # ---- checkpoints ----
-
-    async def gather(self, copy: int, into: GatheredTensors) -> None:
-        """Read the shard's chunks of a copy (Failed, PlaneLost)."""
-        async for piece in self.read_copy(copy):
-            await asyncio.to_thread(into.add, self.stripe, piece)
-
-    async def restore(self, checkpoint: Checkpoint, opening: int) -> None:
-        """Send the shard its chunks of a checkpoint (Refused, PlaneLost)."""
-        await self.write_pieces(checkpoint_pieces(checkpoint, self.stripe, opening))
-
-    async def read_copy(self, copy: int) -> AsyncIterator[pb.ArrayPiece]:
-        """Yield the pieces of a copy that CopyPart ordered.
-
-        Raises:
-            Failed: the shard had not enough memory for the copy; its tensors are unchanged.
-            PlaneLost: the link went down.
-        """
-        call = self._require_channel().unary_stream(
-            "/tiermesh.Shard/ReadPart",
-            request_serializer=encode_with_checksum,
-        )(pb.ReadPartRequest(copy=copy), metadata=self._metadata)
-        channel = self._checkpoint_channel
-        try:
-            while isinstance(
-                content := await self.wait_for(call.read(), f"the next piece of copy {copy} of its tensors"),
-                bytes,
-            ):
-                yield pb.ArrayPiece.FromString(content)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError, DecodeError) as error:
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise Failed(f"{self}: {error.details()}") from None
-            self._raise_lost(error, channel)
-            raise
-        await raise_call_status(call)
-
-    async def write_pieces(self, pieces: Iterable[pb.ArrayPiece]) -> None:
-        """Send the shard its pieces of a checkpoint.
-
-        Raises:
-            Refused: the checkpoint does not fit this job's model or optimizer.
-            PlaneLost: the link went down.
-        """
-        call = self._require_channel().stream_unary(
-            "/tiermesh.Shard/WritePart",
-            request_serializer=pb.ArrayPiece.SerializeToString,
-            response_deserializer=pb.PartWritten.FromString,
-        )(metadata=self._metadata)
-        channel = self._checkpoint_channel
-        acknowledgement = "the acknowledgement of a piece of a checkpoint"
-        try:
-            for piece in pieces:
-                await self.wait_for(call.write(piece), acknowledgement)
-            await call.done_writing()
-            await self.wait_for(call, acknowledgement)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
-            if call.done() and not call.cancelled() and await call.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                raise Refused(await call.details()) from None
-            self._raise_lost(error, channel)
-            raise
-
-    def _require_channel(self) -> grpc.aio.Channel:
-        if self._checkpoint_channel is None:
-            raise PlaneLost(f"{self}: {self.down_reason}")
-        return self._checkpoint_channel
-
-    def _raise_lost(self, error: BaseException, channel: grpc.aio.Channel | None) -> None:
-        """End the link and raise PlaneLost, if it broke under the stream of a checkpoint."""
-        if self._checkpoint_channel is not channel:
-            raise PlaneLost(f"{self}: {self.down_reason}") from None
-        if isinstance(error, grpc.aio.AioRpcError | DecodeError | asyncio.InvalidStateError):
-            if isinstance(error, DecodeError):
-                reason = "a message was damaged"
-            elif isinstance(error, grpc.aio.AioRpcError):
-                reason = error.details() or error.code().name
-            else:  # grpcio raises it for a write on a call that the peer has ended
-                reason = "the shard ended the call"
-            raise self._close_lost(f"the stream of a checkpoint ended: {reason}") from None
+    # ---- weights that are sent again ----

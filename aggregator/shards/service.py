@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from aggregator.shards.session import ShardSession
 from plane import update_rules
-from plane.array_pieces import DamagedPiece
 from plane.link_check.serve import serve_link_check
 from plane.messages import (
     MAX_BATCH_BYTES,
@@ -30,12 +27,12 @@ from plane.streams.exchange_server import read_incarnation
 from plane.streams.worker_sessions import WorkerSession
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
-from services.errors import Refused
 from services.files.limits import MAX_TRANSFERS, TransferLimits
+from services.files.memory import FilesInMemory
 from services.files.service import FilesServicer
-from services.files.store import FileStore
+from services.json_text import LAYOUT
 from services.printable import printable_path
-from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
+from services.protocol.checksums import encode_with_checksum
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
@@ -83,10 +80,7 @@ class ShardService:
         self._metrics = metrics
         self._optimizer_metrics = OptimizerMetrics(metrics.registry)
         self._shared_memory = shared_memory
-        self._folder = TemporaryDirectory(
-            prefix="tiermesh-shard-"
-        )  # a shard keeps nothing beyond its process
-        self._files = FileStore(Path(self._folder.name))
+        self._files = FilesInMemory(max_bytes=LAYOUT.limit_bytes)  # a shard keeps nothing beyond its process
         self._incarnation = uuid.uuid4().hex
         self._record = (
             ProcessRecord.open(state_dir, f"shard {name}", self._incarnation) if keeps_record else None
@@ -115,7 +109,6 @@ class ShardService:
             self._session.close("the shard stops")
         if self._record is not None:
             self._record.close()
-        await asyncio.to_thread(self._folder.cleanup)
         self._use.close()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -123,12 +116,6 @@ class ShardService:
         shard = {
             "Attend": grpc.stream_stream_rpc_method_handler(
                 self._attend, response_serializer=encode_with_checksum
-            ),
-            "ReadPart": grpc.unary_stream_rpc_method_handler(
-                self._read_part, response_serializer=pb.ArrayPiece.SerializeToString
-            ),
-            "WritePart": grpc.stream_unary_rpc_method_handler(
-                self._write_part, response_serializer=pb.PartWritten.SerializeToString
             ),
             "MeasureLink": grpc.stream_stream_rpc_method_handler(self._measure_aggregators_link),
         }
@@ -187,6 +174,7 @@ class ShardService:
                 f"aggregator {hello.name} of epoch {hello.epoch_seen} has taken over from epoch {self._epoch}"
             )
             self._session.close(text if newer else "replaced by a newer connection of the same aggregator")
+            self._files.clear()
         self._epoch = hello.epoch_seen
         self._identity.obey(hello.cluster)
         session = self._session = ShardSession(
@@ -227,6 +215,7 @@ class ShardService:
             session.close(reason)
             if self._session is session:
                 self._session = None
+                self._files.clear()
                 self._note_job("")
             log.info("%s; the tensors of its job are freed", reason)
 
@@ -292,8 +281,6 @@ class ShardService:
             )
         await serve_link_check(context, peer, shared_memory=self._shared_memory, until=until)
 
-    # ---- checkpoints ----
-
     async def _require_session(self, context: grpc.aio.ServicerContext[Any, Any]) -> ShardSession:
         incarnation = read_incarnation(context)
         session = self._session
@@ -304,38 +291,6 @@ class ShardService:
         check_daemon("aggregator", session.name)
         confirm_caller(context)
         return session
-
-    async def _read_part(
-        self, content: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ArrayPiece]:
-        session = await self._require_session(context)
-        try:
-            request, _ = decode_with_checksum(pb.ReadPartRequest, content)
-        except ChecksumMismatch as damaged:
-            await context.abort(grpc.StatusCode.DATA_LOSS, f"the request was damaged: {damaged}")
-        try:
-            async for piece in session.plane.copies.read(request.copy):
-                yield piece
-        except MemoryError as error:
-            text = f"not enough memory for a copy of the shard's tensors ({error}); give its host more"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-
-    async def _write_part(
-        self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.PartWritten:
-        session = await self._require_session(context)
-        try:
-            async for piece in pieces:
-                await session.plane.write_piece(pb.ArrayPiece.FromString(piece))
-        except DecodeError:
-            await context.abort(
-                grpc.StatusCode.DATA_LOSS, "a message of the checkpoint was damaged; send it again"
-            )
-        except DamagedPiece as damaged:
-            await context.abort(grpc.StatusCode.DATA_LOSS, str(damaged))
-        except Refused as refused:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-        return pb.PartWritten()
 
 
 def _take_orders(session: ShardSession, in_order: SequenceFilter, batch: pb.PlaneOrders) -> None:

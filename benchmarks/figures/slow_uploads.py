@@ -21,8 +21,9 @@ from benchmarks.harness.report import median, milliseconds, report
 from cli.certs.authority import issue, make_authority
 from cli.certs.folder import write_private_file
 from protos.files_pb2 import FilePiece
+from services.files.memory import FilesInMemory
 from services.files.pieces import make_piece
-from services.files.transfer import FilesInMemory, upload
+from services.files.transfer import upload
 from services.protocol.file_refs import make_ref
 from services.runtime.launcher import DaemonProcess, kill_all
 from services.tasks import start_awaited

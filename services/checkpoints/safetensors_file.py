@@ -29,7 +29,7 @@ def pieces(
         metadata: metadata of the header. Loaders for PyTorch expect `{"format": "pt"}`.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-    yield _header(((name, array.dtype.name, array.shape) for name, array in ordered), metadata)
+    yield make_header(((name, array.dtype.name, array.shape) for name, array in ordered), metadata)
     for _, array in ordered:
         yield _bytes_of(array)
 
@@ -46,7 +46,7 @@ def pieces_of(
         read: function that returns a tensor, given its name; called once for each, in order.
         metadata: metadata of the header.
     """
-    yield _header(((name, "float32", shape) for name, shape in shapes.items()), metadata)
+    yield make_header(((name, "float32", shape) for name, shape in shapes.items()), metadata)
     for name, shape in shapes.items():
         tensor = read(name)
         if tensor.shape != shape:
@@ -54,7 +54,9 @@ def pieces_of(
         yield _bytes_of(tensor)
 
 
-def _header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None) -> bytes:
+def make_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """Return the start of a file, given name, dtype and shape of each tensor."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0

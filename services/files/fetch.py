@@ -5,39 +5,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import IO
+from typing import Protocol, TypeVar
 
 import grpc
 
 from protos.files_pb2 import FilePiece, FileRef, ReadFileRequest
-from services.errors import Failed, TiermeshError
-from services.files.errors import FileDamaged, NoRoom, UploadUnderWay
-from services.files.store import FileStore
+from services.errors import Failed
+from services.files.errors import FileDamaged, NoRoom, UploadUnderWay, WrongFile
 from services.files.transfer import IDLE_SECONDS, Metadata, Retries, receive_pieces
-from services.protocol.file_refs import check_ref
+from services.files.upload import Upload
 from services.threads import finish_in_thread
 from services.transport.backoff import Backoff
 
 MAX_WRONG_FILES = 3
 """Number of times that a file may arrive with another SHA-256 before the download fails."""
 
+Held_co = TypeVar("Held_co", covariant=True)
+
 Tell = Callable[[FileRef, int, str], None]
 """Takes the file, the number of its bytes that are here, and why the download does not go on; empty if it does."""
 
 
-class WrongFile(TiermeshError):
-    """All bytes of a file have arrived, and they are not those that the SHA-256 names."""
+class Receiver(Protocol[Held_co]):
+    """A store that receives files: a `FileStore`, or `FilesInMemory`."""
+
+    def hold(self, sha256: str) -> Held_co | None:
+        """Return a complete file, which stays as long as its holder needs it; None if it is not here."""
+
+    def part_bytes(self, sha256: str) -> int:
+        """Return how many bytes of a file are here."""
+
+    def begin(self, ref: FileRef, offset: int) -> Upload | None:
+        """Begin or continue to receive a file; return None if it is complete."""
 
 
 async def fetch(
     channel: grpc.aio.Channel,
-    store: FileStore,
+    store: Receiver[Held_co],
     sha256: str,
     peer: str,
     tell: Tell,
     backoff: Backoff | None = None,
-) -> IO[bytes]:
-    """Download a file into a store unless it is there, and return it held, see `FileStore.hold`.
+) -> Held_co:
+    """Download a file into a store unless it is there, and return it held, see `Receiver.hold`.
 
     Whatever may pass (a lost connection, a full disk, another process that downloads the same file into the same
     folder) is waited for and tried again until the caller cancels. Each reason is logged once.
@@ -90,7 +100,7 @@ async def fetch(
 
 async def fetch_once(
     channel: grpc.aio.Channel,
-    store: FileStore,
+    store: Receiver[object],
     request: ReadFileRequest,
     tell: Callable[[FileRef, int], None],
     metadata: Metadata = (),
@@ -117,9 +127,6 @@ async def fetch_once(
         first = await anext(pieces, None)
         if first is None:
             raise FileDamaged(f"file {request.sha256[:12]}: no piece arrived; read it again")
-        refusal = check_ref(first.file)
-        if refusal is not None:
-            raise Failed(str(refusal))
         is_longer = request.offset > first.file.size  # the part here can't be one of that file
         upload = await asyncio.to_thread(store.begin, first.file, 0 if is_longer else request.offset)
         if upload is None:
@@ -136,7 +143,4 @@ async def fetch_once(
                     return
                 tell(first.file, upload.size)
                 piece = await anext(pieces, None)
-            try:
-                await finish_in_thread(upload.finish)
-            except FileDamaged as damaged:
-                raise (WrongFile(str(damaged)) if upload.size == first.file.size else damaged) from None
+            await finish_in_thread(upload.finish)

@@ -12,10 +12,11 @@ from google.protobuf.message import DecodeError
 from protos.files_pb2 import FilePiece, FileRef
 from services.errors import Refused
 from services.files.errors import FileDamaged
+from services.files.memory_file import MemoryFile
 from services.protocol.file_refs import MAX_PIECE_BYTES
 
 
-def make_piece(file: IO[bytes] | bytes, ref: FileRef, offset: int, most_bytes: int) -> FilePiece:
+def make_piece(file: IO[bytes] | MemoryFile | bytes, ref: FileRef, offset: int, most_bytes: int) -> FilePiece:
     """Return the piece of a file that begins at an offset. It blocks.
 
     Args:
@@ -27,13 +28,17 @@ def make_piece(file: IO[bytes] | bytes, ref: FileRef, offset: int, most_bytes: i
     size = min(most_bytes or MAX_PIECE_BYTES, MAX_PIECE_BYTES)
     if isinstance(file, bytes):
         data = file[offset : offset + size]
+    elif isinstance(file, MemoryFile):
+        data = file.read(offset, size)
     else:
         file.seek(min(offset, ref.size))
         data = file.read(size)
     return FilePiece(file=ref, offset=offset, crc32c=google_crc32c.value(data), data=data)
 
 
-async def read_pieces(file: IO[bytes] | bytes, ref: FileRef, offset: int) -> AsyncIterator[FilePiece]:
+async def read_pieces(
+    file: IO[bytes] | MemoryFile | bytes, ref: FileRef, offset: int
+) -> AsyncIterator[FilePiece]:
     """Yield the pieces of a file from an offset on; at least one, which may be empty."""
     while True:
         piece = await asyncio.to_thread(make_piece, file, ref, offset, 0)

@@ -13,8 +13,10 @@ from protos import files_pb2 as pb
 from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
 from services.files.limits import Transfer, TransferLimits
+from services.files.memory import FilesInMemory
 from services.files.pieces import parse_piece
 from services.files.store import FileStore
+from services.files.upload import Upload
 from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES
@@ -71,7 +73,7 @@ class FilesServicer:
 
     def __init__(
         self,
-        store: FileStore,
+        store: FileStore | FilesInMemory,
         permission: str,
         *,
         limits: TransferLimits | None = None,
@@ -169,10 +171,9 @@ class FilesServicer:
         if self._admission is not None and await work(self._store.offset, ref, writer) is not None:
             reservation = self._admission.reserve(ref, current_caller())
             record = await work(stack.enter_context, reservation)
-        upload = await work(self._store.begin, ref, first.offset, writer)
+        upload = await work(self._begin, first, writer, stack)
         if upload is None:
             return
-        stack.enter_context(upload)
         piece: pb.FilePiece | None = first
         while piece is not None:
             if piece.offset != upload.size:
@@ -186,6 +187,11 @@ class FilesServicer:
         while await work(upload.hash_on):
             pass
         await work(upload.finish, record)
+
+    def _begin(self, first: pb.FilePiece, writer: str, stack: ExitStack) -> Upload | None:
+        """Begin to store a file; the stack ends it, also if the call is cancelled meanwhile."""
+        upload = self._store.begin(first.file, first.offset, writer)
+        return upload and stack.enter_context(upload)
 
     async def _next_piece(self, transfer: Transfer, context: Context) -> pb.FilePiece | None:
         """Return the next piece, checked; None at the end (TiermeshError)."""

@@ -29,7 +29,7 @@ from protos.files_pb2 import FilePiece, FileRef, ReadFileRequest
 from services.errors import Failed, Refused, TiermeshError, is_out_of_space
 from services.files.errors import FileDamaged, FileMissing, NoRoom, UploadUnderWay
 from services.files.pieces import make_piece
-from services.files.upload import Upload, explain_disk
+from services.files.upload import DiskUpload, Upload, explain_disk
 from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, check_ref, make_ref
 
 MAX_STORE_BYTES = 1 << 38
@@ -388,7 +388,7 @@ class FileStore:
                     "Missing again"
                 )
             file.truncate(offset)  # what is beyond is sent again
-            return Upload(ref, file, part, self._path(ref.sha256), self.with_room)
+            return DiskUpload(ref, file, part, self._path(ref.sha256), self.with_room)
         except BaseException as error:
             file.close()
             if isinstance(error, BlockingIOError):

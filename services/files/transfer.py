@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ import grpc
 from protos import files_pb2 as pb
 from services.errors import Failed, Refused
 from services.files.errors import FileDamaged, FileMissing
+from services.files.memory_file import MemoryFile
 from services.files.pieces import parse_piece, read_pieces
 from services.protocol.bounds import BOUNDS
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
@@ -44,24 +45,8 @@ _REFUSED = frozenset(
 class FileSource(Protocol):
     """Source of the files to upload: a `FileStore`, or `FilesInMemory`."""
 
-    def open(self, sha256: str) -> tuple[IO[bytes] | bytes, int]:
+    def open(self, sha256: str) -> tuple[IO[bytes] | MemoryFile | bytes, int]:
         """Return a file, open or as its content, and its size in bytes."""
-
-
-class FilesInMemory:
-    """Files to upload that are in memory.
-
-    Args:
-        contents: contents of the files by SHA-256.
-    """
-
-    def __init__(self, contents: Mapping[str, bytes]) -> None:
-        self._contents = contents
-
-    def open(self, sha256: str) -> tuple[bytes, int]:
-        """Return a file's content and its size in bytes."""
-        content = self._contents[sha256]
-        return content, len(content)
 
 
 async def upload(
@@ -72,8 +57,9 @@ async def upload(
     backoff: Backoff | None = None,
     metadata: Metadata = (),
     on_no_room: Callable[[str], None] | None = None,
+    tell: Callable[[pb.FileRef, int], None] | None = None,
 ) -> None:
-    """Send a peer those files that it lacks, and return when it has them all on disk.
+    """Send a peer those files that it lacks, and return when it has them all.
 
     Whatever may pass (a lost connection, a full disk, another upload of the same file) is waited for and tried again
     until the caller cancels. Each reason is logged once.
@@ -86,6 +72,7 @@ async def upload(
         backoff: pauses between attempts.
         metadata: gRPC metadata of the calls, such as a person's token.
         on_no_room: called with the reason when the upload begins to wait for space on the peer's disk.
+        tell: see `upload_missing`.
 
     Raises:
         Refused: the peer does not accept a file, or a file is not in the source.
@@ -95,7 +82,7 @@ async def upload(
     retries = Retries(peer, backoff, on_no_room)
     while True:
         try:
-            await upload_missing(channel, source, wanted, metadata)
+            await upload_missing(channel, source, wanted, metadata, tell)
             return
         except FileDamaged as damaged:
             await retries.wait(grpc.StatusCode.DATA_LOSS, str(damaged))
@@ -179,7 +166,7 @@ async def _upload_one(
         finally:
             call.cancel()
     finally:
-        if not isinstance(file, bytes):
+        if not isinstance(file, MemoryFile | bytes):
             file.close()
 
 

@@ -1,19 +1,21 @@
-"""One upload into the folder of files, under a temporary name until the file is complete and verified."""
+"""A file that arrives, piece by piece, until it is complete and verified."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from protos.files_pb2 import FileRef
 from services.durable_files import sync_folder
 from services.errors import Failed, Refused
-from services.files.errors import FileDamaged, NoRoom
+from services.files.errors import FileDamaged, NoRoom, WrongFile
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.file_refs import MAX_PIECE_BYTES
 
@@ -21,32 +23,21 @@ HASH_BYTES = 64 << 20
 """Number of bytes that `Upload.hash_on` reads at once."""
 
 
-class Upload:
-    """One upload; a context manager that keeps what was written if it is left before `finish`.
+class Upload(ABC):
+    """One file that arrives; a context manager that keeps what was written if it is left before `finish`.
 
     Args:
         ref: the file.
-        file: the part of it that is here, locked.
-        part: path of the part.
-        path: path of the complete file.
-        with_room: does work on the disk that writes so many bytes, see `FileStore.with_room`.
+        size: number of bytes that are here already.
 
     Attributes:
         size: number of bytes that are here.
     """
 
-    def __init__(
-        self,
-        ref: FileRef,
-        file: IO[bytes],
-        part: Path,
-        path: Path,
-        with_room: Callable[[Callable[[], None], int], None],
-    ) -> None:
-        self._ref, self._file, self._part, self._path = ref, file, part, path
-        self._with_room = with_room
+    def __init__(self, ref: FileRef, size: int) -> None:
+        self._ref = ref
         self._digest, self._hashed_bytes = hashlib.sha256(), 0
-        self.size = file.seek(0, os.SEEK_END)
+        self.size = size
 
     def __enter__(self) -> Upload:
         return self
@@ -54,10 +45,22 @@ class Upload:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
-        """Release the lock; what was written stays for a later upload."""
-        with suppress(OSError):  # what is still in the buffer of a full disk's file is sent again
-            self._file.close()
+        """Let others go on with the file; what was written stays."""
+
+    @abstractmethod
+    def _append(self, data: bytes) -> None:
+        """Store a piece behind what is here."""
+
+    def _discard(self) -> None:
+        """Forget what is here, since it is not the file."""
+        self._digest = hashlib.sha256()
+        self.size = self._hashed_bytes = 0
+
+    @abstractmethod
+    def _publish(self, record: Callable[[], None] | None) -> None:
+        """Complete the file, after `record`."""
 
     def write(self, data: bytes) -> bool:
         """Append a piece.
@@ -74,12 +77,76 @@ class Upload:
             raise Refused(
                 f"file {self._ref.sha256[:12]}: more than the {self._ref.size} bytes that its reference says"
             )
-        with explain_disk(self._ref):
-            self._with_room(lambda: self._append(data), MAX_PIECE_BYTES)
+        self._append(data)
         if self._hashed_bytes == self.size:
             self._digest.update(data)
             self._hashed_bytes += len(data)
         self.size += len(data)
+        return True
+
+    def hash_on(self) -> bool:
+        """Hash some more of what an earlier upload has written; return whether there may be more."""
+        return False
+
+    def finish(self, record: Callable[[], None] | None = None) -> None:
+        """Verify the file, and return once it is complete; on a disk, once it would survive a power cut.
+
+        Args:
+            record: optional callback, called when the file is verified, before it is complete.
+
+        Raises:
+            FileDamaged: bytes are missing, and those that are here stay.
+            WrongFile: they are not those of the reference.
+            NoRoom: the disk is full, and nothing on it can go.
+            Failed: the disk failed.
+        """
+        if self.size < self._ref.size:  # the peer may have died, which looks like the end of what it sends
+            raise FileDamaged(
+                f"file {self._ref.sha256[:12]}: {self.size} of {self._ref.size} bytes arrived; continue there"
+            )
+        while self.hash_on():
+            pass
+        if self._digest.hexdigest() != self._ref.sha256:
+            found, size = self._digest.hexdigest(), self.size
+            self._discard()
+            raise WrongFile(
+                f"file {self._ref.sha256[:12]}: {size} bytes with SHA-256 {found[:12]} arrived, expected "
+                f"{self._ref.size} bytes; send it again"
+            )
+        self._publish(record)
+
+
+class DiskUpload(Upload):
+    """One upload into the folder of files, under a temporary name until the file is complete and verified.
+
+    Args:
+        ref: the file.
+        file: the part of it that is here, locked.
+        part: path of the part.
+        path: path of the complete file.
+        with_room: does work on the disk that writes so many bytes, see `FileStore.with_room`.
+    """
+
+    def __init__(
+        self,
+        ref: FileRef,
+        file: IO[bytes],
+        part: Path,
+        path: Path,
+        with_room: Callable[[Callable[[], None], int], None],
+    ) -> None:
+        super().__init__(ref, file.seek(0, os.SEEK_END))
+        self._file, self._part, self._path = file, part, path
+        self._with_room = with_room
+
+    def close(self) -> None:
+        """Release the lock."""
+        with suppress(OSError):  # what is still in the buffer of a full disk's file is sent again
+            self._file.close()
+
+    def write(self, data: bytes) -> bool:
+        """Append a piece, unless another upload has completed the file."""
+        super().write(data)
         with explain_disk(self._ref), suppress(FileNotFoundError):
             if self._path.stat().st_size == self._ref.size:
                 self._part.unlink(missing_ok=True)
@@ -87,6 +154,10 @@ class Upload:
         return True
 
     def _append(self, data: bytes) -> None:
+        with explain_disk(self._ref):
+            self._with_room(partial(self._append_once, data), MAX_PIECE_BYTES)
+
+    def _append_once(self, data: bytes) -> None:
         hit_failpoint("files.mid-write")
         try:
             self._file.write(data)
@@ -95,8 +166,11 @@ class Upload:
             self._file.truncate(self.size)  # a part of the piece may have been written
             raise
 
+    def _discard(self) -> None:
+        self._part.unlink(missing_ok=True)
+
     def hash_on(self) -> bool:
-        """Hash some more of what an earlier upload has written; return whether there may be more."""
+        """Hash up to 64 MiB more of what an earlier upload has written."""
         with explain_disk(self._ref):
             self._file.seek(self._hashed_bytes)
             end = min(self._hashed_bytes + HASH_BYTES, self.size)
@@ -108,35 +182,13 @@ class Upload:
                 self._hashed_bytes += len(data)
         return self._hashed_bytes < self.size
 
-    def finish(self, record: Callable[[], None] | None = None) -> None:
-        """Verify the file, and return once it would survive a power cut.
-
-        Args:
-            record: optional callback, called when the file is verified, before it is complete.
-
-        Raises:
-            FileDamaged: bytes are missing, and those that are here stay; or they are not those of the reference.
-            NoRoom: the disk is full, and nothing on it can go.
-            Failed: the disk failed.
-        """
-        if self.size < self._ref.size:  # the peer may have died, which looks like the end of what it sends
-            raise FileDamaged(
-                f"file {self._ref.sha256[:12]}: {self.size} of {self._ref.size} bytes arrived; continue there"
-            )
-        while self.hash_on():
-            pass
-        if self._digest.hexdigest() != self._ref.sha256:
-            self._part.unlink(missing_ok=True)
-            raise FileDamaged(
-                f"file {self._ref.sha256[:12]}: {self.size} bytes with SHA-256 {self._digest.hexdigest()[:12]} "
-                f"arrived, expected {self._ref.size} bytes; send it again"
-            )
+    def _publish(self, record: Callable[[], None] | None) -> None:
         with explain_disk(self._ref):
             if record is not None:
                 self._with_room(record, MAX_PIECE_BYTES)
-            self._with_room(self._publish, MAX_PIECE_BYTES)
+            self._with_room(self._rename, MAX_PIECE_BYTES)
 
-    def _publish(self) -> None:
+    def _rename(self) -> None:
         os.fsync(self._file.fileno())
         hit_failpoint("files.before-rename")
         self._part.rename(self._path)

@@ -24,7 +24,11 @@ pytestmark = pytest.mark.long  # tests of the parts run in `make test`
 
 EVERY_ROLE = "stream.mid-message"
 """Failpoint that each role reaches when it sends tensors over a stream."""
-ALL = [name for name in FAILPOINTS if not name.startswith(("shard.", "queue.")) and ".prune." not in name]
+ALL = [
+    name
+    for name in FAILPOINTS
+    if not name.startswith(("shard.", "memory.", "queue.")) and ".prune." not in name
+]
 """All failpoints except those of test_shard_failpoints.py, test_backup.py and test_prune.py."""
 SHORT = {
     "worker": ["worker.gradient-ready=kill@2", "stream.mid-message=kill@3"],

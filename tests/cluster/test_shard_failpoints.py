@@ -19,9 +19,9 @@ from tests.support.cluster.daemon import LIMIT_SECONDS
 from tests.support.cluster.harness import Cluster
 
 FEATURES = 2048
-PLACES = [*(name for name in FAILPOINTS if name.startswith(("plane.", "shard."))), EVERY_ROLE]
-SHORT = ["plane.update.mid=kill@2", "shard.read.mid=kill@2", "shard.write.mid=kill@1"]
-"""Failpoints of the processes. The third is reached only after one of them has died."""
+PLACES = [*(name for name in FAILPOINTS if name.startswith(("plane.", "shard.", "memory."))), EVERY_ROLE]
+SHORT = ["plane.update.mid=kill@2", "memory.read=kill@2", "memory.write=kill@2"]
+"""Failpoints of the processes. The third is within a part of a checkpoint, which comes after the job's layout."""
 
 
 class ShardKiller:

@@ -173,7 +173,6 @@ FACTS = {
     ),
     "benchmarks/README.md": (f"{CHUNK_MI} MiB",),
     "protos/tensors.proto": (f"at most {CHUNK_MI} MiB",),
-    "protos/plane.proto": (f"at most {CHUNK_MI} MiB",),
     "protos/files.proto": (f"at most {MAX_PIECE_BYTES // MI} MiB",),
     **{
         f"deploy/systemd/tiermesh-{role}.service": (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
-from plane.array_pieces import read_piece
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
@@ -34,14 +31,6 @@ def _envelope(content: bytes) -> None:
     decode_with_checksum(ENVELOPES[content[0] % len(ENVELOPES) if content else 0], content[1:])
 
 
-def _piece(content: bytes) -> None:
-    try:
-        piece = plane.ArrayPiece.FromString(content)
-    except DecodeError:
-        return  # the service that reads pieces refuses it
-    read_piece(piece)
-
-
 def _job(content: bytes) -> None:
     JobConfig.from_json(content.decode(errors="replace"))
 
@@ -60,8 +49,5 @@ MESSAGE_TARGETS = {
     ),
     "job": Target(_job, (b'{"name": "n", "steps": 3}',)),
     "layout": Target(_layout, (Layout.build([("w", (2, 3), True, "w", False)]).dumps().encode(),)),
-    "piece": Target(
-        _piece, (plane.ArrayPiece(array="weights", dtype="float32", data=bytes(8)).SerializeToString(),)
-    ),
 }
 """Targets of messages and texts by name."""

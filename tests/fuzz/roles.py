@@ -24,7 +24,8 @@ from aggregator.service import AggregatorService
 from aggregator.shards.service import ShardService
 from aggregator.storage.job_queue import JobQueue
 from optimizer.service import OptimizerService
-from plane.array_pieces import make_piece
+from plane.checkpoint_files import TensorFile, name_arrays
+from plane.update_rules import initial_state
 from protos import cluster_pb2 as cluster
 from protos import files_pb2 as files
 from protos import jobs_pb2 as jobs
@@ -73,7 +74,12 @@ def _make_spec() -> str:
 
 
 SPEC = _make_spec()
-EVALUATION_BATCHES = JobConfig.from_json(SPEC).evaluation_batches
+_CONFIG = JobConfig.from_json(SPEC)
+_ARRAYS = name_arrays(np.zeros(LAYOUT.elements, np.float32), initial_state(_CONFIG.optimizer, LAYOUT))
+_FILE = TensorFile({name: [array] for name, array in _ARRAYS.items()})
+PART = _FILE.read(0, _FILE.size)
+"""A checkpoint's part for the only shard."""
+EVALUATION_BATCHES = _CONFIG.evaluation_batches
 CONTENTS = (b"", b"x", SPEC.encode(), LAYOUT_TEXT, b"{}", bytes(3000))
 """Contents of files whose references peers know."""
 ROW = cluster.Row(
@@ -393,11 +399,13 @@ class ServedShard(ServedRole):
     async def train(self) -> Attending:
         """Let an aggregator attend that has sent the weights of a checkpoint, and asked for a copy."""
         aggregator = await self.attend()
-        weights = np.zeros(LAYOUT.elements, np.float32)
-        piece = make_piece("weights", weights, 0, offset=0, elements=weights.size, opening=1)
-        call = Call([piece.SerializeToString()], self.metadata)
-        await self.port.serve("/tiermesh.Shard/WritePart", call)
-        assert call.status is None, call.status
+        await self.upload(LAYOUT_TEXT)
+        opened = plane.OpenPart(
+            opening=2, job=JOB, spec_json=SPEC, layout=make_ref(LAYOUT_TEXT), tensors=make_ref(PART)
+        )
+        aggregator.send(orders(plane.PlaneOrder(open_part=opened)))
+        await aggregator.hear("part_opened")
+        await self.upload(PART)
         made = plane.PlaneOrder(make_weights=plane.MakeWeights(job=JOB, generation=1))
         copied = plane.PlaneOrder(copy=plane.CopyPart(copy=1))
         aggregator.send(orders(made, copied))

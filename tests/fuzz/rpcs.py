@@ -11,11 +11,9 @@ from functools import partial
 from typing import Any
 
 import google_crc32c
-import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from plane.array_pieces import make_piece
 from plane.link_check.rounds import client_values
 from plane.streams.shared_memory_link import SHARED_MEMORY_KEY
 from protos import cluster_pb2 as cluster
@@ -43,6 +41,7 @@ from tests.fuzz.roles import (
     LAYOUT,
     LAYOUT_TEXT,
     LEASE,
+    PART,
     REFS,
     ROW,
     SPEC,
@@ -87,10 +86,6 @@ def repair(message: Any) -> None:
     match message:
         case files.FilePiece():
             message.crc32c = google_crc32c.value(message.data)
-        case plane.ArrayPiece():
-            of = message
-            text = f"{of.opening} {of.array} {of.dtype} {of.elements} {of.offset}".encode()
-            message.crc32c = google_crc32c.extend(google_crc32c.value(text), message.data)
         case Chunk() if not message.HasField("round"):
             message.header.crc32c = google_crc32c.value(message.payload)
         case PassMessage():
@@ -152,7 +147,6 @@ def _hello(role: Role) -> cluster.Hello:
 def _streams() -> dict[str, list[list[Message]]]:
     """Return what a peer may send, by method; streams of requests for the methods that are not here are one each."""
     job, layout, config = JOB, *map(make_ref, (LAYOUT_TEXT, b"{}"))
-    weights = np.zeros(LAYOUT.elements, np.float32)
     return {
         "/tiermesh.Cluster/Attend": [
             [
@@ -203,12 +197,15 @@ def _streams() -> dict[str, list[list[Message]]]:
                 orders(plane.PlaneOrder(hello=_hello(Role.AGGREGATOR))),
                 orders(
                     plane.PlaneOrder(
-                        open_part=plane.OpenPart(opening=1, job=job, spec_json=SPEC, layout=layout)
+                        open_part=plane.OpenPart(
+                            opening=1, job=job, spec_json=SPEC, layout=layout, tensors=make_ref(PART)
+                        )
                     ),
                     plane.PlaneOrder(worker_attends=plane.WorkerAttends(session=1, incarnation=INCARNATION)),
                     plane.PlaneOrder(send_version=plane.SendVersion(session=1, generation=1)),
                     plane.PlaneOrder(make_weights=plane.MakeWeights(job=job, generation=1)),
                     plane.PlaneOrder(copy=plane.CopyPart(copy=1)),
+                    plane.PlaneOrder(drop_copy=plane.DropCopy(copy=1)),
                     plane.PlaneOrder(stage=plane.StageChunk(initial=True)),
                 ),
             ]
@@ -217,13 +214,9 @@ def _streams() -> dict[str, list[list[Message]]]:
             f"/tiermesh.{service}/MeasureLink": _rounds()
             for service in ("Cluster", "Optimizer", "Shard", "Pipeline")
         },
-        "/tiermesh.Shard/ReadPart": [[plane.ReadPartRequest(copy=1)]],
-        "/tiermesh.Shard/WritePart": [
-            [make_piece("weights", weights, 0, offset=0, elements=weights.size, opening=1)]
-        ],
         "/tiermesh.Pipeline/Pass": [_arrays()],
         "/tiermesh.Files/Missing": [[files.MissingRequest(files=REFS)]],
-        "/tiermesh.Files/Write": [list(pieces_of(content)) for content in CONTENTS],
+        "/tiermesh.Files/Write": [list(pieces_of(content)) for content in (*CONTENTS, PART)],
         "/tiermesh.Files/Read": [
             *([files.ReadFileRequest(sha256=each.sha256, offset=1, length=2)] for each in REFS),
             [files.ReadFileRequest(sha256=REFS[0].sha256, job=job, step=1)],

@@ -13,6 +13,7 @@ from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.membership import job_members
 from aggregator.core.membership.claims import Answer, Claims, claim_of
 from aggregator.core.progress import JobProgress
+from aggregator.core.rows import row
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.step_sum import StepSum

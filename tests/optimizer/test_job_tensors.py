@@ -37,8 +37,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     return load_job(path, [])[0]
 
 
-async def _no_layout(layout: Layout, text: bytes) -> None:
-    """Stand in for sending the shard a layout."""
+async def _no_files(*_: object) -> None:
+    """Stand in for sending the shard a layout, or a part of a checkpoint."""
 
 
 async def _settle() -> None:
@@ -58,8 +58,8 @@ class TensorsDialogue:
 
     async def open(self, config: JobConfig) -> None:
         for link in self.links:
-            vars(link)["_checkpoint_channel"] = object()  # the link counts as up
-            vars(link)["send_layout"] = _no_layout
+            vars(link)["_channel"] = object()  # the link counts as up
+            vars(link)["prepare"] = vars(link)["restore"] = _no_files
         opening = asyncio.ensure_future(self.tensors.open("j", config, LAYOUT, None))
         await _settle()
         for index in (1, 0):
@@ -130,25 +130,51 @@ def test_a_shard_that_never_allocates_its_tensors_is_lost(config: JobConfig) -> 
 def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobConfig) -> None:
     async def scenario(dialogue: TensorsDialogue) -> None:
         saved: list[object] = []
-        dialogue.links[1].down_reason = "it is gone"
-        dialogue.links[1]._checkpoint_channel = None
-        reading = asyncio.Event()
+        gathering = asyncio.Event()
 
-        async def read_copy(copy: int) -> Any:
-            reading.set()
+        async def gather(*_: object) -> None:
+            gathering.set()
             await asyncio.Event().wait()
-            yield
 
-        vars(dialogue.links[0])["read_copy"] = read_copy
+        vars(dialogue.links[0])["gather"] = gather
         dialogue.tensors.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: saved.append(copies))
-        await reading.wait()
+        dialogue.report(0, pb.CopiedPart(copy=1))
+        await gathering.wait()
+        for callback in dialogue.planes.on_lost:
+            callback("shard 1 of 2 (b:1): it is gone")
         while not dialogue.reports:
             await asyncio.sleep(0)
         assert dialogue.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
         assert not saved
-        assert dialogue.orders[-2:] == [(each, pb.CopyPart(job="j", copy=1)) for each in (0, 1)]
+        copied, dropped = pb.CopyPart(job="j", copy=1), pb.DropCopy(copy=1)
+        assert dialogue.orders[-4:] == [(each, order) for order in (copied, dropped) for each in (0, 1)]
 
     with_tensors(config, scenario)
+
+
+def test_a_shard_that_can_not_copy_its_tensors_fails_the_checkpoint_alone(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        dialogue.tensors.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: None)
+        dialogue.report(1, pb.CopiedPart(copy=1, reason="not enough memory"))
+        while not dialogue.reports:
+            await asyncio.sleep(0)
+        assert dialogue.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): not enough memory")]
+        assert all(link.is_up for link in dialogue.links)
+
+    with_tensors(config, scenario)
+
+
+def test_a_shard_that_never_copies_its_tensors_is_lost(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        dialogue.tensors.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: None)
+        while not dialogue.reports:
+            await asyncio.sleep(0.01)
+        (failed,) = dialogue.reports
+        assert isinstance(failed, ev.SaveFailed)
+        assert "copy 1 of its tensors did not come within 0.12 s" in failed.reason
+        assert not all(link.is_up for link in dialogue.links)
+
+    with_tensors(config, scenario, stall_seconds=0.12)
 
 
 def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> None:
@@ -160,7 +186,7 @@ def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> No
         with pytest.raises(PlaneLost, match="it is gone"):
             await opening
         dialogue.links[0].down_reason = "it is gone"
-        dialogue.links[0]._checkpoint_channel = None
+        dialogue.links[0]._channel = None
         with pytest.raises(PlaneLost, match=r"shard 0 of 2 \(a:1\): it is gone"):
             await dialogue.tensors.open("j", config, LAYOUT, None)
 
@@ -188,7 +214,7 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
         saved = asyncio.Event()
         tensors = JobTensors(lambda event: None, planes)
         await tensors.open("j", config, layout, None)
-        monkeypatch.setattr("plane.tensor_copies.hit_failpoint", wait_for_end)
+        monkeypatch.setattr("plane.tensor_orders.hit_failpoint", wait_for_end)
         tensors.snapshot(ev.Snapshot("j", 1, 1), lambda *copies: saved.set())
         staged = 0
 

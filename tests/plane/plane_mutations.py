@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from plane import plane as plane_module
 from plane import sums
@@ -17,7 +16,6 @@ from plane.plane import Plane
 from plane.plane_tensors import PlaneTensors
 from plane.streams.newest_weights import NewestWeights
 from plane.sums import StoredSums
-from plane.tensor_copies import TensorCopies
 from plane.tensor_orders import TensorOrders
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
@@ -125,12 +123,12 @@ def copies_nothing_for_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
         def copy(self, order: Any = "C") -> Any:
             return self
 
-    make = TensorCopies.make
-
-    def same(self: TensorCopies, copy: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        make(self, copy, {name: array.view(SameArray) for name, array in arrays.items()})
-
-    patch.setattr(TensorCopies, "make", same)
+    arrays = PlaneTensors.arrays
+    patch.setattr(
+        PlaneTensors,
+        "arrays",
+        lambda self: {name: array.view(SameArray) for name, array in arrays(self).items()},
+    )
 
 
 def counts_kept_pieces_for_ever(patch: pytest.MonkeyPatch) -> None:

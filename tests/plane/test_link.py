@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from plane.array_pieces import STATE_PREFIX, WEIGHTS
-from plane.gathered_tensors import GatheredTensors
+from plane.checkpoint_files import STATE_PREFIX, WEIGHTS, GatheredTensors
 from plane.group import PlaneGroup
 from plane.link import LocalPlane, PlaneLink
 from plane.plane import Plane, PlaneOwner
@@ -18,7 +17,7 @@ from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from protos.tensors_pb2 import WEIGHTS as CHUNK_OF_WEIGHTS
-from services.errors import Failed
+from services.errors import Failed, Refused
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
@@ -138,16 +137,37 @@ def test_the_group_with_a_plane_in_this_process_is_ready_as_it_runs() -> None:
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 
 
-def test_a_copy_is_given_as_it_is() -> None:
+def test_a_copy_is_given_as_it_is_until_it_is_dropped() -> None:
     async def scenario() -> None:
         linked = Linked()
-        arrays = {WEIGHTS: np.arange(3, dtype=np.float32), f"{STATE_PREFIX}t": np.array([7])}
-        await asyncio.to_thread(linked.plane.copies.make, 1, arrays)
+        reports: list[Message] = []
+        linked.group.report_handlers[pb.CopiedPart] = lambda link, body: reports.append(body)
+        weights = np.arange(3, dtype=np.float32)
+        linked.plane.owner.copied(1, {WEIGHTS: weights, f"{STATE_PREFIX}t": np.array([7])})
+        assert reports == [pb.CopiedPart(copy=1)]
         gathered = GatheredTensors(LAYOUT.elements, {"t": np.dtype(np.int64)})
-        await linked.link.gather(1, gathered)
-        gathered.check_complete()
-        assert gathered.weights.tolist() == [0, 1, 2]
+        await linked.link.gather(pb.CopiedPart(copy=1), gathered)
+        gathered.finish()
+        assert gathered.weights is weights
         assert gathered.state["t"].tolist() == [7]
+        linked.plane.owner.drop_copy(1)
+        with pytest.raises(Refused, match="copy 1"):
+            await linked.link.gather(pb.CopiedPart(copy=1), gathered)
+        linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_copy_of_nothing_is_reported_with_its_reason() -> None:
+    async def scenario() -> None:
+        linked = Linked()
+        reports: asyncio.Queue[Message] = asyncio.Queue()
+        linked.group.report_handlers[pb.CopiedPart] = lambda link, body: reports.put_nowait(body)
+        linked.link.send_order(pb.CopyPart(copy=2))
+        copied = await reports.get()
+        assert isinstance(copied, pb.CopiedPart)
+        assert copied.copy == 2
+        assert "no tensors" in copied.reason
         linked.plane.close("over")
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

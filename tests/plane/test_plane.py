@@ -61,6 +61,9 @@ class PlaneDialogue:
             report=self.reports.append,
             fail=self.failed.put_nowait,
             read_layout=self._read_layout,
+            fill=lambda order, tensors: None,
+            copied=lambda copy, arrays: None,
+            drop_copy=lambda copy: None,
             send_sum=self._send_sum if sends_sums else None,
             wait_to_send=wait_to_send,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from plane.sum_queue import SumQueue
 from protos import plane_pb2 as pb
 from protos.cluster_pb2 import Range
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, ChunkKind, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, ChunkKind, Findings, NonFinite
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts
 from services.tensors.stripes import Stripe
@@ -92,11 +92,13 @@ def test_a_worker_s_parts_are_cut_at_chunks() -> None:
 
 def test_losses_are_in_the_header_of_chunk_0_alone() -> None:
     queue = make_queue()
-    header = ChunkHeader(lease=1, kind=GRADIENT, losses=[1.0], non_finite=[NonFinite(micro_batch=1)])
+    header = ChunkHeader(
+        lease=1, kind=GRADIENT, findings=Findings(losses=[1.0], non_finite=[NonFinite(micro_batch=1)])
+    )
     queue.carry_out(pb.SendSum(header=header, chunks=[ALL]))
     taken = queue.take(Stripe(), 10)
     assert [list(each.findings.losses) for each in taken] == [[], [], [], [], [1.0]]
-    assert [len(each.non_finite) for each in taken] == [0, 0, 0, 0, 1]
+    assert [len(each.findings.non_finite) for each in taken] == [0, 0, 0, 0, 1]
 
 
 def test_dropped_pieces_are_not_sent_and_dropping_twice_is_no_error() -> None:

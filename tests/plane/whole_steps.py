@@ -94,6 +94,7 @@ class WholeSteps:
         self.router = ChunkRouter("j", 1, WIRE, self.outbox)
         self.reports: list[tuple[int, Message]] = []
         self.failures: list[Exception] = []
+        self.copies: list[dict[int, Any]] = [{} for _ in range(planes)]  # by plane and copy: arrays
         self.planes = [self._make_plane(index, planes) for index in range(planes)]
         self.waiting: list[list[Message]] = [[] for _ in range(planes)]
         self.weights = self.numbers.standard_normal(elements, np.float32)
@@ -105,6 +106,9 @@ class WholeSteps:
             report=lambda body: self.reports.append((index, body)),
             fail=self.failures.append,
             read_layout=lambda order: self.layout,
+            fill=lambda order, tensors: None,
+            copied=lambda copy, arrays: self.copies[index].__setitem__(copy, arrays),
+            drop_copy=lambda copy: None,
         )
         return Plane(
             owner,
@@ -237,7 +241,7 @@ class WholeSteps:
                 self.rule.update(self.weights, mean, *chunk_range(self.layout.elements, chunk))
         await self.settle()
         self._check_updated(step)
-        await self._check_copy(copy, before)
+        self._check_copy(copy, before)
         await self._check_sent(step + 1)
         if self.rng.random() < 0.5:  # to an aggregator that has restarted
             for chunk in range(self.layout.chunks):
@@ -329,10 +333,10 @@ class WholeSteps:
         self.order(pb.CopyPart(job="j", copy=self.last_copy))
         return self.last_copy
 
-    async def _check_copy(self, copy: int, weights: Float32Array) -> None:
+    def _check_copy(self, copy: int, weights: Float32Array) -> None:
         """Check that the planes' copies have the weights of the moment of their order."""
-        for plane in self.planes:
-            found = (await asyncio.wait_for(plane.copies.take(copy), LIMIT_SECONDS))["weights"]
+        for plane, copies in zip(self.planes, self.copies, strict=True):
+            found = copies.pop(copy)["weights"]
             expected = [weights[whole] for whole, _ in plane._stripe.ranges(self.layout.elements)]
             require(np.array_equal(found, np.concatenate(expected)), "other weights in the copy")
 

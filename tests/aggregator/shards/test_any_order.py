@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,8 @@ from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.config.job import JobConfig
 from services.config.load import load_job
-from services.files.store import FileStore
+from services.files.memory import FilesInMemory
+from services.files.memory_file import MemoryFile
 from services.protocol.bounds import MessageTooLarge
 from services.protocol.file_refs import make_ref
 from services.runtime.aggregator_metrics import AggregatorMetrics
@@ -49,10 +48,11 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "generation": st.just(1),
     "step": st.integers(0, 2),
     "opening": st.just(1),
+    "copy": st.integers(1, 2),
 }
 KINDS = [
     pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardPiece, pb.DropSum, pb.MergeSums,
-    pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendVersion, pb.CopyPart,
+    pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendVersion, pb.CopyPart, pb.DropCopy,
     pb.KeepPiece, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
 ]  # fmt: skip
 
@@ -67,9 +67,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
 async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.PlaneReport]:
     """Return the reports of a shard, with an open job and undecided chunks, after these orders."""
     hello = cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=2)
-    folder = TemporaryDirectory()
-    files = FileStore(Path(folder.name))
-    layout = files.put(LAYOUT.dumps().encode())
+    text = LAYOUT.dumps().encode()
+    files, layout = FilesInMemory(), make_ref(text)
+    files.add(layout, MemoryFile([text]))
     session = ShardSession(
         hello,
         incarnation="s",
@@ -95,7 +95,6 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.P
         return await session.reports.take_batch(1 << 16)
     finally:
         session.close("over")
-        folder.cleanup()
 
 
 @settings(max_examples=120, deadline=None)

@@ -18,7 +18,8 @@ from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.config.load import load_job
-from services.files.transfer import FilesInMemory, upload
+from services.files.memory import FilesInMemory
+from services.files.transfer import upload
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.aggregator_metrics import AggregatorMetrics
@@ -332,18 +333,5 @@ def test_a_layout_larger_than_the_job_s_model_is_not_allocated(tmp_path: Any) ->
         await shard.send(control, await shard.open_part(spec, huge.dumps()))
         reason = (await shard.next_report(control, pb.PartBroke)).reason
         assert f"{1 << 40} elements, expected the {LAYOUT.elements} parameters" in reason
-
-    with_shard(scenario)
-
-
-def test_only_the_aggregator_that_attends_reads_checkpoints() -> None:
-    async def scenario(shard: Shard) -> None:
-        await shard.next_report(await shard.attend(), cluster.Hello)
-        call = shard.channel.unary_stream(
-            "/tiermesh.Shard/ReadPart", request_serializer=pb.ReadPartRequest.SerializeToString
-        )(pb.ReadPartRequest(copy=1), metadata=((INCARNATION_KEY, "somebody"),))
-        code, line = await ended(call)
-        assert code is PRECONDITION
-        assert "aggregator incarnation 'somebody'" in line
 
     with_shard(scenario)

@@ -23,10 +23,11 @@ from services.files.limits import (
     Transfer,
     TransferLimits,
 )
+from services.files.memory import FilesInMemory
 from services.files.pieces import make_piece, read_pieces
 from services.files.service import FilesServicer
 from services.files.store import FileStore
-from services.files.transfer import FilesInMemory, receive_pieces, upload
+from services.files.transfer import receive_pieces, upload
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.enforcement import Caller
 from services.transport.access.permissions import FILES_OF_AGGREGATOR, CallerKind

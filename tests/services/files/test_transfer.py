@@ -17,10 +17,12 @@ from protos import files_pb2 as pb
 from services.errors import Failed, Refused
 from services.files.errors import NoRoom
 from services.files.limits import TransferLimits
+from services.files.memory import FilesInMemory
+from services.files.memory_file import MemoryFile
 from services.files.pieces import read_pieces
 from services.files.service import FilesServicer
 from services.files.store import FileStore
-from services.files.transfer import FilesInMemory, receive_pieces, upload
+from services.files.transfer import receive_pieces, upload
 from services.protocol.bounds import BOUNDS
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
@@ -92,8 +94,8 @@ def test_an_upload_continues_where_a_dead_server_left_it(tmp_path: Path) -> None
     class Tail:
         """Source that has only the rest of the file."""
 
-        def open(self, sha256: str) -> tuple[bytes, int]:
-            return bytes(2 * MAX_PIECE_BYTES) + LARGE[2 * MAX_PIECE_BYTES :], len(LARGE)
+        def open(self, sha256: str) -> tuple[MemoryFile, int]:
+            return MemoryFile([bytes(2 * MAX_PIECE_BYTES), LARGE[2 * MAX_PIECE_BYTES :]]), len(LARGE)
 
     async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
         await upload(channel, Tail(), [ref], "peer")

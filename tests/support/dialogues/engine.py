@@ -11,7 +11,7 @@ import numpy as np
 from optimizer.core import events as ev
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, Findings
 from services.checkpoints.read import list_checkpoints
 from services.config.job import JobConfig
 from services.files.store import FileStore
@@ -104,7 +104,13 @@ class EngineDialogue:
     def chunk(self, kind: Any, generation: int, step: int, values: Float32Array | None = None) -> None:
         """Let the chunk of a step's sum, or of the initial weights, arrive; its values are `step` + 1 by default."""
         header = ChunkHeader(
-            job=self._job, epoch=1, generation=generation, step=step, kind=kind, elements=LAYOUT.elements
+            job=self._job,
+            epoch=1,
+            generation=generation,
+            step=step,
+            kind=kind,
+            elements=LAYOUT.elements,
+            findings=Findings(count=1),
         )
         if values is None:
             values = np.full(LAYOUT.elements, step + 1, np.float32)

@@ -12,7 +12,7 @@ from optimizer.engine import EngineCallbacks, OptimizerEngine
 from plane.group import PlaneGroup
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, ChunkHeader, Findings
 from services.files.store import FileStore
 from services.protocol.envelope import OptimizerBody
 from services.protocol.plan import JobPlan
@@ -55,7 +55,7 @@ class ShardedEngine:
         self._step = step
         self._links = recording_links(self.orders)
         for link in self._links:
-            vars(link)["_checkpoint_channel"] = object()  # the link counts as up
+            vars(link)["_channel"] = object()  # the link counts as up
             set_stall(link, stall)
         self.planes = PlaneGroup(self._links)
         self.planes.on_lost.append(self.lost.put_nowait)
@@ -83,6 +83,7 @@ class ShardedEngine:
                 step=self._step if step is None else step,
                 kind=GRADIENT,
                 index=chunk,
+                findings=Findings(count=1),
             )
             self.engine.feed(ev.ChunkArrived(header))
 
