@@ -64,7 +64,7 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
         peer = wait.role if wait.peer == wait.role else f"{wait.role} {wait.peer}"
         yield f"waiting {waited} for {peer}: {wait.what.removesuffix(reason)}, step {wait.step}{chunk}"
     if not status.workers:
-        yield "no workers; start one with: tiermesh worker --aggregator HOST:PORT"
+        yield f"no workers; start one with: tiermesh worker --aggregator {address}"
 
 
 def _describe_workers(status: jobs_pb2.ClusterStatus) -> Iterator[str]:

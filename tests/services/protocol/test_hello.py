@@ -39,8 +39,8 @@ def hello(sender: Role, **changed: Any) -> Hello:
 @pytest.mark.parametrize(
     ("expected", "changed", "fault", "facts"),
     [
-        (LEADER, {"protocol": 4, "protocol_min": 3}, HelloFault.PROTOCOL, "3 to 4 ... 7; upgrade worker peer"),
-        (LEADER, {"protocol": 9, "protocol_min": 8}, HelloFault.PROTOCOL, "8 to 9 ... 7; upgrade this aggregator"),
+        (LEADER, {"protocol": 4, "protocol_min": 3}, HelloFault.PROTOCOL, "3 to 4 ... 8; upgrade worker peer"),
+        (LEADER, {"protocol": 10, "protocol_min": 9}, HelloFault.PROTOCOL, "9 to 10 ... 8; upgrade this aggregator"),
         (LEADER, {"role": "optimizer"}, HelloFault.ROLE, "peer ... 'optimizer' ... 'worker'; ... an aggregator"),
         (LEADER, {"name": ""}, HelloFault.NAME, "worker without a name has an unusable name ... another --name"),
         (LEADER, {"name": "peer "}, HelloFault.NAME, "expected 1 to 64"),
