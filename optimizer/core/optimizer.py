@@ -141,6 +141,8 @@ class OptimizerCore:
         job = self.open_job
         if job is None or (order.job, order.generation) != (job.job, job.generation):
             return
+        if job.state != pb.OptimizerStatus.TRAINING:
+            return  # it has none
         self._sends_weights = True
         if order.step <= job.step:
             if job.updated_chunks == job.chunks:  # else the update that is under way makes them

@@ -108,7 +108,7 @@ def test_a_shard_killed_amid_an_upload_gets_the_files_again(tmp_path: Path, corp
 
     def failpoints(role: str) -> str:
         started.append(role)
-        return "files.mid-write=kill@1" if role == "shard" and started.count("shard") == 1 else ""
+        return "memory.write=kill@1" if role == "shard" and started.count("shard") == 1 else ""
 
     with Cluster(tmp_path, shards=2, workers=1, failpoints=failpoints, heartbeat_seconds=1.0) as cluster:
         job = cluster.submit(job_spec(corpus))

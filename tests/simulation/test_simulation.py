@@ -157,7 +157,7 @@ def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> N
         put(self, items)
 
     monkeypatch.setattr(Pipe, "_put", watched)
-    for seed in range(16):
+    for seed in range(20):
         SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), repeat_control=0.5)).run()
     SimulatedCluster(0, scenario=replace(Scenario.split(0), repeat_control=0.5)).run()
     SimulatedCluster(4, scenario=replace(Scenario.lying(4), tiers=3, repeat_control=0.5)).run()

@@ -256,6 +256,13 @@ def test_the_next_version_can_be_requested_before_it_exists() -> None:
     assert dialogue.staged()[-1] == "weights 1.1"
 
 
+def test_weights_are_not_made_before_there_are_any() -> None:
+    dialogue = Dialogue()
+    dialogue.open()
+    dialogue.loaded()
+    assert dialogue.send_weights(1, 0) == []
+
+
 def test_weights_of_another_generation_are_not_sent() -> None:
     dialogue = training()
     dialogue.connect(1)
