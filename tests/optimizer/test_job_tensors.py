@@ -50,11 +50,11 @@ class TensorsDialogue:
     """A job's tensors over two links that record orders, without shards behind them."""
 
     def __init__(self) -> None:
-        self.reports: list[ev.SaveFailed | ev.OperationFailed] = []
+        self.reports: asyncio.Queue[ev.SaveFailed | ev.OperationFailed] = asyncio.Queue()
         self.orders: list[tuple[int, Message]] = []
         self.links = recording_links(self.orders)
         self.planes = PlaneGroup(self.links)
-        self.tensors = JobTensors(self.reports.append, self.planes)
+        self.tensors = JobTensors(self.reports.put_nowait, self.planes)
 
     async def open(self, config: JobConfig) -> None:
         for link in self.links:
@@ -91,9 +91,9 @@ def with_tensors(
 def test_a_shard_that_fails_an_order_fails_the_job_and_is_named(config: JobConfig) -> None:
     def scenario(dialogue: TensorsDialogue) -> None:
         dialogue.report(1, pb.PartBroke(opening=0, reason="an order for the former job"))
-        assert dialogue.reports == []
+        assert dialogue.reports.empty()
         dialogue.report(1, pb.PartBroke(opening=1, reason="no memory"))
-        assert dialogue.reports == [ev.OperationFailed("j", "shard 1 of 2 (b:1): no memory")]
+        assert dialogue.reports.get_nowait() == ev.OperationFailed("j", "shard 1 of 2 (b:1): no memory")
 
     with_tensors(config, scenario)
 
@@ -106,7 +106,7 @@ def test_a_shard_without_memory_for_a_job_fails_it_at_once(config: JobConfig) ->
         dialogue.report(1, pb.PartBroke(opening=2, reason="no memory"))
         with pytest.raises(Failed, match=r"^shard 1 of 2 \(b:1\): no memory$"):
             await opening
-        assert dialogue.reports == [], "`open` has raised it already"
+        assert dialogue.reports.empty(), "`open` has raised it already"
         assert dialogue.orders == [(each, pb.DropPart()) for each in (0, 1)]
         dialogue.report(0, pb.PartOpened(opening=2))  # a late answer
         await dialogue.open(config)
@@ -142,9 +142,7 @@ def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobC
         await gathering.wait()
         for callback in dialogue.planes.on_lost:
             callback("shard 1 of 2 (b:1): it is gone")
-        while not dialogue.reports:
-            await asyncio.sleep(0)
-        assert dialogue.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
+        assert await dialogue.reports.get() == ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")
         assert not saved
         copied, dropped = pb.CopyPart(job="j", copy=1), pb.DropCopy(copy=1)
         assert dialogue.orders[-4:] == [(each, order) for order in (copied, dropped) for each in (0, 1)]
@@ -156,9 +154,9 @@ def test_a_shard_that_can_not_copy_its_tensors_fails_the_checkpoint_alone(config
     async def scenario(dialogue: TensorsDialogue) -> None:
         dialogue.tensors.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: None)
         dialogue.report(1, pb.CopiedPart(copy=1, reason="not enough memory"))
-        while not dialogue.reports:
-            await asyncio.sleep(0)
-        assert dialogue.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): not enough memory")]
+        assert await dialogue.reports.get() == ev.SaveFailed(
+            "j", 1, 3, "shard 1 of 2 (b:1): not enough memory"
+        )
         assert all(link.is_up for link in dialogue.links)
 
     with_tensors(config, scenario)
@@ -167,9 +165,7 @@ def test_a_shard_that_can_not_copy_its_tensors_fails_the_checkpoint_alone(config
 def test_a_shard_that_never_copies_its_tensors_is_lost(config: JobConfig) -> None:
     async def scenario(dialogue: TensorsDialogue) -> None:
         dialogue.tensors.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: None)
-        while not dialogue.reports:
-            await asyncio.sleep(0.01)
-        (failed,) = dialogue.reports
+        failed = await dialogue.reports.get()
         assert isinstance(failed, ev.SaveFailed)
         assert "copy 1 of its tensors did not come within 0.12 s" in failed.reason
         assert not all(link.is_up for link in dialogue.links)
