@@ -430,8 +430,6 @@ class Plane:
             self._owner.report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
         self._workers.wake_all()
 
-    # ---- weights that are sent again ----
-
 
 def _costs_memory(piece: TensorChunk) -> bool:
     """Return whether a payload takes memory here; one in its worker's shared memory does not."""

@@ -5,7 +5,6 @@ The worker's core orders them. The data streams, which have the chunks of one sh
 
 from __future__ import annotations
 
-from itertools import islice, takewhile
 from typing import TypeAlias
 
 from protos import plane_pb2 as pb
@@ -30,7 +29,7 @@ class SumQueue:
         self.job = pb.PassJob()
         self._parts = LayoutParts(())
         self._orders: dict[int, pb.SendSum] = {}  # newest of each lease, in the order of sending
-        self._places: dict[int, list[int]] = {}  # of each lease's pieces, the next one first
+        self._places: dict[int, list[int]] = {}  # of each lease's pieces, the next one last
 
     def carry_out(self, order: WorkerOrder) -> None:
         """Carry out an order."""
@@ -44,8 +43,9 @@ class SumQueue:
                 places = self._places.setdefault(lease, [])
                 if order.chunks:
                     chunks = list(from_ranges(order.chunks, chunk_count(self.job.elements)))
-                    last_first = order.header.kind == GRADIENT
-                    places[:] = sorted({*places, *self._parts.places(chunks)}, reverse=last_first)
+                    # Gradients go from the layout's end to its start, initial weights the other way.
+                    wanted = {*places, *self._parts.places(chunks)}
+                    places[:] = sorted(wanted, reverse=order.header.kind != GRADIENT)
             case pb.DropPieces():
                 self._orders.pop(order.lease, None)
                 self._places.pop(order.lease, None)
@@ -64,9 +64,12 @@ class SumQueue:
         return []
 
     def _take(self, places: list[int], first_element: int, stripe: Stripe, most: int) -> list[Piece]:
-        found = ((place, self._parts[place]) for place in places)
-        may_be_sent = takewhile(lambda each: each[1].offset >= first_element, found)
-        taken = list(islice((each for each in may_be_sent if stripe.contains(each[1].chunk)), most))
-        for place, _ in taken:
-            places.remove(place)
-        return [piece for _, piece in taken]
+        taken: list[Piece] = []
+        for index in reversed(range(len(places))):
+            piece = self._parts[places[index]]
+            if len(taken) == most or piece.offset < first_element:
+                break
+            if stripe.contains(piece.chunk):
+                del places[index]
+                taken.append(piece)
+        return taken

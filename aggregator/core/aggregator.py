@@ -120,7 +120,7 @@ class AggregatorCore:
         self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
         self._own_clock = OwnClock(heartbeat_seconds)
         self._out = Outbox()
-        self._passed = plane.PassJob()
+        self._passed: tuple[str, int] | None = None  # job and elements that a plane without tensors was told
         self.jobs = LiveJobs(records, max_parameters, self._out)
 
     # ---- questions of the service ----
@@ -142,10 +142,6 @@ class AggregatorCore:
         """Return the type in which the running job's chunks of this kind travel."""
         assert self.run is not None
         return self.run.plan.wire.dtype_of(kind)
-
-    def sends_pieces(self) -> bool:
-        """Return whether the running job's chunks travel in pieces, since workers have stages of its model."""
-        return self.run is not None and self.run.plan.stages > 1
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""
@@ -315,22 +311,29 @@ class AggregatorCore:
 
     def _order_weights(self, now: float) -> None:
         """Order the newest weights for the workers, and tell a plane without tensors of the job they belong to."""
-        run, elements = self.run, self.run.progress.elements if self.run is not None else 0
-        passed = plane.PassJob()
-        if self.tiers == 3 and run is not None and elements:
-            wire = run.plan.wire
-            passed = plane.PassJob(
+        if self.tiers == 3:
+            self._pass_job()
+        if self.run is not None:
+            self.run.send_weights(now)
+
+    def _pass_job(self) -> None:
+        run = self.run if self.run is not None and self.run.progress.elements else None
+        passed = None if run is None else (run.job.id, run.progress.elements)
+        if passed == self._passed:
+            return
+        self._passed = passed
+        if run is None:
+            self._out.put(plane.PassJob())
+            return
+        self._out.put(
+            plane.PassJob(
                 job=run.job.id,
-                elements=elements,
-                gradients=wire.gradients,
-                weights=wire.weights,
+                elements=run.progress.elements,
+                gradients=run.plan.wire.gradients,
+                weights=run.plan.wire.weights,
                 pieces=run.plan.stages > 1,
             )
-        if passed != self._passed:
-            self._passed = passed
-            self._out.put(passed)
-        if run is not None:
-            run.send_weights(now)
+        )
 
     def _take_effects(self, clock: Clock) -> list[Effect]:
         """Return the effects, with the end time set in the records of jobs that have ended."""

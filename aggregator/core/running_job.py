@@ -239,23 +239,26 @@ class RunningJob:
         timeout, unless the step's checks need them.
         """
         version = self.router.weights.version
-        lacking = [] if version is None else [each for each in self.members.values() if each.lacks(version)]
-        if not lacking or version is None:
+        if version is None:
             return
-        step_sum, computing = self.lease_book.step_sum, list[Member]()
-        if (
-            step_sum is not None
-            and not step_sum.checks
-            and now < step_sum.begun_seconds + self._timeouts.silent
-        ):
-            planned = step_sum.sessions()
-            able = (each for each in self.members.values() if each.able)
-            computing = [each for each in able if (row := self.rows.find(each)) and row.session in planned]
-        wait = any(each.loaded_version != version for each in computing)
+        lacking = [each for each in self.members.values() if each.lacks(version)]
+        first = self._find_first(version, now) if lacking else frozenset[int]()
         for member in lacking:
             parts = self.rows.weights_of(member)
-            if (parts is None or parts) and (not wait or member in computing):
+            if (parts is None or parts) and (not first or member.session in first):
                 self.router.send_weights(member, version, parts)
+
+    def _find_first(self, version: Version, now: float) -> frozenset[int]:
+        """Return the workers that get weights before the others; none if those that compute have them."""
+        step_sum = self.lease_book.step_sum
+        if step_sum is None or step_sum.checks or now >= step_sum.begun_seconds + self._timeouts.silent:
+            return frozenset()
+        planned = step_sum.sessions()
+        able = (each for each in self.members.values() if each.able)
+        computing = [each for each in able if (row := self.rows.find(each)) and row.session in planned]
+        if all(each.loaded_version == version for each in computing):
+            return frozenset()
+        return frozenset(each.session for each in computing)
 
     # ---- workers ----
 

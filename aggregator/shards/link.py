@@ -367,5 +367,3 @@ class ShardLink:
             transfer.cancel()
         if self._channel is not channel:  # closed while the transfer ran, which cancels its calls
             raise PlaneLost(f"{self}: {self.down_reason}")
-
-    # ---- weights that are sent again ----

@@ -28,7 +28,7 @@ GATHER_SECONDS = 0.002
 
 
 class StreamCore(Protocol):
-    """The questions of a data stream, which `AggregatorCore` and a shard's core answer."""
+    """The questions of a data stream, which the bookkeeping of its plane answers."""
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""

@@ -76,7 +76,7 @@ class Fetch:
         return f"{text}: {found.problem}" if found.problem else text
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """A connected worker.
 
