@@ -8,7 +8,6 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import cancel_job, copy_job
 from aggregator.core.membership.claims import trust
-from plane.bookkeeping import PlaneCore
 from plane.sums import SumOrder
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
@@ -17,19 +16,17 @@ from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refused
 from services.protocol.envelope import CheckReport, WorkerBody
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
-from services.protocol.plan import WINDOW_CHUNKS, JobPlan, WireTypes
-from services.protocol.versions import Version
+from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.layout import read_job_layout
 from services.tensors.reduction_tree import Node
-from services.tensors.stripes import Stripe
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
-from tests.simulation.job_model import CLUSTER, InjectedError, SimulationFailed, require
+from tests.simulation.job_model import CLUSTER, InjectedError, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.shard_links import ShardedPayloads
 from tests.simulation.simulated_check import SimulatedCheck
-from tests.simulation.simulated_shard import send_version
+from tests.simulation.simulated_plane import SimulatedPlane
 from tests.simulation.simulated_sums import SimulatedSums
 from tests.simulation.simulated_worker import HUGE_LAYOUT, HUGE_LAYOUT_REF
 
@@ -63,8 +60,7 @@ class SimulatedAggregator(Process):
         self.sums = SimulatedSums()
         self._windows = 1  # windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
-        self._plane = PlaneCore(epoch, Stripe())  # the real bookkeeping of a plane in this process
-        self._weights: dict[int, tuple[tuple[int, int], int]] = {}
+        self._plane = SimulatedPlane(epoch)
         self.sessions: dict[int, Link] = {}
         self.check: SimulatedCheck | None = None
         self._last_session = 0
@@ -179,13 +175,11 @@ class SimulatedAggregator(Process):
                     self._windows = 1
                 elif isinstance(effect, plane.KeepSum):
                     self._check_bound()
-            case plane.PassJob():
-                self._plane.open_job(effect.job, effect.elements, WireTypes(), sends_pieces=effect.pieces)
-            case plane.SendVersion():
+            case plane.PassJob() | plane.SendVersion():
                 self._open_plane()
-                send_version(self._plane, effect)
+                self._plane.carry_out(effect)
             case ev.StoreWeights() if self.sharded is None:
-                self._keep_weights(effect.header, payload)
+                self._plane.keep(effect.header, payload)
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
                     self._check_quorum(effect.body)
@@ -212,10 +206,9 @@ class SimulatedAggregator(Process):
     def _open_plane(self) -> None:
         """Open the running job in the plane of an optimizer in this process, which is not told of it by PassJob."""
         run = self.core.run
-        assert run is not None
-        if self._inside is not None and self._plane.job != run.job.id:
+        if self._inside is not None and run is not None and self._plane.core.job != run.job.id:
             wire, pieces = run.plan.wire, run.plan.stages > 1
-            self._plane.open_job(run.job.id, run.progress.elements, wire, sends_pieces=pieces)
+            self._plane.core.open_job(run.job.id, run.progress.elements, wire, sends_pieces=pieces)
 
     def _check_bound_of_pieces(self) -> None:
         """Check the number of kept pieces, as `_check_bound` that of sums."""
@@ -325,7 +318,7 @@ class SimulatedAggregator(Process):
                 return
             self.sharded.open(link.session, hello)
         self.sessions[link.session] = link
-        self._plane.worker_attends(link.session)
+        self._plane.core.worker_attends(link.session)
         voice = hello.name if self.cluster.scenario.voices else ""
         self.feed(ev.WorkerConnected(link.session, hello, f"{hello.name}:1", voice))
 
@@ -391,7 +384,7 @@ class SimulatedAggregator(Process):
 
     def _close_streams(self, session: int, reason: str) -> None:
         """End a worker's streams to the planes."""
-        self._plane.worker_left(session)
+        self._plane.core.worker_left(session)
         if self.sharded is not None:
             self.sharded.closed(session, reason)
 
@@ -400,13 +393,10 @@ class SimulatedAggregator(Process):
         if not self.running or self.sharded is not None:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
-            header = self._plane.next_weights(link.session)
-            if header is None:
+            following = self._plane.next_weights(link.session)
+            if following is None:
                 return
-            version, content = self._weights.get(header.index, (None, 0))
-            if version != (header.generation, header.step):
-                raise SimulationFailed(f"weights of {version} are kept where they are to be sent as {header}")
-            link.down_data.send(header, content)
+            link.down_data.send(*following)
 
     # ---- the optimizer ----
 
@@ -465,15 +455,10 @@ class SimulatedAggregator(Process):
         if self._inside is None:
             self.feed(ev.WeightsArrived(header), payload)
             return
-        self._keep_weights(header, payload)  # its plane has made them, whatever the core knows by now
+        self._open_plane()
+        self._plane.keep(header, payload)  # its plane has made them, whatever the core knows by now
         for link in self.sessions.values():
             self.pump(link)
-
-    def _keep_weights(self, header: ChunkHeader, payload: Any) -> None:
-        self._open_plane()
-        version = Version(header.generation, header.step)
-        self._weights[header.index] = (version, payload)
-        self._plane.weights_ready(header.job, version, header.index + 1)
 
     def optimizer_lost(self, link: Link, reason: str) -> None:
         """Handle the loss of the link to the optimizer."""

@@ -20,7 +20,7 @@ from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.sharded_tensors import ShardedTensors
-from tests.simulation.simulated_shard import send_version
+from tests.simulation.simulated_plane import send_version
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster

@@ -18,13 +18,13 @@ from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.versions import Version
-from services.tensors.layout_parts import LayoutParts, parse_parts
 from services.tensors.stripes import Stripe
 from services.transport.limits import HELLO_SECONDS
 from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, Sum, require, updated
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
+from tests.simulation.simulated_plane import send_version
 from tests.simulation.simulated_sums import SimulatedSums
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 
 ORDER_SECONDS = 0.004
 """Longest time of an order on the kernel thread."""
-
-
-def send_version(core: PlaneCore, order: pb.SendVersion) -> None:
-    """Have a plane send a worker the weights of a version."""
-    parts = parse_parts(order.parts, 1 << 40) if order.parts else None
-    assert parts is None or isinstance(parts, LayoutParts)
-    core.send_version(order.session, Version(order.generation, order.step), parts)
 
 
 class ShardPart:
