@@ -14,6 +14,7 @@ from services.errors import Failed
 from services.files.errors import FileDamaged, NoRoom, UploadUnderWay, WrongFile
 from services.files.transfer import IDLE_SECONDS, Metadata, Retries, receive_pieces
 from services.files.upload import Upload
+from services.protocol.file_refs import check_ref
 from services.threads import finish_in_thread
 from services.transport.backoff import Backoff
 
@@ -27,7 +28,13 @@ Tell = Callable[[FileRef, int, str], None]
 
 
 class Receiver(Protocol[Held_co]):
-    """A store that receives files: a `FileStore`, or `FilesInMemory`."""
+    """A store that receives files: a `FileStore`, or `FilesInMemory`.
+
+    Attributes:
+        max_file_bytes: largest size of one file.
+    """
+
+    max_file_bytes: int
 
     def hold(self, sha256: str) -> Held_co | None:
         """Return a complete file, which stays as long as its holder needs it; None if it is not here."""
@@ -127,6 +134,9 @@ async def fetch_once(
         first = await anext(pieces, None)
         if first is None:
             raise FileDamaged(f"file {request.sha256[:12]}: no piece arrived; read it again")
+        refusal = check_ref(first.file, store.max_file_bytes)
+        if refusal is not None:
+            raise Failed(str(refusal))
         is_longer = request.offset > first.file.size  # the part here can't be one of that file
         upload = await asyncio.to_thread(store.begin, first.file, 0 if is_longer else request.offset)
         if upload is None:

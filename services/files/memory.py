@@ -16,7 +16,7 @@ from services.protocol.file_refs import check_ref
 
 MAX_UNEXPECTED = 2
 """Number of files that peers have sent unasked and that are kept, in part or whole; for another one the oldest goes."""
-_MAX_EXPECTED_BYTES = 1 << 44
+MAX_EXPECTED_BYTES = 1 << 44
 """Largest size of an expected file; its memory is there already."""
 
 
@@ -52,7 +52,12 @@ class FilesInMemory:
     Args:
         contents: contents of files that can be read, by SHA-256.
         max_bytes: largest size of a file that a peer may send unasked.
+
+    Attributes:
+        max_file_bytes: largest size of any file.
     """
+
+    max_file_bytes = MAX_EXPECTED_BYTES
 
     def __init__(self, contents: Mapping[str, bytes] | None = None, max_bytes: int = 0) -> None:
         self._max_bytes = max_bytes
@@ -113,7 +118,7 @@ class FilesInMemory:
 
     def offset(self, ref: FileRef, writer: str = "") -> int | None:
         """Return how many bytes of a file have arrived so far; None if it is complete (Refused)."""
-        if refusal := check_ref(ref, _MAX_EXPECTED_BYTES):
+        if refusal := check_ref(ref, self.max_file_bytes):
             raise Refused(refusal.reason)
         file = self.hold(ref.sha256)
         return None if file is not None and file.size == ref.size else self.part_bytes(ref.sha256)

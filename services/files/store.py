@@ -71,6 +71,9 @@ class FileStore:
         store_limit: what sets that size, for errors.
         library: further files that can be read; None for none.
         clock: Unix time in seconds.
+
+    Attributes:
+        max_file_bytes: as above.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class FileStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
-        self._max_file_bytes = max_file_bytes
+        self.max_file_bytes = max_file_bytes
         self._max_store_bytes = max_store_bytes
         self._store_limit = store_limit
         self._library = library
@@ -442,7 +445,7 @@ class FileStore:
             )
 
     def _check(self, ref: FileRef, max_bytes: int | None = None) -> None:
-        refusal = check_ref(ref, self._max_file_bytes if max_bytes is None else max_bytes)
+        refusal = check_ref(ref, self.max_file_bytes if max_bytes is None else max_bytes)
         if refusal is not None:
             raise Refused(refusal.reason)
 

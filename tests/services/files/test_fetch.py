@@ -22,7 +22,7 @@ from services.files.pieces import read_pieces
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.files.transfer import receive_pieces
-from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
+from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, make_ref
 from services.transport.access.permissions import FILES_OF_AGGREGATOR
 from services.transport.backoff import Backoff
 from services.transport.security import Security
@@ -147,6 +147,8 @@ class Damaging:
                 piece.ClearField("file")
             if fault == "long name":
                 piece.file.size += 1
+            if fault == "huge":
+                piece.file.size = MAX_FILE_BYTES + 1
             yield piece
 
 
@@ -167,6 +169,14 @@ def test_a_first_piece_that_names_no_file_or_another(tmp_path: Path, fault: str)
         assert await Client(tmp_path / "cache", channel).fetch() == CONTENT
 
     with_server(tmp_path, scenario, Damaging(fault).handlers())
+
+
+def test_a_file_that_is_said_to_be_too_large_is_no_fault_of_the_job(tmp_path: Path) -> None:
+    async def scenario(_: FileStore, channel: grpc.aio.Channel) -> None:
+        with pytest.raises(Failed, match=f"{MAX_FILE_BYTES + 1} bytes, expected at most {MAX_FILE_BYTES}"):
+            await Client(tmp_path / "cache", channel).fetch()
+
+    with_server(tmp_path, scenario, Damaging("huge").handlers())
 
 
 def test_a_file_that_arrives_as_another_one_is_asked_for_again_and_given_up(tmp_path: Path) -> None:
