@@ -134,9 +134,10 @@ class PipelineRows(JobRows):
 
     def check_findings(self, member: Member, computed: pb.Computed) -> Refusal | None:
         """Return why a worker's findings can't be those of its stages; None if they can. The last stage counts."""
-        row, count = self.find(member), computed.findings.count
-        if row is None:
-            return None
+        found, count = self._find_lease(member, computed.lease), computed.findings.count
+        if found is None:
+            return None  # the lease is void: the worker may have had other stages in it
+        row, _ = found
         if row.stages_of(member).stop == self._stages:
             return self._check_count(row, member, computed.lease, count)
         return Refusal(f"findings.count is {count}, expected 0 without the last stage") if count else None

@@ -323,3 +323,11 @@ def test_the_last_stage_says_what_counts_and_others_may_not() -> None:
         dialogue = training_rows(1, 2)
         (left,) = [each for each in dialogue.tells(session, count=count) if "leave" in each]
         assert has_facts(left, f"findings.count is {count}, expected {expected}")
+
+
+def test_what_comes_late_of_a_void_lease_is_not_held_against_a_worker_with_other_stages_now() -> None:
+    dialogue = training_rows(1, 2)
+    lease = dialogue.leases[1]
+    dialogue.says(2, pb.Failure(job="a", lease=lease, reason="out of memory"))
+    assert not [each for each in dialogue.tells(1, lease=lease, count=100) if "leave" in each]
+    assert dialogue.core.members[1].refusal is None
