@@ -24,6 +24,10 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """Number of steps, possibly none. Nothing may loop over it."""
 MicroBatchCount = Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)]
 """Factor of the number of micro-batches of a step, or number of workers."""
+MOST_PRIORITY = 100
+"""Largest priority of a job; the least one is its negative."""
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+"""Priority of a job in the queue."""
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 """Sequences or samples of a batch."""
 SampleCount = Annotated[int, Field(ge=10, le=2**31 - 1)]
