@@ -160,6 +160,8 @@ class AggregatorService:
             tiers=3 if optimizer else 2,
             max_parameters=caps.parameters,
             shards=max(1, len(shards)),
+            max_running_jobs=caps.running_jobs,
+            max_workers_per_person=caps.workers_per_person,
         )
         self._downloads = Downloads(caps.download_mb_per_second, metrics.count_cap_reached)
         self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps, self.files)

@@ -38,7 +38,8 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
     # An optimizer that is not connected has the reason in place of a name, which its own line says.
     reason = f": {status.optimizer}"
     waiting = f" ({status.waiting.removesuffix(reason)})" if status.waiting else ""
-    yield f"running job: {status.running_job or 'none'}{waiting}"
+    running = status.running_jobs
+    yield f"running {'jobs' if len(running) > 1 else 'job'}: {', '.join(running) or 'none'}{waiting}"
     share = efficiency(status.worker_seconds)
     if share is not None:
         times = describe_times(status.worker_seconds)
@@ -129,7 +130,7 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
         ],
         "tiers": status.tiers,
         "optimizer": status.optimizer,
-        "running_job": status.running_job or None,
+        "running_jobs": list(status.running_jobs),
         "waiting": status.waiting or None,
         "waits": [
             {
@@ -160,6 +161,7 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
                 "name": worker.name,
                 "incarnation": worker.incarnation,
                 "state": worker.state,
+                "job": worker.job or None,
                 "detail": worker.detail or None,
                 "row": row_number(worker.row) if worker.stages else None,
                 "first_stage": worker.first_stage if worker.stages else None,

@@ -16,6 +16,8 @@ GB = 1_000_000_000
 
 MOST_JOBS = 1_000_000
 """Largest cap on a number of jobs."""
+MOST_RUNNING_JOBS = 256
+"""Largest cap on the number of jobs that run at once."""
 MOST_LOG_MB = 100_000
 """Largest cap on a job's log, in MB."""
 MOST_DOWNLOAD_MB_PER_SECOND = 100_000
@@ -39,6 +41,7 @@ class Cap(Enum):
     DOWNLOADS = "downloads"
     DOWNLOADS_PER_PERSON = "downloads_per_person"
     DOWNLOAD_BANDWIDTH = "download_bandwidth"
+    WORKERS_PER_PERSON = "workers_per_person"
     UPLOADS = "uploads"
     UPLOADS_PER_PERSON = "uploads_per_person"
     UPLOAD_BYTES = "upload_bytes"
@@ -90,6 +93,9 @@ class Caps:
         upload_gb: largest size of all of them together, in GB.
         upload_gb_per_person: largest size of those of one person, in GB.
         parameters: largest number of parameters of a job's model.
+        running_jobs: largest number of jobs that run at once.
+        workers_per_person: largest number of workers that the jobs of one person have at once; None for no cap. It does
+            not apply without security.
     """
 
     queued_jobs: int = 10_000
@@ -101,3 +107,5 @@ class Caps:
     upload_gb: int = 200
     upload_gb_per_person: int = 100
     parameters: int = MOST_PARAMETERS
+    running_jobs: int = 8
+    workers_per_person: int | None = None

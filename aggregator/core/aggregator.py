@@ -25,6 +25,9 @@ from aggregator.core.events import (
     OptimizerConnected,
     OptimizerLost,
     Outbox,
+    PauseRequested,
+    PriorityRequested,
+    ResumeRequested,
     SaveJob,
     Stopping,
     Submitted,
@@ -52,7 +55,7 @@ from aggregator.core.worker_activities import WorkerActivities, find_activity
 from aggregator.core.worker_reports import take_report
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Wait
+from protos.jobs_pb2 import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING, ClusterStatus, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
@@ -82,9 +85,11 @@ class AggregatorCore:
         max_parameters: maximum number of parameters of a job's model.
         shards: the number of processes that share the chunks.
         timeout_overrides: timeouts set by hand, in seconds.
+        max_running_jobs: maximum number of jobs that run at once.
+        max_workers_per_person: maximum number of workers that the jobs of one person have at once; None for no maximum.
 
     Attributes:
-        jobs: the queued and running jobs.
+        jobs: the queued, running and paused jobs.
         members: the connected workers, by session.
         run: the running job; None if there is none.
         optimizer: the optimizer's name; None while it is not connected.
@@ -103,12 +108,16 @@ class AggregatorCore:
         max_parameters: int = MAX_ELEMENTS,
         shards: int = 1,
         timeout_overrides: Mapping[str, float] | None = None,
+        max_running_jobs: int = 8,
+        max_workers_per_person: int | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
         self.heartbeat_seconds = heartbeat_seconds
         self.timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self.tiers = tiers
+        self.max_running_jobs = max_running_jobs
+        self.max_workers_per_person = max_workers_per_person
         self._shards = shards
         self.members: dict[int, Member] = {}
         self.run: RunningJob | None = None
@@ -162,7 +171,7 @@ class AggregatorCore:
             epoch=self.epoch,
             tiers=self.tiers,
             optimizer=self.optimizer or self._optimizer_lost_reason,
-            running_job=self.run.job.id if self.run else "",
+            running_jobs=[self.run.job.id] if self.run else [],
             waiting=self.describe_wait(now) or "",
             waits=self.waits(now),
             worker_seconds=self.activities.times.last_hour(own_now),
@@ -182,6 +191,7 @@ class AggregatorCore:
             micro_batches_per_second=member.speed,
             activity=find_activity(self.run, member, bool(self.optimizer), own_now).value,
             seconds_since_speed=self.activities.seconds_since_speed(member.session, own_now),
+            job=self.run.job.id if self.run is not None and member.refusal is None else "",
         )
         row = self.run.rows.find(member) if self.run is not None else None
         if row is not None:
@@ -281,6 +291,18 @@ class AggregatorCore:
                 self.jobs.add(event)
             case CancelRequested():
                 self._cancel(event)
+            case PauseRequested():
+                if self._concerns_run(event.job) and self.run is not None:
+                    self.run.pause(now)
+                else:
+                    self.jobs.pause(event.job)
+            case ResumeRequested():
+                if self._concerns_run(event.job) and self.run is not None:
+                    self.run.resume(now)
+                else:
+                    self.jobs.resume(event.job)
+            case PriorityRequested():
+                self.jobs.set_priority(event.job, event.priority)
             case TrustRequested():
                 self._trust(event, now)
             case MessageRefused():
@@ -292,6 +314,8 @@ class AggregatorCore:
             case Stopping():
                 self._stop()
                 return self._take_effects(clock)
+        if self.run is not None:
+            self.run.stop_if_paused(now)
         self._drop_ended_job()
         self._start_next_job(now, clock)
         if not isinstance(event, ChunkArrived):  # a gradient changes nothing here
@@ -304,7 +328,8 @@ class AggregatorCore:
 
     def _drop_ended_job(self) -> None:
         if self.run is not None and self.run.ended:
-            del self.jobs.records[self.run.job.id]
+            if self.run.job.state != PAUSED:
+                del self.jobs.records[self.run.job.id]
             self.run = None
             for member in self.members.values():
                 member.leave_job()
@@ -339,7 +364,7 @@ class AggregatorCore:
         """Return the effects, with the end time set in the records of jobs that have ended."""
         effects = self._out.take()
         for effect in effects:
-            if isinstance(effect, SaveJob | Note) and effect.job.state not in (QUEUED, RUNNING):
+            if isinstance(effect, SaveJob | Note) and effect.job.state not in (QUEUED, RUNNING, PAUSED):
                 effect.job.ended_seconds = effect.job.ended_seconds or clock.unix_seconds
         return effects
 
@@ -435,6 +460,8 @@ class AggregatorCore:
         if isinstance(body, pb.Hello | pb.Heartbeat):
             return
         if self.run is None or self.run.job.id != body.job:
+            if isinstance(body, pb.CheckpointWritten | pb.CheckpointMissed):
+                self.jobs.record_checkpoint(body)
             return
         take_optimizer_report(self.run, self.optimizer or "", body, now)
 

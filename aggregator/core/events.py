@@ -44,6 +44,28 @@ class CancelRequested:
 
 
 @dataclass(frozen=True)
+class PauseRequested:
+    """A person paused a job; its record on disk says so."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class ResumeRequested:
+    """A person resumed a job that is paused, or about to be; its record on disk says so."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class PriorityRequested:
+    """A person changed the priority of a job; its record on disk says so."""
+
+    job: str
+    priority: int
+
+
+@dataclass(frozen=True)
 class TrustRequested:
     """A person trusts what a worker says of a job; the job's record on disk says so.
 
@@ -188,6 +210,9 @@ class Stopping:
 Input = (
     Submitted
     | CancelRequested
+    | PauseRequested
+    | ResumeRequested
+    | PriorityRequested
     | TrustRequested
     | ClusterCheckBegan
     | ClusterCheckEnded

@@ -11,7 +11,7 @@ from aggregator.core.pace import Pace
 from aggregator.core.setting_aside import note_progress
 from aggregator.core.sums.step_sum import StepSum
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
-from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
+from protos.jobs_pb2 import CANCELLED, PAUSED, QUEUED, RUNNING, Job, JobState
 from services.errors import Refusal
 from services.printable import FAILURE_CHARACTERS, counted, group_by_reason, printable
 from services.protocol.bounds import MAX_WORKERS
@@ -26,6 +26,8 @@ EVALUATION_NOTES = 10
 """Largest number of lines about the progress of an evaluation."""
 LEAST_NOTE_SECONDS = 2.0
 """Least time between two such lines, so that a short evaluation has none."""
+
+PAUSED_BY_REQUEST = "paused by request"
 
 MOST_UNREPORTED_STEPS = 64
 """Largest number of steps whose losses are kept for their COMMITs, which newer weights can overtake."""
@@ -194,6 +196,10 @@ class JobReport:
             job.loss = loss
         self._out.put(Note("step", text, job, commit.grad_norm, commit.learning_rate, step.seconds))
 
+    def awaits_commit(self, version: Version) -> bool:
+        """Return whether the COMMIT that led to this version has yet to be published."""
+        return version in self._unreported
+
     @property
     def evaluated_step(self) -> int | None:
         """The step whose validation loss is known."""
@@ -237,7 +243,7 @@ class JobReport:
         self.note("checkpoint", self.job.detail)
 
     def end(self, state: JobState, detail: str) -> None:
-        """Record that the job is over."""
+        """Record that the job is over, or paused."""
         end_job(self.job, state, detail)
         self.save()
         self.note("state", f"{JobState.Name(state).lower()}: {self.job.detail}")
@@ -263,16 +269,31 @@ def copy_job(job: Job) -> Job:
 
 
 def end_job(job: Job, state: JobState, detail: str) -> None:
-    """Put into a job's record that it is over, and why."""
+    """Put into a job's record that it is over or paused, and why."""
     job.state, job.detail, job.phase = state, printable(detail, FAILURE_CHARACTERS), ""
-    for field in ("seconds_left", "waiting", "workers", "evaluated_batches", "evaluation_batches"):
+    for field in ("seconds_left", "waiting", "workers", "evaluated_batches", "evaluation_batches", "pausing"):
         job.ClearField(field)
 
 
 def cancel_job(job: Job) -> None:
     """Put into a job's record that a person cancelled it."""
-    while_queued = " while queued" if job.state == QUEUED else ""
-    end_job(job, CANCELLED, f"cancelled by request{while_queued}")
+    before = {QUEUED: " while queued", PAUSED: " while paused"}.get(job.state, "")
+    end_job(job, CANCELLED, f"cancelled by request{before}")
+
+
+def pause_job(job: Job) -> None:
+    """Put into a job's record that a person paused it. A running one stops after its step."""
+    if job.state == RUNNING:
+        job.pausing = True
+    else:
+        job.state, job.detail = PAUSED, PAUSED_BY_REQUEST
+
+
+def resume_job(job: Job) -> None:
+    """Put into a job's record that a person resumed it."""
+    job.pausing = False
+    if job.state == PAUSED:
+        job.state, job.detail = QUEUED, ""
 
 
 def set_checkpoint(job: Job, written: CheckpointWritten) -> None:

@@ -8,9 +8,10 @@ and its new weights are sent to every worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from aggregator.core.events import ChunkArrived, Outbox, ToOptimizer
-from aggregator.core.job_report import JobReport, Record
+from aggregator.core.job_report import PAUSED_BY_REQUEST, JobReport, Record, pause_job, resume_job
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
@@ -27,12 +28,13 @@ from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.pipeline_rows import PipelineRows
 from aggregator.core.rows.row import Row
 from aggregator.core.rows.row_table import RowTable
+from aggregator.core.setting_aside import take_back_start
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.plane_orders import discard_piece
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Exclusion, JobState
+from protos.jobs_pb2 import FAILED, PAUSED, RUNNING, SUCCEEDED, Exclusion, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.printable import counted, printable
@@ -40,6 +42,19 @@ from services.protocol.phases import JobPhase
 from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
 from services.timeouts import Timeouts
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A pause that waits for the COMMIT of a step.
+
+    Attributes:
+        version: weights that the step starts from; None if there were none yet.
+        deadline_seconds: when the job stops without that COMMIT, on the monotonic clock.
+    """
+
+    version: Version | None
+    deadline_seconds: float
 
 
 class RunningJob:
@@ -126,6 +141,7 @@ class RunningJob:
         self.lacks_space = False
         self._draw_lease = new_lease
         self._leased = False
+        self._pause: Pause | None = None
         self.opened_void_generation = job.void_generation  # what the optimizer was told last
         self._timeouts = timeouts
         self._out = out
@@ -147,7 +163,7 @@ class RunningJob:
 
     @property
     def ended(self) -> bool:
-        """Whether the job is over."""
+        """Whether the job is over, or paused."""
         return bool(self.job.state != RUNNING)
 
     @property
@@ -160,12 +176,47 @@ class RunningJob:
         return self._draw_lease()
 
     def end(self, state: JobState, detail: str, *, checkpoint: bool = False) -> None:
-        """End the job and have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
+        """End or pause the job; have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
         self.report.end(state, detail)
         for session in self.members:
             self.orders.leave(session, detail)
         self._out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
         self.router.drop_all()
+
+    def pause(self, now: float) -> None:
+        """Have the job stop after the COMMIT of the step that is being computed; see `stop_if_paused`."""
+        if self._pause is None and not self.ended:
+            pause_job(self.job)
+            self._pause = Pause(self.progress.version, now + self._timeouts.stall)
+            self.report.note("state", "pauses after the step that is being computed")
+
+    def resume(self, now: float) -> None:
+        """Go on with a job that was paused and has not stopped yet."""
+        if self._pause is not None and not self.ended:
+            self._pause = None
+            resume_job(self.job)
+            self.report.note("state", "goes on")
+            self.dispatch(now)
+
+    def stop_if_paused(self, now: float) -> None:
+        """Stop a job that is to be paused, unless it is still in the step that it was in.
+
+        Work on no step is lost: its leases end with the COMMIT, or after the `stall` timeout. The making of initial
+        weights and an evaluation are left at once, since the optimizer has what they start from.
+        """
+        if self._pause is None or self.ended or self._is_finishing_step(self._pause, now):
+            return
+        take_back_start(self.job)
+        self.end(PAUSED, PAUSED_BY_REQUEST, checkpoint=True)
+
+    def _is_finishing_step(self, pause: Pause, now: float) -> bool:
+        version, step_sum = self.progress.version, self.lease_book.step_sum
+        if now >= pause.deadline_seconds or version is None:
+            return False
+        if version != pause.version:
+            return self.report.awaits_commit(version)  # its weights have come before it
+        is_leased = step_sum is not None and any(each.lease for each in step_sum.assignments)
+        return is_leased or self.progress.phase is JobPhase.CHECKPOINT
 
     # ---- the optimizer ----
 
@@ -416,6 +467,8 @@ class RunningJob:
 
     def dispatch(self, now: float) -> None:
         """Grant every lease that can be granted now."""
+        if self._pause is not None and self._pause.version != self.progress.version:
+            return
         if self.claims.contended is not None:
             return
         if self.progress.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):

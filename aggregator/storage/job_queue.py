@@ -402,7 +402,7 @@ def _stored_job(job: object, spec_json: object) -> StoredJob:
     """Return a row's values after checking their types (ValueError)."""
     record = _record(job)
     if record.state not in LIVE_STATES:
-        raise ValueError(f"job {record.id} is in state {record.state} but counts as queued or running")
+        raise ValueError(f"job {record.id} is in state {record.state} but counts as one that has not ended")
     if not isinstance(spec_json, str):
         raise ValueError("a job's spec is not text")
     return StoredJob(record, spec_json)

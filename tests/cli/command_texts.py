@@ -237,7 +237,7 @@ def _filled() -> FakeAggregator:
     start = jobs_pb2.Start(job="job-1", step=2)
     fake.jobs["job-2"] = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.QUEUED, steps=10, start=start)
     fake.status = jobs_pb2.ClusterStatus(
-        epoch=3, tiers=2, leader="agg", optimizer="in the aggregator", running_job="job-1", waiting="gradients",
+        epoch=3, tiers=2, leader="agg", optimizer="in the aggregator", running_jobs=["job-1"], waiting="gradients",
         standbys=[jobs_pb2.Standby(name="agg-2", seconds_since_heard=0.5)],
         shards=[
             jobs_pb2.ShardStatus(index=0, name="shard-1", address="lb-1:7072", seconds_since_heard=0.5),

@@ -156,7 +156,7 @@ def test_a_job_goes_on_after_the_command_that_follows_it_is_interrupted(
     following.send_signal(signal.SIGINT)
     _, errors = following.communicate(timeout=LIMIT_SECONDS)
     assert following.returncode == 1
-    job = cluster.status().running_job
+    job = cluster.status().running_jobs[0]
     assert errors.splitlines()[-1] == (
         f"tiermesh: interrupted; job {job} goes on: follow it with `tiermesh logs {job} --follow`, cancel it with "
         f"`tiermesh cancel {job}`"

@@ -229,7 +229,11 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Jobs/Trust": [[jobs.TrustRequest(job=job, worker="w1")]],
         "/tiermesh.Jobs/Check": [[jobs.CheckRequest(rows=1, columns=2, backend="emulator")]],
         "/tiermesh.Jobs/Cancel": [[jobs.CancelRequest(job=job, now=True)]],
-        **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Watch")},
+        "/tiermesh.Jobs/SetPriority": [[jobs.PriorityRequest(job=job, priority=-1)]],
+        **{
+            f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]]
+            for name in ("Get", "Watch", "Pause", "Resume")
+        },
     }
 
 

@@ -76,6 +76,11 @@ class Dialogue:
         return [note.text for note in self.published]
 
     @property
+    def running(self) -> str:
+        """The id of the running job; empty if there is none."""
+        return "".join(self.core.status(self.now).running_jobs)
+
+    @property
     def clock(self) -> Clock:
         """The time of the next input."""
         return Clock(self.now, 1e9 + self.now)
@@ -180,6 +185,14 @@ class Dialogue:
             cancel_job(cancelled)
             self._save(cancelled)
         return self.give(ev.CancelRequested(job))
+
+    def pause(self, job: str = "a") -> list[str]:
+        """Pause a job, which may not exist."""
+        return self.give(ev.PauseRequested(job))
+
+    def resume(self, job: str = "a") -> list[str]:
+        """Resume a job, which may not exist."""
+        return self.give(ev.ResumeRequested(job))
 
     def trusts(self, worker: str, job: str = "a") -> list[str]:
         """Trust what a worker says of a job."""
