@@ -21,6 +21,7 @@ from aggregator.core.events import (
 )
 from aggregator.core.job_report import Record, cancel_job, copy_job, pause_job, resume_job
 from aggregator.core.membership.claims import trust
+from aggregator.core.queue_places import QueuePlace
 from aggregator.storage.job_queue import ALL_JOBS, LARGEST_PAGE_JOBS, JobFilter, JobPage, JobQueue
 from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2
@@ -55,6 +56,7 @@ class JobRegister:
         feed: gives the core an input.
         caps: the caps on the number of jobs.
         files: keeps the files that jobs name.
+        find_places: returns the places of the queued jobs, by id.
     """
 
     def __init__(
@@ -64,12 +66,14 @@ class JobRegister:
         feed: Callable[[Request], None],
         caps: Caps,
         files: FileStore,
+        find_places: Callable[[], Mapping[str, QueuePlace]],
     ) -> None:
         self._queue = queue
         self._live = live
         self._feed = feed
         self._caps = caps
         self._files = files
+        self._find_places = find_places
 
     def submit(self, config: JobConfig, *, name: str = "", request_id: str = "", owner: str = "") -> Job:
         """Queue a job; it survives kill -9 and power loss when this returns.
@@ -246,10 +250,19 @@ class JobRegister:
         job = self._queue.resolve_id(part)
         return None if job is None else self.find(job)
 
-    def advise(self, job: Job) -> str:
-        """Return how a running job's steps could use all of its workers; empty if they do."""
+    def describe(self, job: Job) -> Job:
+        """Return a job's record with all that people are told of it: its place in the queue, and advice."""
         record = self._live.get(job.id)
-        if record is None or not isinstance(record.plan, JobPlan):
+        if record is None:
+            return job
+        described = _describe_live(record, self._find_places() if job.state == jobs_pb2.QUEUED else {})
+        described.advice = self._advise(record)
+        return described
+
+    def _advise(self, record: Record) -> str:
+        """Return how a running job's steps could use all of its workers; empty if they do."""
+        job = record.job
+        if not isinstance(record.plan, JobPlan):
             return ""
         if record.plan.micro_batches * record.plan.stages >= job.workers:
             return ""
@@ -263,20 +276,36 @@ class JobRegister:
         newest_first: bool,
         only: JobFilter = ALL_JOBS,
     ) -> JobPage:
-        """Return some jobs in a row; see `JobQueue.page`.
+        """Return some jobs in a row, with their places in the queue; see `JobQueue.page`.
 
         Raises:
             Failed: the queue can't be read.
         """
         limit = limit or LARGEST_PAGE_JOBS
         found = self._queue.page(after, limit, newest_first=newest_first, only=only)
-        jobs = [self._live[each.id].job if each.id in self._live else each for each in found.jobs]
+        live = [self._live[each.id] for each in found.jobs if each.id in self._live]
+        places = self._find_places() if any(each.job.state == jobs_pb2.QUEUED for each in live) else {}
+        described = {each.job.id: _describe_live(each, places) for each in live}
+        jobs = [described.get(each.id, each) for each in found.jobs]
         return JobPage(jobs, found.next_place)
 
     def describe_unknown(self, job: str) -> str:
         """Return one line that says that there is no such job, and which there are."""
         newest = [each.id for each in self.page(None, 5, newest_first=True).jobs]
         return f"no job {job!r}; the newest are: {', '.join(reversed(newest)) or 'none'}"
+
+
+def _describe_live(record: Record, places: Mapping[str, QueuePlace]) -> Job:
+    """Return a copy of the record of a job that has not ended, with the workers that it wants and its place."""
+    job = copy_job(record.job)
+    if isinstance(record.plan, JobPlan):
+        job.min_workers, job.max_workers = record.plan.min_workers, record.plan.max_workers
+    place = places.get(job.id)
+    if place is not None:
+        job.position, job.waiting = place.position, place.waiting
+        if place.start_seconds is not None:
+            job.estimated_start_seconds = place.start_seconds
+    return job
 
 
 def _name_state(job: Job) -> str:

@@ -15,7 +15,6 @@ import google_crc32c
 import grpc
 
 from aggregator.cluster_check import ClusterCheck
-from aggregator.core.job_report import copy_job
 from aggregator.core.retention import Limits, Part
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
@@ -27,8 +26,7 @@ from aggregator.storage.queue_file import DiskFull
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import CheckpointFiles, CheckpointRequest
-from services.caps import Cap, CapReached, OverCap
-from services.config.field_types import MOST_PRIORITY
+from services.caps import MOST_PRIORITY, Cap, CapReached, OverCap
 from services.config.job import JobConfig
 from services.errors import Failed, NotYet, Refused
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
@@ -173,13 +171,8 @@ class JobsServicer:
         return jobs.ListReply(jobs=page.jobs, next_page_token=following)
 
     async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
-        """Return one job's current state, with advice on its workers."""
-        job = await self._job(request.job, context)
-        advice = self._backend.register.advise(job)
-        if advice:
-            job = copy_job(job)
-            job.advice = advice
-        return job
+        """Return one job's current state, with its place in the queue and advice on its workers."""
+        return self._backend.register.describe(await self._job(request.job, context))
 
     async def Cancel(self, request: jobs.CancelRequest, context: Context) -> jobs.Job:
         """Cancel a job that has not ended; once this answers, it does not run again."""

@@ -164,7 +164,14 @@ class AggregatorService:
             max_workers_per_person=caps.workers_per_person,
         )
         self._downloads = Downloads(caps.download_mb_per_second, metrics.count_cap_reached)
-        self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps, self.files)
+        self.register = JobRegister(
+            queue,
+            self.core.jobs.records,
+            self.feed,
+            caps,
+            self.files,
+            lambda: self.core.queue_places(time.monotonic()),
+        )
         self._sessions = WorkerSessions(epoch)
         self._wiring = Wiring(
             name=name,

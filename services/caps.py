@@ -18,6 +18,10 @@ MOST_JOBS = 1_000_000
 """Largest cap on a number of jobs."""
 MOST_RUNNING_JOBS = 256
 """Largest cap on the number of jobs that run at once."""
+MOST_WORKERS_PER_PERSON = 1_024
+"""Largest cap on the workers of a person's jobs: the most that an aggregator takes."""
+MOST_PRIORITY = 100
+"""Largest priority of a job; the least one is its negative."""
 MOST_LOG_MB = 100_000
 """Largest cap on a job's log, in MB."""
 MOST_DOWNLOAD_MB_PER_SECOND = 100_000
@@ -41,7 +45,6 @@ class Cap(Enum):
     DOWNLOADS = "downloads"
     DOWNLOADS_PER_PERSON = "downloads_per_person"
     DOWNLOAD_BANDWIDTH = "download_bandwidth"
-    WORKERS_PER_PERSON = "workers_per_person"
     UPLOADS = "uploads"
     UPLOADS_PER_PERSON = "uploads_per_person"
     UPLOAD_BYTES = "upload_bytes"
@@ -83,7 +86,7 @@ class Caps:
     """Caps of an aggregator.
 
     Attributes:
-        queued_jobs: largest number of jobs that are queued or running.
+        queued_jobs: largest number of jobs that have not ended.
         jobs_per_person: largest number of them that one person has. It does not apply without security, where
             callers have no names.
         log_mb: largest size of a job's log, in MB.

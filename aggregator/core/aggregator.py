@@ -47,6 +47,7 @@ from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.optimizer_reports import take_report as take_optimizer_report
 from aggregator.core.optimizer_reports import take_weights
 from aggregator.core.own_clock import OwnClock
+from aggregator.core.queue_places import QueuePlace, find_places
 from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, take_back_start
 from aggregator.core.sums.plane_orders import discard_piece
@@ -242,6 +243,11 @@ class AggregatorCore:
         if not self.optimizer:
             return f"waits for the optimizer: {self._optimizer_lost_reason}"
         return describe_wait(self.run, self._own_clock.now(now))
+
+    def queue_places(self, now: float) -> dict[str, QueuePlace]:
+        """Return the place of each queued job, by id."""
+        running = None if self.run is None else self.run.job
+        return find_places(self.jobs.queue(), running, self.describe_wait(now) if running is None else None)
 
     def _describe_lack(self, now: float) -> str:
         """Return which worker or optimizer the running job lacks to go on; empty if it lacks none."""

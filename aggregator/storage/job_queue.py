@@ -266,7 +266,7 @@ class JobQueue(QueueFile):
         if live >= caps.queued_jobs:
             raise CapReached(
                 Cap.QUEUED_JOBS,
-                f"queue: {counted(live, 'job')} queued or running, expected at most {caps.queued_jobs} "
+                f"queue: {counted(live, 'job')} queued, running or paused, expected at most {caps.queued_jobs} "
                 "(--max-queued-jobs of the aggregator); submit again when some have ended, or cancel some with "
                 "`tiermesh cancel`",
             )
@@ -277,7 +277,7 @@ class JobQueue(QueueFile):
         if own >= caps.jobs_per_person:
             raise CapReached(
                 Cap.JOBS_PER_PERSON,
-                f"person {printable(owner, 60)}: has {counted(own, 'job')} queued or running, expected at most "
+                f"person {printable(owner, 60)}: has {counted(own, 'job')} queued, running or paused, expected at most "
                 f"{caps.jobs_per_person} (--max-jobs-per-person of the aggregator); submit again when some have ended, "
                 "or cancel some with `tiermesh cancel`",
             )

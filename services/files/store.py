@@ -104,7 +104,7 @@ class FileStore:
             self._kept.setdefault(job, set()).update(ref.sha256 for ref in refs)
 
     def keep_inputs(self, job: str, sha256s: frozenset[str]) -> None:
-        """Keep the files that a queued or running job names, those that are not here yet too, until it is released."""
+        """Keep the files that a live job names, those that are not here yet too, until it is released."""
         if sha256s:
             with self._lock:
                 self._inputs[job] = sha256s

@@ -94,7 +94,7 @@ def test_higher_priorities_start_first_then_older_jobs() -> None:
     for job in "bcde":
         dialogue.submit(job)
     for job, priority in (("d", 5), ("e", 5), ("b", -1)):
-        dialogue.give(ev.PriorityRequested(job, priority))
+        dialogue.prefer(job, priority)
     assert [each.job.id for each in dialogue.core.jobs.queue()] == ["d", "e", "c", "b"]
     order = []
     for _ in range(5):

@@ -194,6 +194,10 @@ class Dialogue:
         """Resume a job, which may not exist."""
         return self.give(ev.ResumeRequested(job))
 
+    def prefer(self, job: str, priority: int) -> list[str]:
+        """Change the priority of a job."""
+        return self.give(ev.PriorityRequested(job, priority))
+
     def trusts(self, worker: str, job: str = "a") -> list[str]:
         """Trust what a worker says of a job."""
         decided = copy_job(self.core.jobs.records[job].job)
