@@ -10,9 +10,10 @@ from aggregator.core.events import SaveJob
 from aggregator.core.job_report import Record, copy_job
 from aggregator.core.setting_aside import note_crash
 from aggregator.core.succession import raise_restored_epoch
+from aggregator.storage.schema import LIVE_STATES
 from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, RUNNING
+from protos.jobs_pb2 import RUNNING
 from services.checkpoints.prune import surplus_steps
 
 
@@ -46,7 +47,7 @@ class Disk:
         self._count_unfinished()
 
     def _count_unfinished(self) -> None:
-        self.unfinished = sum(each.job.state in (QUEUED, RUNNING) for each in self.jobs.values())
+        self.unfinished = sum(each.job.state in LIVE_STATES for each in self.jobs.values())
 
     def back_up_queue(self) -> QueueBackup:
         """Return a copy of the queue as it is now."""
@@ -77,7 +78,7 @@ class Disk:
         return [
             Record(copy_job(each.job), name, self.plans[name])
             for name, each in self.jobs.items()
-            if each.job.state in (QUEUED, RUNNING)
+            if each.job.state in LIVE_STATES
         ]
 
     def write_checkpoint(

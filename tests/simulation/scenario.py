@@ -28,6 +28,11 @@ ROW_SKEW = 10
 SHARDED = 0.5
 """Share of the usual seeds with 2 tiers whose aggregator has shards."""
 
+PAUSED_JOBS = 0.3
+"""Share of the jobs of usual seeds that a user pauses."""
+MOST_PAUSE_SECONDS = 40.0
+"""Longest time until that user resumes the job."""
+
 SPLIT_JOBS = 0.3
 """Share of the jobs of usual seeds that have a pipeline."""
 
@@ -137,6 +142,12 @@ class Scenario:
         for job in jobs:
             if split.random() < SPLIT_JOBS:
                 job.split(split, workers)
+        pauses = random.Random(f"pauses of {seed}")  # another one of its own
+        for job in jobs:
+            if pauses.random() < PAUSED_JOBS:
+                begins_seconds = job.submitted_seconds + 60 * pauses.random()
+                job.pause = (begins_seconds, MOST_PAUSE_SECONDS * pauses.random())
+            job.plan = replace(job.plan, priority=pauses.choice((-1, 0, 0, 1)))
         slow = rng.choice((0.002, 0.005, 0.02))
         usual = cls(
             tiers=rng.choice((2, 3, 3)),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
-from aggregator.core.job_report import cancel_job, copy_job
+from aggregator.core.job_report import cancel_job, copy_job, pause_job, resume_job
 from aggregator.core.membership.claims import trust
 from plane.sums import SumOrder
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.jobs_pb2 import Job
+from protos.jobs_pb2 import PAUSED, Job
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refused
 from services.protocol.envelope import CheckReport, WorkerBody
@@ -128,6 +128,24 @@ class SimulatedAggregator(Process):
             cancelled = copy_job(live.job)
             cancel_job(cancelled)
             self._write_and_feed(ev.SaveJob(cancelled), ev.CancelRequested(job))
+
+    def pause(self, job: str) -> bool:
+        """Pause a job: on disk first, then in the core; return whether it was not paused."""
+        live = self.core.jobs.records.get(job)
+        if live is None or live.job.state == PAUSED or live.job.pausing:
+            return False
+        paused = copy_job(live.job)
+        pause_job(paused)
+        self._write_and_feed(ev.SaveJob(paused), ev.PauseRequested(job))
+        return True
+
+    def resume(self, job: str) -> None:
+        """Resume a job, if it is paused: on disk first, then in the core."""
+        live = self.core.jobs.records.get(job)
+        if live is not None and (live.job.state == PAUSED or live.job.pausing):
+            resumed = copy_job(live.job)
+            resume_job(resumed)
+            self._write_and_feed(ev.SaveJob(resumed), ev.ResumeRequested(job))
 
     def trust(self, job: str, worker: str) -> bool:
         """Trust what a worker says of a job: on disk first, then in the core; return whether that could be done."""
