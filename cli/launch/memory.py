@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from cli.launch.plan import LaunchPlan, Rank
 from services.config.job import JobConfig
 from services.config.parameters import count_largest, count_parameters
+from services.printable import format_bytes
 from services.sizing.host_memory import RoleMemory, estimate_host_memory
 from services.sizing.pipeline import count_stage_elements
-from services.sizing.sizes import format_bytes
 
 LARGEST_ERROR = 1.5
 """Factor by which the estimate may be too high, as for a worker that never has two nodes of a step at once. Beyond it
