@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.launch.agent.host_memory import read_host_memory
 from cli.options import (
     AGGREGATOR_ADDRESS,
     ANY_PORT,
@@ -37,6 +36,7 @@ from services.caps import (
     Caps,
 )
 from services.errors import Refused
+from services.runtime.host_memory import read_host_memory
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _caps_options(command: Command) -> Command:
             max_uploads_per_person,
             max_upload_gb,
             max_upload_gb_per_person,
-            max_parameters or read_host_memory() // BYTES_PER_PARAMETER,
+            max_parameters or read_host_memory().total_bytes // BYTES_PER_PARAMETER,
         )
         return command(*arguments, caps=caps, **rest)
 

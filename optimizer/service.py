@@ -39,6 +39,7 @@ from services.protocol.envelope import OptimizerBody, unwrap, wrap
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.file_locks import try_lock
+from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import TensorChunk, check_chunk
 from services.tensors.stripes import Stripe
@@ -272,6 +273,7 @@ class OptimizerService:
             incarnation=self._incarnation,
             tensor_port=self._tensor_port,
             cluster=self._identity.cluster,
+            **read_host_memory().hello_fields(),
         )
         session.send(answer)
         self._session = session

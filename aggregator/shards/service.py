@@ -36,6 +36,7 @@ from services.protocol.checksums import encode_with_checksum
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
+from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.process_record import ProcessRecord
 from services.transport.access.enforcement import check_daemon, confirm_caller
@@ -197,6 +198,7 @@ class ShardService:
                     tensor_port=self._tensor_port,
                     cluster=self._identity.cluster,
                     predecessor=self._record.predecessor if self._record is not None else None,
+                    **read_host_memory().hello_fields(),
                 )
             )
         )

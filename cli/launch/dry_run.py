@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli.launch.agent.host_memory import read_host_memory
 from cli.launch.command_line import DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.memory import estimate_needs, find_shortage
 from cli.launch.plan import LaunchPlan
@@ -15,6 +14,7 @@ from cli.launch.prepare import LaunchOptions, prepare
 from cli.launch.sites import THIS_MACHINE, Site, plan_sites
 from cli.output import Output
 from services.printable import counted
+from services.runtime.host_memory import read_host_memory
 
 _RUN = "RUN"
 """Name of the run in printed paths; a real run gets one of its own."""
@@ -40,7 +40,7 @@ def dry_run(options: LaunchOptions, output: Output) -> None:
     output.say(describe_plan(plan))
     for need in needs:
         output.say(f"{need.host or THIS_MACHINE}: {need}")
-        shortage = None if need.host else find_shortage(need, THIS_MACHINE, read_host_memory())
+        shortage = None if need.host else find_shortage(need, THIS_MACHINE, read_host_memory().total_bytes)
         if shortage is not None:
             output.warn(shortage.line)
     for line in (*_site_lines(sites), *_daemon_lines(commands, places), *_submit_lines(submit, sites)):

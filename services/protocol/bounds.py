@@ -93,6 +93,7 @@ BOUNDS: Mapping[str, Bound] = {
     "before": _ID,
     "checkpoint": _PATH,
     "Job.detail": _FAILURE,
+    "Hello.host": Bound(bytes=64),
     "cluster": _ID,
     "detail": _LINE,
     "id": _ID,
