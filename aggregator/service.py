@@ -421,7 +421,7 @@ class AggregatorService:
         elements = self.core.expected_elements(chunk.header.job)
         if elements is None:
             return  # its job is over
-        check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
+        check_chunk(chunk, elements, self.core.wire_type(chunk.header.job, WEIGHTS))
         timeline.mark("from optimizer", "weights", chunk.header.step, chunk=chunk.header.index)
         self.feed(ev.WeightsArrived(chunk.header), chunk, message)
 

@@ -204,7 +204,7 @@ class OptimizerEngine:
         if self._record is not None:  # the recording of the core that failed stays
             self._record = self._record.with_name(f"{self._record.name}.{self._replaced}")
         self.core = self._make_core(self.core.epoch)
-        self._carry_out(plane.DropPart(), None)
+        self._carry_out(plane.DropPart(job=job), None)
         if self._callbacks is None or self._hello is None:
             return
         self.feed(ev.Connected(self._hello))
@@ -216,15 +216,15 @@ class OptimizerEngine:
             case plane.StageChunk():
                 if values is not None:
                     assert self._planes.local is not None, "sums come to shards alone"
-                    self._planes.local.put_finished_sum(effect.chunk, values)
+                    self._planes.local.put_finished_sum(effect.job, effect.chunk, values)
                 self._planes.send_order(effect)
-                self._expect("its part of the norm", self._planes.link_of_chunk(effect.chunk))
+                self._expect(effect.job, "its part of the norm", self._planes.link_of_chunk(effect.chunk))
             case plane.UpdatePart():
                 timeline.mark("kernel", "COMMIT", effect.step)
                 self._updating = effect, time.perf_counter()
                 self._planes.send_order(effect)
                 for link in self._planes.links:
-                    self._expect("its part of the update", link)
+                    self._expect(effect.job, "its part of the update", link)
             case ev.ToAggregator(body=pb.Commit()):
                 hit_failpoint("optimizer.commit.before")
                 if self._callbacks is not None:
@@ -256,8 +256,8 @@ class OptimizerEngine:
                 self._tensors.drop()
                 self._metrics.end_job()
 
-    def _expect(self, what: str, link: PlaneLink) -> None:
-        link.expect(what, lambda: self.core.awaits_plane(link.stripe))
+    def _expect(self, job: str, what: str, link: PlaneLink) -> None:
+        link.expect(job, what, lambda: self.core.awaits_plane(link.stripe))
 
     def _save_epoch(self, epoch: int) -> None:
         """Store the epoch; if that fails it is obeyed all the same, since a full disk must not stop a job."""

@@ -93,13 +93,13 @@ class JobTensors:
             if checkpoint is not None:
                 check_state(config.optimizer, layout.elements, checkpoint.optimizer_state)
             parts = await gather_all(
-                link.prepare(layout, layout_text, checkpoint) for link in self._planes.links
+                link.prepare(job, layout, layout_text, checkpoint) for link in self._planes.links
             )
             for link, part in zip(self._planes.links, parts, strict=True):
                 order = pb.OpenPart(opening=opening, job=job, spec_json=spec, layout=ref, tensors=part)
                 link.send_order(order)
             await asyncio.gather(*(link.wait_for(opened, what) for link, opened in self._opened.items()))
-            await gather_all(link.restore() for link in self._planes.links)
+            await gather_all(link.restore(job) for link in self._planes.links)
         except (Failed, Refused):
             self.drop()  # other planes may have allocated theirs
             raise
@@ -114,8 +114,8 @@ class JobTensors:
 
     def drop(self) -> None:
         """Have all planes free their tensors."""
-        self._job = ""
-        self._planes.send_order(pb.DropPart())
+        job, self._job = self._job, ""
+        self._planes.send_order(pb.DropPart(job=job))
 
     def _lost(self, reason: str) -> None:
         awaits: list[asyncio.Future[Any]] = [*self._opened.values(), *self._copied.values()]
@@ -186,7 +186,7 @@ class JobTensors:
         except Exception as error:
             self._report(to_save_failed(effect, error))
         finally:
-            self._planes.send_order(pb.DropCopy(copy=copy))
+            self._planes.send_order(pb.DropCopy(job=effect.job, copy=copy))
 
 
 def to_operation_failed(job: str, error: Exception) -> ev.OperationFailed:

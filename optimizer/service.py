@@ -364,7 +364,7 @@ class OptimizerService:
                 await receiver.wake.wait()
                 continue
             await self._plane.newest.send(tensors, (header,), partial(write_message, context))
-            self._plane.newest.drop_message(header.index)
+            self._plane.newest.drop_message(header)
 
     async def _read_piece(self, request: ReadFileRequest) -> FilePiece:
         return await asyncio.to_thread(self.engine.checkpoint_store.read_piece, request)

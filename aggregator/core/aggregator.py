@@ -138,9 +138,9 @@ class AggregatorCore:
         lease = None if row is None else run.lease_book.find_initialisation(row.session, description.lease)
         return None if lease is None or lease.described else run.plan.parameters
 
-    def wire_type(self, kind: ChunkKind) -> DType:
-        """Return the type in which the running job's chunks of this kind travel."""
-        assert self.run is not None
+    def wire_type(self, job: str, kind: ChunkKind) -> DType:
+        """Return the type in which a running job's chunks of this kind travel."""
+        assert self.run is not None and self.run.job.id == job
         return self.run.plan.wire.dtype_of(kind)
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
@@ -321,9 +321,10 @@ class AggregatorCore:
         passed = None if run is None else (run.job.id, run.progress.elements)
         if passed == self._passed:
             return
+        if self._passed is not None:
+            self._out.put(plane.PassJob(job=self._passed[0]))
         self._passed = passed
         if run is None:
-            self._out.put(plane.PassJob())
             return
         self._out.put(
             plane.PassJob(

@@ -119,8 +119,8 @@ class RemoteOptimizerLink:
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
         self._chunks: asyncio.Queue[Prepared] = asyncio.Queue()
         self._link: ClientTensorLink | None = None
-        self._array: SharedArray | None = None  # sums that an optimizer on this host reads in place
-        self._array_key = ("", 0)  # job and elements that the array is for
+        # By job: elements, and the array of sums that an optimizer on this host reads in place, if there is memory.
+        self._arrays: dict[str, tuple[int, SharedArray | None]] = {}
         self._room = asyncio.Event()
         self._room.set()
         self._up = False
@@ -250,6 +250,8 @@ class RemoteOptimizerLink:
 
     def send_order(self, body: OptimizerOrder) -> None:
         """Send an order, or drop it while the link is down: the core sends Open again once it is up."""
+        if isinstance(body, pb.Close):
+            self._arrays.pop(body.job, None)
         if self._up:
             self._outgoing.put(body)
 
@@ -281,14 +283,15 @@ class RemoteOptimizerLink:
     def _shared_array(self, job: str, elements: int) -> SharedArray | None:
         if self._link is None or not self._link.shares:
             return None
-        if self._array_key != (job, elements):
-            self._array_key = (job, elements)
+        known, array = self._arrays.get(job, (0, None))
+        if known != elements:
             try:
-                self._array = SharedArray(elements * _SUM_BYTES, CHUNK_ELEMENTS * _SUM_BYTES)
+                array = SharedArray(elements * _SUM_BYTES, CHUNK_ELEMENTS * _SUM_BYTES)
             except OSError as error:
-                self._array = None
+                array = None
                 log.warning("sums go over gRPC: shared memory can't be created (%s)", error)
-        return self._array
+            self._arrays[job] = elements, array
+        return array
 
     def send(self, prepared: Prepared) -> None:
         """Send a prepared sum, or drop it while the link is down: the optimizer later lists what it misses."""

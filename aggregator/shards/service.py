@@ -220,7 +220,7 @@ class ShardService:
             log.info("%s; the tensors of its job are freed", reason)
 
     def _note_job(self, job: str) -> None:
-        """Record whose tensors are here, in case that a fault kills this process."""
+        """Record a job whose tensors are here, in case that a fault kills this process."""
         if self._record is not None:
             self._record.note_duty(job)
 
@@ -274,11 +274,10 @@ class ShardService:
         peer: str,
         until: Coroutine[Any, Any, None],
     ) -> None:
-        if job := session.plane.job:
+        if jobs := session.plane.jobs:
             until.close()
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is open; check when it has ended"
-            )
+            text = f"open jobs: {', '.join(jobs)}; check when they have ended"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         await serve_link_check(context, peer, shared_memory=self._shared_memory, until=until)
 
     async def _require_session(self, context: grpc.aio.ServicerContext[Any, Any]) -> ShardSession:

@@ -213,8 +213,8 @@ class OptimizerCore:
 
     def _drop(self) -> None:
         if self.open_job is not None:
+            self._out.put(plane.DropPart(job=self.open_job.job))
             self.open_job, self._sends_weights = None, False
-            self._out.put(plane.DropPart())
 
     def _loaded(self, event: ev.Loaded) -> None:
         if event.job != self._loading_job:

@@ -38,9 +38,9 @@ class RoleMetrics:
         self.registry = registry or _new_registry()
         self._jobs = JobSeries(self.registry, self.role)
 
-    def end_job(self) -> None:
-        """Note that the current job has ended: its last values are served for a while."""
-        self._jobs.end()
+    def end_job(self, job: str | None = None) -> None:
+        """Note that a job has ended, the current one if none is named: its last values are served for a while."""
+        self._jobs.end(job)
 
     def _of(self, metric: JobMetric, job: str, *others: str) -> Any:
         """Return the series of a job."""

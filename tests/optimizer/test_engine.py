@@ -258,7 +258,7 @@ def test_without_memory_for_a_copy_the_checkpoint_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Large:
-        def copy(self) -> Any:
+        def __array__(self, *_: object, **__: object) -> Any:
             raise MemoryError("no room")
 
     async def scenario(dialogue: EngineDialogue) -> None:

@@ -15,7 +15,8 @@ from optimizer.core import events as ev
 from optimizer.job_tensors import JobTensors
 from plane.errors import PlaneLost
 from plane.group import PlaneGroup
-from plane.plane import MAX_WAITING_CHUNKS, Plane
+from plane.plane import Plane
+from plane.waiting_payloads import MAX_WAITING_CHUNKS
 from protos import plane_pb2 as pb
 from services.config.job import JobConfig
 from services.config.load import load_job
@@ -107,7 +108,7 @@ def test_a_shard_without_memory_for_a_job_fails_it_at_once(config: JobConfig) ->
         with pytest.raises(Failed, match=r"^shard 1 of 2 \(b:1\): no memory$"):
             await opening
         assert dialogue.reports.empty(), "`open` has raised it already"
-        assert dialogue.orders == [(each, pb.DropPart()) for each in (0, 1)]
+        assert dialogue.orders == [(each, pb.DropPart(job="j")) for each in (0, 1)]
         dialogue.report(0, pb.PartOpened(opening=2))  # a late answer
         await dialogue.open(config)
 
@@ -144,7 +145,7 @@ def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobC
             callback("shard 1 of 2 (b:1): it is gone")
         assert await dialogue.reports.get() == ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")
         assert not saved
-        copied, dropped = pb.CopyPart(job="j", copy=1), pb.DropCopy(copy=1)
+        copied, dropped = pb.CopyPart(job="j", copy=1), pb.DropCopy(job="j", copy=1)
         assert dialogue.orders[-4:] == [(each, order) for order in (copied, dropped) for each in (0, 1)]
 
     with_tensors(config, scenario)
@@ -218,8 +219,8 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
             nonlocal staged
             values = np.ones(CHUNK_ELEMENTS, np.float32)
             for chunk in range(chunks):
-                await plane.wait_for_room()
-                plane.put_finished_sum(chunk, values)
+                await plane.wait_for_room("j")
+                plane.put_finished_sum("j", chunk, values)
                 planes.send_order(pb.StageChunk(job="j", chunk=chunk))
                 staged = chunk + 1
 

@@ -319,6 +319,7 @@ class ShardedPayloads:
             session = link.idle_session()
             if session is None:
                 return None
-            sums |= session.sums.kept.keys()
-            pieces |= session.sums.pieces.keys()
+            for kept in session.sums.values():
+                sums |= kept.kept.keys()
+                pieces |= kept.pieces.keys()
         return sums, pieces

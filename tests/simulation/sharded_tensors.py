@@ -105,4 +105,4 @@ class ShardedTensors:
         """Have each shard copy its weights."""
         self._copy += 1
         self._copying, self._copied = effect, {}
-        self._payloads.group.send_order(pb.CopyPart(copy=self._copy))
+        self._payloads.group.send_order(pb.CopyPart(job=effect.job, copy=self._copy))

@@ -206,9 +206,12 @@ class SimulatedAggregator(Process):
     def _open_plane(self) -> None:
         """Open the running job in the plane of an optimizer in this process, which is not told of it by PassJob."""
         run = self.core.run
-        if self._inside is not None and run is not None and self._plane.core.job != run.job.id:
-            wire, pieces = run.plan.wire, run.plan.stages > 1
-            self._plane.core.open_job(run.job.id, run.progress.elements, wire, sends_pieces=pieces)
+        if self._inside is None or run is None or run.job.id in self._plane.core.jobs:
+            return
+        for ended in self._plane.core.jobs:
+            self._plane.drop_job(ended)
+        wire, pieces = run.plan.wire, run.plan.stages > 1
+        self._plane.core.open_job(run.job.id, run.progress.elements, wire, sends_pieces=pieces)
 
     def _check_bound_of_pieces(self) -> None:
         """Check the number of kept pieces, as `_check_bound` that of sums."""

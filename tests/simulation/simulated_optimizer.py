@@ -203,7 +203,7 @@ class SimulatedOptimizer(Process):
                 send_version(self._plane, effect)
             case plane.DropPart():
                 self.tensors, self._sums = None, {}
-                self._plane.drop_job()
+                self._plane.drop_job(effect.job)
 
     # ---- shards ----
 
@@ -267,7 +267,7 @@ class SimulatedOptimizer(Process):
         if self.core.is_loading(loaded.job):
             self.feed(loaded)
         elif self.sharded is not None:
-            self.sharded.send_order(plane.DropPart())
+            self.sharded.send_order(plane.DropPart(job=loaded.job))
 
     def _stage(self, tensors: Tensors, chunk: int, staged: Sum) -> None:
         tensors.staged[chunk] = staged

@@ -122,4 +122,4 @@ def test_a_plane_without_tensors_is_told_of_each_job_once_and_of_its_end() -> No
     dialogue.commits(1, 0)
     assert dialogue.passed == passed
     dialogue.cancel()
-    assert dialogue.passed[1:] == [plane.PassJob()]
+    assert dialogue.passed[1:] == [plane.PassJob(job="a")]
