@@ -185,7 +185,7 @@ class OptimizerService:
         await self._failed
 
     async def stop(self) -> None:
-        """Save the open job's weights, and end the session."""
+        """Save the weights of open jobs, and end the session."""
         await self.engine.save_weights()
         if self._session is not None:
             self._session.mailbox.close("the optimizer stops")
@@ -311,7 +311,7 @@ class OptimizerService:
 
     async def _measure_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
-        if job := self.engine.core.current_job:
+        if job := next(iter(self.engine.core.jobs), ""):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is open; check when it has ended"
             )

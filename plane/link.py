@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
@@ -16,6 +16,7 @@ from protos import plane_pb2 as pb
 from protos.files_pb2 import FileRef
 from services.checkpoints.format import Checkpoint
 from services.errors import Failed, Refused
+from services.files.memory_file import MemoryFile
 from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
@@ -23,6 +24,18 @@ from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
 
 Result = TypeVar("Result")
+
+
+class CheckpointPart(NamedTuple):
+    """A plane's part of a checkpoint.
+
+    Attributes:
+        ref: reference of its file, for OpenPart.
+        file: the file.
+    """
+
+    ref: FileRef
+    file: MemoryFile
 
 
 class PlaneLinks(Protocol):
@@ -86,10 +99,13 @@ class PlaneLink(Protocol):
     def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
         """End the link to another process if its work for a step is still pending after the `stall` timeout."""
 
-    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
-        """Give the plane the layout that the next OpenPart refers to, and note the checkpoint that it begins with.
+    async def prepare(
+        self, opening: int, layout: Layout, text: bytes, checkpoint: Checkpoint | None
+    ) -> CheckpointPart | None:
+        """Give the plane the layout that an OpenPart is going to refer to, and the checkpoint that the job begins with.
 
         Args:
+            opening: number of the OpenPart.
             layout: layout of the whole model.
             text: the layout's file.
             checkpoint: checkpoint that the job continues from; None for zeros.
@@ -103,8 +119,8 @@ class PlaneLink(Protocol):
             PlaneLost: the link went down.
         """
 
-    async def restore(self) -> None:
-        """Send the opened plane its part of the checkpoint, unless it has it (Refused, Failed, PlaneLost)."""
+    async def restore(self, part: CheckpointPart | None) -> None:
+        """Send the opened plane what `prepare` has returned (Refused, Failed, PlaneLost)."""
 
     async def gather(self, copied: pb.CopiedPart, into: GatheredTensors) -> None:
         """Add the plane's part of a copy, which it has reported.
@@ -140,7 +156,7 @@ class LocalPlane:
         owner = PlaneOwner(
             report=self._report,
             fail=on_failure,
-            read_layout=lambda order: self._layout,
+            read_layout=lambda order: self._prepared[order.opening][0],
             fill=self._fill,
             copied=self._copied,
             drop_copy=self._drop_copy,
@@ -149,8 +165,7 @@ class LocalPlane:
         )
         self.local: Plane | None = make_plane(owner)
         self._plane = self.local
-        self._layout: Layout
-        self._checkpoint: Checkpoint | None = None  # for the next OpenPart
+        self._prepared: dict[int, tuple[Layout, Checkpoint | None]] = {}  # by opening, until it is over
         self._copy: tuple[int, Arrays] = 0, {}
         self._loop = asyncio.get_running_loop()
         self._orders: list[Message] = []
@@ -195,6 +210,8 @@ class LocalPlane:
         self._plane.put_weights(chunk, message, elements)
 
     def _report(self, body: Message) -> None:
+        if isinstance(body, pb.PartOpened | pb.PartBroke):
+            self._prepared.pop(body.opening, None)
         self._links.take_report(self, body)
 
     def close(self, reason: str) -> None:
@@ -208,18 +225,17 @@ class LocalPlane:
     def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
         """Do nothing: a thread of this process that hangs can't be replaced."""
 
-    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
-        """Keep layout and checkpoint for the next OpenPart."""
-        self._layout, self._checkpoint = layout, checkpoint
-        return None
+    async def prepare(self, opening: int, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> None:
+        """Keep layout and checkpoint until the plane has opened the job."""
+        self._prepared[opening] = layout, checkpoint
 
     def _fill(self, order: pb.OpenPart, tensors: MasterTensors) -> None:
         """Copy the checkpoint's arrays into the tensors."""
-        checkpoint, self._checkpoint = self._checkpoint, None
+        _, checkpoint = self._prepared[order.opening]
         if checkpoint is not None:
             tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
 
-    async def restore(self) -> None:
+    async def restore(self, part: CheckpointPart | None) -> None:
         """Do nothing: the plane has taken the checkpoint as it opened the job."""
 
     def _copied(self, copy: int, arrays: Arrays) -> None:

@@ -376,7 +376,8 @@ class Plane:
                     self._stage_backlog.add()
                 tensors.append(partial(self._stage, order, found and found.values))
             case _:
-                if isinstance(order, pb.UpdatePart | pb.OpenPart | pb.DropPart):
+                is_drop = isinstance(order, pb.DropPart) and order.job == self._core.job
+                if is_drop or isinstance(order, pb.UpdatePart | pb.OpenPart):
                     self._discard_finished()  # those that were not staged: their step, or their job, is over
                 tensors.append(partial(self._tensors.carry_out, order))
 

@@ -68,6 +68,7 @@ class TensorOrders:
         self._weights_ready = weights_ready
         self._tensors: PlaneTensors | None = None
         self._opening = 0  # number of the newest OpenPart, whether or not it succeeded
+        self._job = ""  # its job, until that is dropped
 
     def carry_out(self, order: Message) -> None:
         """Carry out an order, or report that it failed."""
@@ -108,6 +109,8 @@ class TensorOrders:
 
     def _carry_out(self, order: Message) -> None:
         match order:
+            case pb.DropPart() if order.job != self._job:
+                pass  # another job's tensors are here
             case pb.OpenPart() | pb.DropPart():
                 self._open(order)
             case pb.UpdatePart() if self._tensors is not None:
@@ -122,7 +125,7 @@ class TensorOrders:
     def _copy(self, order: pb.CopyPart) -> None:
         """Copy the tensors for a checkpoint; if that fails, the job goes on without the checkpoint."""
         try:
-            if self._tensors is None:
+            if self._tensors is None or order.job != self._job:
                 raise Refused(f"copy {order.copy}: no tensors are here; a later OpenPart brings some")
             arrays = {name: array.copy() for name, array in self._tensors.arrays().items()}
             hit_failpoint("plane.copied")
@@ -138,9 +141,10 @@ class TensorOrders:
         self._tensors = None  # first, so that two jobs never take memory at once
         self._newest.clear()
         self._opened(None, None)
-        if self._metrics is not None:
-            self._metrics.end_job()
-        self._note_job(order.job if isinstance(order, pb.OpenPart) else "")
+        if self._metrics is not None and self._job:
+            self._metrics.end_job(self._job)
+        self._job = order.job if isinstance(order, pb.OpenPart) else ""
+        self._note_job(self._job)
         if isinstance(order, pb.OpenPart):
             self._opening = order.opening
             tensors = PlaneTensors(

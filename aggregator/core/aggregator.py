@@ -29,6 +29,7 @@ from aggregator.core.events import (
     Stopping,
     Submitted,
     Ticked,
+    ToOptimizer,
     ToWorker,
     TrustRequested,
     WeightsArrived,
@@ -435,6 +436,9 @@ class AggregatorCore:
         if isinstance(body, pb.Hello | pb.Heartbeat):
             return
         if self.run is None or self.run.job.id != body.job:
+            if isinstance(body, pb.OptimizerStatus):
+                # Its Close got lost, or this aggregator does not run it yet.
+                self._out.put(ToOptimizer(pb.Close(job=body.job, checkpoint=True)))
             return
         take_optimizer_report(self.run, self.optimizer or "", body, now)
 

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from aggregator.epoch_check import check_epoch
 from plane.checkpoint_files import GatheredTensors, checkpoint_file
 from plane.errors import PlaneLost
-from plane.link import PlaneLinks
+from plane.link import CheckpointPart, PlaneLinks
 from plane.link_check.measure import LinkPeer
 from plane.messages import (
     MAX_BATCH_BYTES,
@@ -132,9 +132,6 @@ class ShardLink:
         self._links: PlaneLinks
         self._orders: Mailbox[pb.PlaneOrder] = Mailbox(MAX_QUEUED_MESSAGES)
         self._channel: grpc.aio.Channel | None = None  # for files; None: the link is down
-        self._part: tuple[FileRef, MemoryFile] | None = (
-            None  # of the checkpoint that the next job begins with
-        )
         self._deadline: asyncio.TimerHandle | None = None  # of the shard's work for a step
 
     def __str__(self) -> str:
@@ -306,20 +303,19 @@ class ShardLink:
 
     # ---- files ----
 
-    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
+    async def prepare(
+        self, opening: int, layout: Layout, text: bytes, checkpoint: Checkpoint | None
+    ) -> CheckpointPart | None:
         """Send the shard the layout, and return its part of the checkpoint (Refused, Failed, PlaneLost)."""
-        self._part = None
         await self._upload(make_ref(text), MemoryFile([text]), "the job's layout")
         if checkpoint is None:
             return None
         file = checkpoint_file(checkpoint, self.stripe)
         ref = await asyncio.to_thread(file.make_ref)
-        self._part = ref, file
-        return ref
+        return CheckpointPart(ref, file)
 
-    async def restore(self) -> None:
+    async def restore(self, part: CheckpointPart | None) -> None:
         """Send the shard its part of the checkpoint (Refused, Failed, PlaneLost)."""
-        part, self._part = self._part, None
         if part is not None:
             await self._upload(*part, "its part of the checkpoint")
 

@@ -116,15 +116,6 @@ class FileStore:
             self._inputs.pop(job, None)
             self._remove_unused(self._clock() - UNUSED_SECONDS)
 
-    def release_others(self, job: str) -> None:
-        """Keep stored files for no job but this one.
-
-        Inputs stay: who keeps them may have queued or started a later job.
-        """
-        with self._lock:
-            self._kept = {job: self._kept.get(job, set())}
-            self._remove_unused(self._clock() - UNUSED_SECONDS)
-
     def _kept_files(self) -> set[str]:
         return set().union(*self._kept.values(), *self._inputs.values())
 

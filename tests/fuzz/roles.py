@@ -407,7 +407,7 @@ class ServedShard(ServedRole):
         await aggregator.hear("part_opened")
         await self.upload(PART)
         made = plane.PlaneOrder(make_weights=plane.MakeWeights(job=JOB, generation=1))
-        copied = plane.PlaneOrder(copy=plane.CopyPart(copy=1))
+        copied = plane.PlaneOrder(copy=plane.CopyPart(job=JOB, copy=1))
         aggregator.send(orders(made, copied))
         return aggregator
 

@@ -204,8 +204,8 @@ def _streams() -> dict[str, list[list[Message]]]:
                     plane.PlaneOrder(worker_attends=plane.WorkerAttends(session=1, incarnation=INCARNATION)),
                     plane.PlaneOrder(send_version=plane.SendVersion(session=1, generation=1)),
                     plane.PlaneOrder(make_weights=plane.MakeWeights(job=job, generation=1)),
-                    plane.PlaneOrder(copy=plane.CopyPart(copy=1)),
-                    plane.PlaneOrder(drop_copy=plane.DropCopy(copy=1)),
+                    plane.PlaneOrder(copy=plane.CopyPart(job=job, copy=1)),
+                    plane.PlaneOrder(drop_copy=plane.DropCopy(job=job, copy=1)),
                     plane.PlaneOrder(stage=plane.StageChunk(initial=True)),
                 ),
             ]

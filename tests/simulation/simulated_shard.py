@@ -195,6 +195,8 @@ class SimulatedShard(Process):
         """Carry out an order on weights and staged sums, on the kernel thread."""
         part = session.part
         match body:
+            case pb.DropPart() if body.job != session.core.job:
+                pass  # another job's tensors are here
             case pb.OpenPart() | pb.DropPart():
                 session.part = None
                 session.newest.clear()
@@ -202,6 +204,9 @@ class SimulatedShard(Process):
                 session.core.drop_job()
                 if isinstance(body, pb.OpenPart):
                     self._open(session, body)
+            case pb.CopyPart() if part is None or part.job.id != body.job:
+                reason = "no tensors of the job are here"
+                self._report(session, pb.CopiedPart(job=body.job, copy=body.copy, reason=reason))
             case _ if part is None:
                 pass  # a later OpenPart brings another one
             case pb.StageChunk(initial=True):

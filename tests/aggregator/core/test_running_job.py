@@ -125,6 +125,14 @@ def test_an_optimizer_with_a_layout_of_another_size_fails_the_job() -> None:
     assert f"{1 << 40} elements, expected the {dialogue.layout.elements} parameters" in lines[1]
 
 
+def test_a_job_that_the_optimizer_has_open_and_nobody_runs_is_closed_there() -> None:
+    dialogue, _ = overstated(1)
+    status = pb.OptimizerStatus(job="other", state=pb.OptimizerStatus.TRAINING, generation=1, step=3)
+    (close,) = dialogue.core.handle(ev.FromOptimizer(status), dialogue.clock)
+    assert close == ev.ToOptimizer(pb.Close(job="other", checkpoint=True))
+    assert dialogue.give(ev.FromOptimizer(pb.Commit(job="other"))) == []
+
+
 def test_a_queued_job_beyond_a_lowered_maximum_fails() -> None:
     plan = JobPlan(4, 4, parameters=ParameterCount(2_000, ""))
     record = Record(Job(id="a", name="a", state=QUEUED, steps=4), "{}", plan)
