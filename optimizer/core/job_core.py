@@ -81,7 +81,7 @@ class JobCore:
             case pb.SendWeights():
                 self._send_weights(body)
             case pb.Close():
-                self.close(checkpoint=body.checkpoint)
+                self._close(body.checkpoint)
             case pb.StartOver():
                 self._start_over(body)
 
@@ -136,7 +136,11 @@ class JobCore:
         if self._load_waits:
             self._load()
 
-    def close(self, *, checkpoint: bool) -> None:
+    def close_with_checkpoint(self) -> None:
+        """Close the job because the process stops."""
+        self._close(checkpoint=True)
+
+    def _close(self, checkpoint: bool) -> None:
         """Close the job; if a checkpoint of its newest weights is wanted and missing, once that is begun."""
         self._reopen = None
         if self.opened is None:

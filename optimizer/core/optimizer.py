@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from typing import Any
 
 from optimizer.core import events as ev
 from optimizer.core.checkpoint_schedule import CheckpointSchedule
@@ -16,8 +16,6 @@ from services.errors import Refusal, name_internal_error
 from services.protocol.envelope import OptimizerOrder
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
 from services.tensors.stripes import Stripe
-
-Arguments = ParamSpec("Arguments")
 
 
 class OptimizerCore:
@@ -123,14 +121,13 @@ class OptimizerCore:
             case ev.TensorsLost():
                 self._in_all_jobs(JobCore.lose_tensors)
             case ev.Stopping():
-                self._in_all_jobs(JobCore.close, checkpoint=True)
+                self._in_all_jobs(JobCore.close_with_checkpoint)
 
     def _in_job(
         self,
         job: str,
-        act: Callable[Concatenate[JobCore, Arguments], None],
-        *arguments: Arguments.args,
-        **named: Arguments.kwargs,
+        act: Callable[..., None],
+        *arguments: Any,
     ) -> None:
         """Have a job that is here take an input. An unexpected error ends that job alone."""
         core = self.jobs.get(job)
@@ -138,8 +135,9 @@ class OptimizerCore:
             return
         before = len(self._out.effects)
         try:
-            act(core, *arguments, **named)
-            core.finish_closing()
+            act(core, *arguments)
+            if core.opened is not None and core.opened.closing:
+                core.finish_closing()
         except Exception as error:
             del self._out.effects[before:]
             self._break(job, error)
@@ -149,12 +147,11 @@ class OptimizerCore:
 
     def _in_all_jobs(
         self,
-        act: Callable[Concatenate[JobCore, Arguments], None],
-        *arguments: Arguments.args,
-        **named: Arguments.kwargs,
+        act: Callable[..., None],
+        *arguments: Any,
     ) -> None:
         for job in list(self.jobs):
-            self._in_job(job, act, *arguments, **named)
+            self._in_job(job, act, *arguments)
 
     def _break(self, job: str, error: Exception) -> None:
         """Forget a job after an unexpected error: what is known of it can't be trusted."""
