@@ -63,7 +63,8 @@ class DataPlane:
         self._feed = feed
         self._on_sum_finished = on_sum_finished
         self._on_failure = on_failure
-        self._sums_lost = True  # the core may know sums that no plane has, until it drops all of them
+        # Jobs whose sums the planes have as the core knows them: from DropSums until a plane is lost.
+        self._with_sums: set[str] = set()
         # By session: the shards with an open data stream of the worker.
         self._open_streams: dict[int, set[PlaneLink]] = {}
         self._last_refusal: Refusal | None = None
@@ -79,21 +80,20 @@ class DataPlane:
 
     def _lost(self, reason: str) -> None:
         """Disconnect all workers: their payloads are lost with the shard."""
-        self._sums_lost = True
+        self._with_sums.clear()
         self._sessions.close_all(reason)
 
     def _order_failed(self, link: PlaneLink, body: pb.OrderFailed) -> None:
         """Fail as if the error had happened here: the job that causes it again and again is set aside."""
-        if self._core.run is not None:  # else the shard's stream ends alone
+        if self._core.runs:  # else the shard's stream ends alone
             self._on_failure(ShardFailed(f"{link}: {body.reason}"))
 
     def shard_killed(self, link: PlaneLink, killed: cluster.Predecessor) -> None:
-        """Fail as after an error of a shard, if a fault has killed it while it had the running job's tensors.
+        """Fail as after an error of a shard, if a fault has killed it while it worked for a running job.
 
         A person's kill is no fault, nor is one by the kernel for lack of memory: both are SIGKILL.
         """
-        run = self._core.run
-        if run is not None and run.job.id == killed.job and killed.signal in FAULTS:
+        if killed.job in self._core.runs and killed.signal in FAULTS:
             self._on_failure(ShardFailed(f"{link}: its process died: {describe_fault(killed)}"))
 
     # ---- workers ----
@@ -169,12 +169,13 @@ class DataPlane:
         """Send orders to the planes that have their payloads."""
         for order in orders:
             if isinstance(order, pb.DropSums):
-                self._sums_lost = False
-            elif isinstance(order, pb.KeepPiece) and self._sums_lost:
+                self._with_sums = {order.job} | (self._core.runs.keys() & self._with_sums)
+            has_sums = order.job in self._with_sums
+            if isinstance(order, pb.KeepPiece) and not has_sums:
                 order = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
-            if not self._sums_lost or isinstance(order, _WITHOUT_SUMS):
+            if has_sums or isinstance(order, _WITHOUT_SUMS):
                 self._planes.send_order(order)
-            if isinstance(order, pb.FinishSum) and not self._sums_lost:
+            if isinstance(order, pb.FinishSum) and has_sums:
                 self._on_sum_finished(order.header)
 
     def close(self) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import grpc
 
 from optimizer.checkpoint_store import epoch_file
-from optimizer.core.events import AGGREGATOR_SESSION, ChunkArrived, Ordered
+from optimizer.core.events import ChunkArrived, Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
+from plane.bookkeeping import AGGREGATOR_SESSION
 from plane.group import PlaneGroup
 from plane.link import LocalPlane
 from plane.link_check.serve import serve_link_check
@@ -39,6 +40,7 @@ from services.protocol.envelope import OptimizerBody, unwrap, wrap
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.file_locks import try_lock
+from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import TensorChunk, check_chunk
 from services.tensors.stripes import Stripe
@@ -185,7 +187,7 @@ class OptimizerService:
         await self._failed
 
     async def stop(self) -> None:
-        """Save the open job's weights, and end the session."""
+        """Save the weights of open jobs, and end the session."""
         await self.engine.save_weights()
         if self._session is not None:
             self._session.mailbox.close("the optimizer stops")
@@ -272,6 +274,7 @@ class OptimizerService:
             incarnation=self._incarnation,
             tensor_port=self._tensor_port,
             cluster=self._identity.cluster,
+            **read_host_memory().hello_fields(),
         )
         session.send(answer)
         self._session = session
@@ -311,7 +314,7 @@ class OptimizerService:
 
     async def _measure_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
-        if job := self.engine.core.current_job:
+        if job := next(iter(self.engine.core.jobs), ""):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is open; check when it has ended"
             )
@@ -364,7 +367,7 @@ class OptimizerService:
                 await receiver.wake.wait()
                 continue
             await self._plane.newest.send(tensors, (header,), partial(write_message, context))
-            self._plane.newest.drop_message(header.index)
+            self._plane.newest.drop_message(header)
 
     async def _read_piece(self, request: ReadFileRequest) -> FilePiece:
         return await asyncio.to_thread(self.engine.checkpoint_store.read_piece, request)

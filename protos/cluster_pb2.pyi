@@ -57,7 +57,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port", "job", "first_stage", "stages")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,9 @@ class Hello(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     role: str
     name: str
@@ -103,7 +106,10 @@ class Hello(_message.Message):
     job: str
     first_stage: int
     stages: int
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
+    host: str
+    memory_bytes: int
+    memory_free_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("incarnation", "signal", "job", "lease", "text")

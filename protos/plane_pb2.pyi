@@ -180,22 +180,28 @@ class OpenPart(_message.Message):
     def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec_json: _Optional[str] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., tensors: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
 
 class PartOpened(_message.Message):
-    __slots__ = ("opening",)
+    __slots__ = ("opening", "job")
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     opening: int
-    def __init__(self, opening: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DropPart(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class PartBroke(_message.Message):
-    __slots__ = ("reason", "opening")
+    __slots__ = ("reason", "opening", "job")
     REASON_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     reason: str
     opening: int
-    def __init__(self, reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, reason: _Optional[str] = ..., opening: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class OrderFailed(_message.Message):
     __slots__ = ("reason",)
@@ -392,17 +398,21 @@ class CopyPart(_message.Message):
     def __init__(self, job: _Optional[str] = ..., copy: _Optional[int] = ...) -> None: ...
 
 class CopiedPart(_message.Message):
-    __slots__ = ("copy", "file", "reason")
+    __slots__ = ("copy", "file", "reason", "job")
     COPY_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     copy: int
     file: _files_pb2.FileRef
     reason: str
-    def __init__(self, copy: _Optional[int] = ..., file: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    job: str
+    def __init__(self, copy: _Optional[int] = ..., file: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., reason: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DropCopy(_message.Message):
-    __slots__ = ("copy",)
+    __slots__ = ("copy", "job")
     COPY_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     copy: int
-    def __init__(self, copy: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, copy: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...

@@ -6,9 +6,12 @@ recorded and replayed (services/runtime/recording.py). Effects on payloads are t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from aggregator.core.scheduling.host_memories import ToldMemory
+from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.verification.opinions import CheckOutcome
 from protos import plane_pb2 as plane
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Hello
@@ -23,11 +26,19 @@ from services.protocol.plan import JobPlan
 
 @dataclass(frozen=True)
 class Submitted:
-    """A user submitted a job, which is on disk."""
+    """A user submitted a job, which is on disk.
+
+    Attributes:
+        job: the job's record.
+        spec_json: the complete job.
+        plan: what the aggregator needs to know of the job's configuration.
+        needs: memory that it needs, by role; empty if that is unknown.
+    """
 
     job: Job
     spec_json: str
     plan: JobPlan
+    needs: Mapping[str, RoleNeed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,28 @@ class CancelRequested:
 
     job: str
     now: bool = False
+
+
+@dataclass(frozen=True)
+class PauseRequested:
+    """A person paused a job; its record on disk says so."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class ResumeRequested:
+    """A person resumed a job that is paused, or about to be; its record on disk says so."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class PriorityRequested:
+    """A person changed the priority of a job; its record on disk says so."""
+
+    job: str
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -58,12 +91,27 @@ class TrustRequested:
 
 @dataclass(frozen=True)
 class ClusterCheckBegan:
-    """A check of meshes and links began; no job starts until it has ended."""
+    """A check of meshes and links began; its workers serve no job until it has ended.
+
+    Attributes:
+        sessions: the workers' sessions.
+    """
+
+    sessions: frozenset[int]
 
 
 @dataclass(frozen=True)
 class ClusterCheckEnded:
     """The check of meshes and links has ended."""
+
+
+@dataclass(frozen=True)
+class MemoryTold:
+    """A process that is no worker, or this one, has told of its host's memory."""
+
+    role: str
+    name: str
+    memory: ToldMemory
 
 
 @dataclass(frozen=True)
@@ -188,9 +236,13 @@ class Stopping:
 Input = (
     Submitted
     | CancelRequested
+    | PauseRequested
+    | ResumeRequested
+    | PriorityRequested
     | TrustRequested
     | ClusterCheckBegan
     | ClusterCheckEnded
+    | MemoryTold
     | OptimizerConnected
     | OptimizerLost
     | FromOptimizer
@@ -279,14 +331,38 @@ class Note:
 
 
 @dataclass(frozen=True)
+class JobBroke:
+    """Log an unexpected error of a job's part of the core, and count it against the job.
+
+    Attributes:
+        job: the job's id.
+        text: the error and what happens next, for people.
+        error: the error.
+    """
+
+    job: str
+    text: str
+    error: Exception
+
+
+@dataclass(frozen=True)
 class CheckClosed:
-    """Count the outcome of a micro-batch's check in the metrics."""
+    """Count the outcome of a micro-batch's check in the metrics.
+
+    Attributes:
+        job: the job's id.
+        outcome: the outcome.
+        workers: the workers whose work was found right.
+    """
 
     job: str
     outcome: CheckOutcome
+    workers: frozenset[str] = frozenset()
 
 
-Effect = SaveJob | ToWorker | CloseWorker | ToOptimizer | PlaneOrder | StoreWeights | Note | CheckClosed
+Effect = (
+    SaveJob | ToWorker | CloseWorker | ToOptimizer | PlaneOrder | StoreWeights | Note | JobBroke | CheckClosed
+)
 
 
 Outbox: TypeAlias = outbox.Outbox[Effect]

@@ -7,10 +7,11 @@ and its new weights are sent to every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from aggregator.core.events import ChunkArrived, Outbox, ToOptimizer
-from aggregator.core.job_report import JobReport, Record
+from aggregator.core.job_report import PAUSED_BY_REQUEST, JobReport, Record, pause_job, resume_job
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
@@ -27,12 +28,14 @@ from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.pipeline_rows import PipelineRows
 from aggregator.core.rows.row import Row
 from aggregator.core.rows.row_table import RowTable
+from aggregator.core.setting_aside import PROBATION_SECONDS, count_start, take_back_start
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.plane_orders import discard_piece
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Exclusion, JobState
+from protos import plane_pb2 as plane
+from protos.jobs_pb2 import FAILED, PAUSED, RUNNING, SUCCEEDED, Exclusion, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.printable import counted, printable
@@ -42,8 +45,24 @@ from services.protocol.versions import Version
 from services.timeouts import Timeouts
 
 
+class Stop(NamedTuple):
+    """The end of a job for now.
+
+    Attributes:
+        state: the state that it gets.
+        detail: why it stops.
+        version: the version at which that was decided.
+        deadline_seconds: until when the last COMMIT is waited for.
+    """
+
+    state: JobState
+    detail: str
+    version: Version | None
+    deadline_seconds: float
+
+
 class RunningJob:
-    """The state of the running job.
+    """The state of one running job.
 
     Args:
         record: the job; its `job` is updated in place.
@@ -52,14 +71,14 @@ class RunningJob:
         timeouts: the cluster's timeouts.
         shards: the number of processes that share the chunks.
         new_lease: returns the id of a lease that was never used before.
-        members: the connected workers, by session.
+        has_others: returns whether there are workers that don't serve a job, and may fit it.
         out: takes the effects.
         now: the time, on the monotonic clock.
 
     Attributes:
         job: the job's record.
         plan: what the aggregator needs to know of the job's configuration.
-        members: the connected workers, by session.
+        members: the workers that serve it, by session.
         job_members: admits workers to the job and refuses them.
         report: saves the job's record and publishes events.
         quorum: whether the job has enough workers.
@@ -70,9 +89,11 @@ class RunningJob:
         progress: its version, its phase and its layout's size.
         admission: what a worker must say to be admitted.
         orders: sends orders to workers and their rows.
+        found_faulty: workers that it has found faulty, which the aggregator's core takes from here for other jobs.
         opened_void_generation: last generation that the optimizer was told is void; 0 for none.
         optimizer_state: what the optimizer said last; STATE_UNSPECIFIED until it answers Open.
         lacks_space: whether the optimizer waits for disk space before it can go on with the job.
+        stops: how the job ends once its workers have left; None if it goes on.
     """
 
     def __init__(
@@ -85,29 +106,30 @@ class RunningJob:
         tiers: int,
         shards: int,
         new_lease: Callable[[], int],
-        members: Mapping[int, Member],
+        has_others: Callable[[str], bool],
         out: Outbox,
         now: float,
     ) -> None:
         self.job = job = record.job
         self.plan = plan
-        self.members = members
+        self.members: dict[int, Member] = {}
+        members = self.members
         self.admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
         self.report = JobReport(job, record.spec_json, plan, out)
         self.quorum = Quorum(
             plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)
         )
         self.router = ChunkRouter(job.id, epoch, plan.wire, out, receives_weights=tiers == 3)
-        table = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
+        table = RowTable(job.id, epoch, members, self.router.drop_pieces, out, next_row=record.next_row)
         self.orders = WorkerOrders(job.id, self._new_lease, table.send, out)
         self.lease_book = LeaseBook(
             timeouts, table.rows, self.orders, self.report, out, checked=bool(plan.verify_fraction)
         )
-        self._exclusions = Exclusions(job)
+        self.exclusions = Exclusions(job)
         self._deaths = WorkerDeaths(job.id)
-        self._code_pin = CodePin(job, members, timeouts.comeback)
+        self.code_pin = CodePin(job, members, timeouts.comeback)
         self.job_members = JobMembers(
-            members, self.admission, self._exclusions, self._deaths, self.orders, self.report
+            members, self.admission, self.exclusions, self._deaths, self.orders, self.report
         )
         self.lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.rows = JobRows(table, members, self.job_members, self.lease_book)
@@ -124,11 +146,19 @@ class RunningJob:
             )
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
         self.lacks_space = False
+        self.stops: Stop | None = None
+        self.passed_elements = 0  # that a plane without tensors was told of
+        self.found_faulty: list[str] = []
+        self._began_seconds = now
+        self._start_counts = (
+            True  # whether the record says that the job was started, and the aggregator may die of it
+        )
         self._draw_lease = new_lease
+        self._has_others = has_others
         self._leased = False
         self.opened_void_generation = job.void_generation  # what the optimizer was told last
-        self._timeouts = timeouts
-        self._out = out
+        self.timeouts = timeouts
+        self.out = out
         job.state, job.steps = RUNNING, plan.steps
         self.progress = JobProgress(
             job,
@@ -157,15 +187,61 @@ class RunningJob:
 
     def _new_lease(self) -> int:
         self._leased = True
+        if not self._start_counts:
+            self._start_counts = True
+            count_start(self.job)
+            self.report.save()
         return self._draw_lease()
+
+    def _take_back_idle_start(self, now: float) -> None:
+        """Note that the aggregator has not died of the job, which has no workers: it is started when it gets some."""
+        if self._start_counts and not self._leased and now > self._began_seconds + PROBATION_SECONDS:
+            self._start_counts = False
+            take_back_start(self.job)
+            self.report.save()
 
     def end(self, state: JobState, detail: str, *, checkpoint: bool = False) -> None:
         """End the job and have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
         self.report.end(state, detail)
         for session in self.members:
             self.orders.leave(session, detail)
-        self._out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
+        self.close(checkpoint=checkpoint)
+
+    def stop(self, state: JobState, detail: str, now: float) -> None:
+        """End the job for now, with a checkpoint of its last COMMIT, once its workers have left."""
+        self.stops = Stop(state, detail, self.progress.version, now + self.timeouts.stall)
+
+    def pause(self, now: float) -> None:
+        """Have the job stop after the COMMIT of the step that is being computed."""
+        if not (self.job.pausing or self.ended):
+            pause_job(self.job)
+            self.stop(PAUSED, PAUSED_BY_REQUEST, now)
+            self.report.note("state", "pauses after the step that is being computed")
+
+    def resume(self) -> None:
+        """Go on with a job that was paused and has not stopped yet."""
+        if self.job.pausing and not self.ended:
+            resume_job(self.job)
+            self.stops = None
+            self.report.note("state", "goes on")
+
+    def end_if_left(self, now: float) -> None:
+        """End the job if it is to stop, its workers have left, and the optimizer has told of its last COMMIT."""
+        stop, version = self.stops, self.progress.version
+        if stop is None or self.members or self.ended or self.progress.phase is JobPhase.CHECKPOINT:
+            return
+        made_since = version is not None and version != stop.version and self.report.awaits_commit(version)
+        if made_since and now < stop.deadline_seconds:
+            return  # its weights have come before it
+        take_back_start(self.job)
+        self.end(stop.state, stop.detail, checkpoint=True)
+
+    def close(self, *, checkpoint: bool) -> None:
+        """Have the optimizer close the job, and planes forget it."""
+        self.out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
         self.router.drop_all()
+        if self.passed_elements:
+            self.out.put(plane.PassJob(job=self.job.id))
 
     # ---- the optimizer ----
 
@@ -173,13 +249,13 @@ class RunningJob:
         """Ask the optimizer, whose link has come up, which version it has."""
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
         self.opened_void_generation = self.job.void_generation
-        void = void_of(self.job) + self._code_pin.void_checkpoints()
+        void = void_of(self.job) + self.code_pin.void_checkpoints()
         if self.plan.on_faulty == "go_back":
-            void += self._exclusions.void_checkpoints()
+            void += self.exclusions.void_checkpoints()
         request = pb.Open(
             job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation, void=void
         )
-        self._out.put(ToOptimizer(request))
+        self.out.put(ToOptimizer(request))
 
     def initialise(self, member: Member, description: pb.Description, now: float) -> None:
         """Have the optimizer prepare for the initial weights that a worker describes, if their layout is as claimed."""
@@ -189,7 +265,7 @@ class RunningJob:
             self.exclude_liars([member.name], text, now)
             return
         initialise = pb.Initialise(job=self.job.id, layout=description.layout, files=description.files)
-        self._out.put(ToOptimizer(initialise))
+        self.out.put(ToOptimizer(initialise))
 
     # ---- chunks ----
 
@@ -206,7 +282,7 @@ class RunningJob:
         stale = row is None or self.check_chunk(member, header) is not None
         refusal = None if stale else self.rows.check_piece(member, header)
         if row is None or stale or refusal is not None:
-            self._out.put(discard_piece(header, event.arrival))
+            self.out.put(discard_piece(header, event.arrival))
             return refusal
         self.router.keep_piece(header, event.arrival)
         if not self.rows.waits_for_report(member, header):
@@ -232,49 +308,56 @@ class RunningJob:
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
 
-    def send_weights(self, now: float) -> None:
-        """Order the newest weights for the workers that lack them.
-
-        Those that compute something of the step come first. The others wait until they have them, or for the `silent`
-        timeout, unless the step's checks need them.
-        """
-        version = self.router.weights.version
-        if version is None:
-            return
-        lacking = [each for each in self.members.values() if each.lacks(version)]
-        first = self._find_first(version, now) if lacking else frozenset[int]()
-        for member in lacking:
-            parts = self.rows.weights_of(member)
-            if (parts is None or parts) and (not first or member.session in first):
-                self.router.send_weights(member, version, parts)
-
-    def _find_first(self, version: Version, now: float) -> frozenset[int]:
-        """Return the workers that get weights before the others; none if those that compute have them."""
-        step_sum = self.lease_book.step_sum
-        if step_sum is None or step_sum.checks or now >= step_sum.begun_seconds + self._timeouts.silent:
-            return frozenset()
-        planned = step_sum.sessions()
-        able = (each for each in self.members.values() if each.able)
-        computing = [each for each in able if (row := self.rows.find(each)) and row.session in planned]
-        if all(each.loaded_version == version for each in computing):
-            return frozenset()
-        return frozenset(each.session for each in computing)
-
     # ---- workers ----
 
-    def connected(self, member: Member, hello: pb.Hello, now: float) -> None:
-        """Order a worker to build the job, unless its predecessors died of it."""
+    def note_predecessor(self, member: Member, hello: pb.Hello) -> None:
+        """Count the death of a worker's previous process, if it died of this job."""
         blame = self.job_members.count_death(member, hello.predecessor)
         if blame is not None and blame.job is not None:
             self.end(FAILED, blame.job)
-            return
-        self.rows.join([member], now)
+
+    def take(self, members: Collection[Member], now: float) -> None:
+        """Have workers that serve no job build this one, unless their predecessors died of it."""
+        for member in members:
+            member.job = self.job.id
+            self.members[member.session] = member
+        self.rows.join(members, now)
         self._end_if_hopeless(now)
+
+    def lets_go(self, member: Member, now: float) -> bool:
+        """Return whether a worker that is to leave can: no step has leases of it, or its COMMIT is too long in coming.
+
+        The making of initial weights and an evaluation are left at once, since the optimizer has what they start from.
+        """
+        assert member.leaving_since_seconds is not None
+        row, step_sum = self.rows.find(member), self.lease_book.step_sum
+        if (
+            row is None
+            or step_sum is None
+            or not any(each.lease for each in step_sum.of_session(row.session))
+        ):
+            return True
+        short = self.quorum.describe_shortage(now) is not None
+        if short or (step_sum.orphans() and not self.lease_book.able_rows()):
+            return True  # those who stay can't finish the step
+        return now >= member.leaving_since_seconds + self.timeouts.stall
+
+    def give_back(self, members: Collection[Member], reason: str, now: float) -> None:
+        """Send away workers that can be of use elsewhere, and release their leases."""
+        for member in members:
+            self.job_members.give_back(member, reason)
+            del self.members[member.session]
+        for member in members:
+            self.rows.release(member, now)
+            member.leave_job()
+        self.settle_claims(now)
+        self.dispatch(now)
 
     def admit(self, member: Member, ready: pb.Ready, now: float) -> None:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
         if not self.rows.expects(member, ready):
             return  # it has been told to build other stages since
+        began_seconds = member.building_since_seconds
         refusal = self._check_sizes(member, ready) or self.job_members.admit(
             member, ready, leased=self._has_leased
         )
@@ -287,6 +370,8 @@ class RunningJob:
         self.settle_claims(now)
         if not member.ready:
             return  # the job begins again, and the worker with it
+        if began_seconds is not None:
+            member.build_seconds = now - began_seconds
         self.progress.learn_batches(ready, now)
         self.job_members.note_admission(member, ready)
         refusal = self.rows.note_built(member, ready, now)
@@ -330,12 +415,13 @@ class RunningJob:
         self.settle_claims(now)  # it may let workers take part that were refused
         if self.ended:
             return
-        refusal = self.job_members.check_hope(now)
+        refusal = self.job_members.check_hope(now, others=self._has_others(self.job.id))
         if refusal is not None:
             self.end(FAILED, str(refusal))
 
     def lost(self, member: Member, reason: str, now: float) -> None:
-        """Release the leases of a worker that is gone, and is no longer among the members."""
+        """Release the leases of a worker that is gone."""
+        del self.members[member.session]
         row = self.rows.find(member)
         at_work = row is not None and self.lease_book.holds_lease(row)
         if at_work or member.building_since_seconds is not None:
@@ -350,7 +436,7 @@ class RunningJob:
     def trust(self, worker: str, now: float) -> None:
         """Pin the job to what a worker says of it, as a person has decided; the record on disk says so."""
         if trust(self.job, worker) is None:
-            self._refuse_excluded(now)
+            self.refuse_excluded(now)
             self.settle_claims(now)
             self.dispatch(now)
 
@@ -363,11 +449,12 @@ class RunningJob:
             if member.name in workers:
                 member.claim, member.dissents = None, True
         self.report.save()
-        self._refuse_excluded(now)
+        self.refuse_excluded(now)
 
-    def _refuse_excluded(self, now: float) -> None:
+    def refuse_excluded(self, now: float) -> None:
+        """Send away the workers that are excluded."""
         for member in list(self.members.values()):
-            refusal = self._exclusions.find(member.name)
+            refusal = self.exclusions.find(member.name)
             takes_part = member.refusal is None or member.dissents
             if refusal not in (None, member.refusal) and takes_part and not self.ended:
                 self.refuse(member, refusal, now)
@@ -378,7 +465,7 @@ class RunningJob:
             each
             for each in self.members.values()
             if each.refusal is None
-            or (each.dissents and each.claim is not None and self._exclusions.find(each.name) is None)
+            or (each.dissents and each.claim is not None and self.exclusions.find(each.name) is None)
         ]
         self.claims.settle({each.name for each in taking_part}, now)
         if self.job.void_generation > self.opened_void_generation:
@@ -431,14 +518,15 @@ class RunningJob:
 
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
+        self._take_back_idle_start(now)
         self.report.publish_refusals()
-        self.job_members.mark_slow_builds(now, self._timeouts.stall)
-        self.job_members.mark_hangs(self._timeouts.stall)
+        self.job_members.mark_slow_builds(now, self.timeouts.stall)
+        self.job_members.mark_hangs(self.timeouts.stall)
         self.rows.settle(now)
         self._end_if_hopeless(now)
         if self.ended:
             return
-        code = self._code_pin.find_due_change(now) if self.claims.contended is None else None
+        code = self.code_pin.find_due_change(now) if self.claims.contended is None else None
         if code is not None:
             self._change_code(code, now)
         self.lease_book.release_late(self.progress.version, now)
@@ -451,7 +539,7 @@ class RunningJob:
         unsaved = self.progress.version is not None and not self.job.checkpoint
         if unsaved or self.progress.phase is JobPhase.CHECKPOINT:
             return  # the optimizer is about to write a checkpoint, and needs no worker for it
-        change = self._code_pin.change(self.admission.code, code)
+        change = self.code_pin.change(self.admission.code, code)
         waiting = [each for each in self.members.values() if each.claim_wait is not None]
         self.claims.change_code(code)
         self.report.save()
@@ -468,7 +556,7 @@ class RunningJob:
 
     def is_void(self, version: Version) -> bool:
         """Return whether weights were declared void, since a worker was found faulty or the code was changed."""
-        return self._exclusions.is_void(version) or self._code_pin.is_void(version)
+        return self.exclusions.is_void(version) or self.code_pin.is_void(version)
 
     # ---- verification ----
 
@@ -476,7 +564,8 @@ class RunningJob:
         """Advance the step's checks; pass on the last chunk of its sum once all are closed."""
         if not step_sum.coverage.gated:
             return
-        receivers = [each for each in self.lease_book.able_rows() if each.receives_weights]
+        able = self.lease_book.able_rows(leaving=True)
+        receivers = [each for each in able if each.receives_weights]
         finding = self.lease_book.checks.advance(step_sum, receivers, now)
         if finding is not None:
             self._exclude(finding, now)
@@ -488,16 +577,17 @@ class RunningJob:
         assert self.progress.version is not None
         self.lease_book.step_sum = None
         self.router.drop_all()
-        self._exclusions.add(finding, self.progress.version)
+        self.exclusions.add(finding, self.progress.version)
         self.report.save()
-        self._refuse_excluded(now)
+        self.found_faulty += sorted(finding.workers)
+        self.refuse_excluded(now)
         if not self.ended:
             self.start_over(self.progress.version)
 
     def start_over(self, version: Version) -> None:
         """Have the optimizer go back, or only drop the staged sum; its next status has a later generation."""
-        goes_back = self.plan.on_faulty == "go_back" and self._exclusions.is_void(version)
-        if goes_back or self._code_pin.is_void(version):
+        goes_back = self.plan.on_faulty == "go_back" and self.exclusions.is_void(version)
+        if goes_back or self.code_pin.is_void(version):
             self.open()
         else:
-            self._out.put(ToOptimizer(pb.StartOver(job=self.job.id, generation=version.generation)))
+            self.out.put(ToOptimizer(pb.StartOver(job=self.job.id, generation=version.generation)))

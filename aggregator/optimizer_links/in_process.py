@@ -68,7 +68,7 @@ class InProcessOptimizerLink:
         name = self._engine.name
         if self._planes.local is None:
             name += f", tensors in {counted(len(self._planes.links), 'shard')}"
-        self._callbacks.connected(name)
+        self._callbacks.connected(name, None)
 
     def _planes_lost(self, reason: str) -> None:
         self._engine.feed(TensorsLost())

@@ -124,6 +124,8 @@ class SaveFailed:
 class RetryDue:
     """Answer to RetryLater: its time has passed."""
 
+    job: str
+
 
 @dataclass(frozen=True)
 class OperationFailed:
@@ -140,7 +142,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class TensorsLost:
-    """Loss of the process that holds the tensors; the job must be loaded again from its newest checkpoint."""
+    """Loss of a process that holds tensors; all jobs must be loaded again from their newest checkpoints."""
 
 
 Input = (
@@ -209,18 +211,16 @@ class Allocate:
     files: dict[str, FileRef] = field(default_factory=dict)
 
 
-AGGREGATOR_SESSION = 0
-"""Session for which a plane that workers don't reach sends weights to the aggregator. Those of workers begin at 1."""
-
 TensorOrder = plane.StageChunk | plane.UpdatePart | plane.MakeWeights | plane.SendVersion | plane.DropPart
-"""Orders to the planes about the open job's tensors. The payload of a StageChunk is that of the chunk that arrived."""
+"""Orders to the planes about a job's tensors. The payload of a StageChunk is that of the chunk that arrived."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """Request to copy weights and state and to write them as a checkpoint; answered by Saved or SaveFailed.
 
-    The core waits for that answer before the next request, so there is at most one copy, however slow the disk is.
+    The core waits for that answer before the next request, of any job. So there is at most one copy, however slow the
+    disk is and however many jobs there are.
     """
 
     job: str
@@ -232,12 +232,40 @@ class Snapshot:
 class RetryLater:
     """Request for one RetryDue after some seconds."""
 
+    job: str
     seconds: float
 
 
+@dataclass(frozen=True)
+class JobBroke:
+    """Request to log an unexpected error, after which nothing of a job is here.
+
+    Attributes:
+        job: job id; empty for an error while no job was here.
+        error: the error, with its traceback. A recording has its text.
+    """
+
+    job: str
+    error: Exception
+
+
 Effect = (
-    ToAggregator | Refuse | Load | SaveGeneration | SaveEpoch | Allocate | TensorOrder | Snapshot | RetryLater
+    ToAggregator
+    | Refuse
+    | Load
+    | SaveGeneration
+    | SaveEpoch
+    | Allocate
+    | TensorOrder
+    | Snapshot
+    | RetryLater
+    | JobBroke
 )
+
+
+def job_of(effect: Effect) -> str:
+    """Return the id of the job that an effect concerns; empty if it concerns none."""
+    return str(getattr(effect.body if isinstance(effect, ToAggregator) else effect, "job", ""))
 
 
 @dataclass

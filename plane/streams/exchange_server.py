@@ -37,7 +37,7 @@ class ExchangeServer:
 
     Args:
         newest: the newest weights, which keep a list of the streams' links.
-        wait_for_room: waits until another chunk can be taken.
+        wait_for_room: waits until another chunk of a job can be taken.
         shared_memory: whether payloads may go through memory shared with a peer.
         count: called with the change in the number of links that use shared memory.
     """
@@ -46,7 +46,7 @@ class ExchangeServer:
         self,
         newest: NewestWeights,
         *,
-        wait_for_room: Callable[[], Awaitable[None]],
+        wait_for_room: Callable[[str], Awaitable[None]],
         shared_memory: bool,
         count: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -109,9 +109,10 @@ class ExchangeServer:
     ) -> None:
         last_refusal: Refusal | None = None
         while isinstance(message := await context.read(), Message):
-            # Wait before the chunk is taken, so that it still counts in its sender's window.
-            await self._wait_for_room()
-            refusal = take(link.deserialize(message))
+            chunks = link.deserialize(message)
+            # Wait before the chunks are taken, so that they still count in their sender's window.
+            await self._wait_for_room(chunks[0].header.job)
+            refusal = take(chunks)
             if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk
                 log.info("%s: dropped a chunk: %s", peer, refusal)
                 last_refusal = refusal

@@ -36,11 +36,11 @@ class StreamCore(Protocol):
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements in the job's layout; None if it is unknown here."""
 
-    def wire_type(self, kind: ChunkKind) -> DType:
-        """Return the type in which chunks of this kind travel."""
+    def wire_type(self, job: str, kind: ChunkKind) -> DType:
+        """Return the type in which a job's chunks of this kind travel."""
 
-    def sends_pieces(self) -> bool:
-        """Return whether chunks travel in pieces, since workers have stages of the job's model."""
+    def sends_pieces(self, job: str) -> bool:
+        """Return whether a job's chunks travel in pieces, since workers have stages of its model."""
 
     def next_weights(self, session: int) -> ChunkHeader | None:
         """Return the header of the next chunk of weights for a worker, or of a piece of one; None if there is none now.
@@ -59,7 +59,7 @@ class WorkerDataStreams:
         metrics: the aggregator's metrics.
         opened: called with a worker's session when its data stream is open.
         arrived: called with a worker's session and the piece of a chunk that has arrived.
-        wait_for_room: waits until few enough payloads and sums are queued to take another one.
+        wait_for_room: waits until few enough payloads and sums of a job are queued to take another one.
         shared_memory: whether payloads may stay in memory shared with a worker.
     """
 
@@ -72,7 +72,7 @@ class WorkerDataStreams:
         metrics: AggregatorMetrics,
         opened: Callable[[int], None],
         arrived: Callable[[int, TensorChunk], None],
-        wait_for_room: Callable[[], Awaitable[None]],
+        wait_for_room: Callable[[str], Awaitable[None]],
         shared_memory: bool,
     ) -> None:
         self._core = core
@@ -122,8 +122,8 @@ class WorkerDataStreams:
         # A chunk that comes before the layout is known here is dropped; its worker is asked for it again.
         if refusal is None and elements is not None:
             header = chunk.header
-            wire_type, pieces = self._core.wire_type(header.kind), self._core.sends_pieces()
-            check_chunk(chunk, elements, wire_type, pieces=pieces)
+            wire_type = self._core.wire_type(header.job, header.kind)
+            check_chunk(chunk, elements, wire_type, pieces=self._core.sends_pieces(header.job))
             timeline.mark(
                 f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
             )

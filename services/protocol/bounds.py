@@ -18,6 +18,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from services.caps import MOST_RUNNING_JOBS
 from services.errors import Failed
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.file_refs import MAX_PIECE_BYTES
@@ -93,6 +94,7 @@ BOUNDS: Mapping[str, Bound] = {
     "before": _ID,
     "checkpoint": _PATH,
     "Job.detail": _FAILURE,
+    "Hello.host": Bound(bytes=64),
     "cluster": _ID,
     "detail": _LINE,
     "id": _ID,
@@ -120,7 +122,6 @@ BOUNDS: Mapping[str, Bound] = {
     "reason": _FAILURE,
     "request_id": _ID,
     "role": _WORD,
-    "running_job": _ID,
     "sha256": _ID,
     "tokenizer_sha256": _ID,
     "skipped": _LINE,
@@ -140,6 +141,7 @@ BOUNDS: Mapping[str, Bound] = {
     "ArrayHeader.shape": Bound(count=8),
     "ListRequest.states": Bound(count=8),
     "AxisReport.wrong": Bound(bytes=_LINE.bytes, count=8),
+    "ClusterStatus.running_jobs": Bound(bytes=_ID.bytes, count=MOST_RUNNING_JOBS),
     "ClusterStatus.shards": Bound(count=MAX_SHARDS),
     "ClusterStatus.standbys": Bound(count=64),
     "ClusterStatus.waits": Bound(count=MAX_WAITS),

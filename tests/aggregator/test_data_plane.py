@@ -26,7 +26,7 @@ from services.transport.links import LinkClosed
 from services.transport.security import Security
 
 ROOT, LEFT, RIGHT = (pb.SumNode(first=first, count=count) for first, count in ((0, 2), (0, 1), (1, 1)))
-MERGE = pb.MergeSums(chunk=3, left=LEFT, right=RIGHT, parent=ROOT)
+MERGE = pb.MergeSums(job="j", chunk=3, left=LEFT, right=RIGHT, parent=ROOT)
 
 
 def line(body: Message) -> str:
@@ -45,7 +45,7 @@ class Core:
     """A core whose answers a test sets."""
 
     def __init__(self) -> None:
-        self.run: object | None = object()
+        self.runs: dict[str, object] = {"j": object()}
         self.stale: Refusal | None = None
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
@@ -91,7 +91,7 @@ class Dialogue:
             on_failure=lambda error: self.failures.append(str(error)),
             shards=links,
         )
-        self.data_plane.submit([pb.DropSums()])
+        self.data_plane.submit([pb.DropSums(job="j")])
         self.orders()
 
     def _feed(self, event: ev.DataStreamOpened | ev.ChunkArrived) -> None:
@@ -125,7 +125,7 @@ def test_an_error_of_a_shard_counts_against_the_running_job_alone() -> None:
     def scenario(dialogue: Dialogue) -> None:
         dialogue.report(1, pb.OrderFailed(reason="KeyError"))
         assert dialogue.failures == ["shard 1 of 2 (host-1:7073): KeyError"]
-        dialogue.core.run = None
+        dialogue.core.runs.clear()
         dialogue.report(1, pb.OrderFailed(reason="KeyError"))
         assert len(dialogue.failures) == 1, "the end of the shard's stream has all shards start over"
 
@@ -135,10 +135,10 @@ def test_an_error_of_a_shard_counts_against_the_running_job_alone() -> None:
 def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:
     def scenario(dialogue: Dialogue) -> None:
         dialogue.decide = lambda event: (
-            pb.KeepPiece(chunk=3, arrival=event.arrival),
-            pb.KeepSum(chunk=3, lease=7, node=RIGHT),
+            pb.KeepPiece(job="j", chunk=3, arrival=event.arrival),
+            pb.KeepSum(job="j", chunk=3, lease=7, node=RIGHT),
             MERGE,
-            pb.FinishSum(chunk=3, node=ROOT, header=ChunkHeader(index=3)),
+            pb.FinishSum(job="j", chunk=3, node=ROOT, header=ChunkHeader(index=3)),
         )
         dialogue.arrive(1, 5, chunk=3)
         expected = ["keep piece 5", "KeepSum #3", "MergeSums #3", "FinishSum #3"]
@@ -165,9 +165,9 @@ def test_a_stale_piece_is_discarded() -> None:
 
 def test_pieces_of_a_lease_are_dropped_in_all_shards() -> None:
     def scenario(dialogue: Dialogue) -> None:
-        dialogue.data_plane.submit([pb.KeepSum(chunk=0, node=LEFT), pb.KeepSum(chunk=1)])
+        dialogue.data_plane.submit([pb.KeepSum(job="j", chunk=0, node=LEFT), pb.KeepSum(job="j", chunk=1)])
         assert dialogue.orders() == [(0, "KeepSum #0"), (1, "KeepSum #1")]
-        dialogue.data_plane.submit([pb.DropPieces(lease=7)])
+        dialogue.data_plane.submit([pb.DropPieces(job="j", lease=7)])
         assert dialogue.orders() == [(0, "DropPieces"), (1, "DropPieces")]
 
     with_dialogue(scenario)
@@ -178,18 +178,31 @@ def test_no_orders_are_sent_for_sums_that_were_lost_with_a_shard() -> None:
         for callback in dialogue.shards.on_lost:
             callback("shard 0 of 2: gone")
         dialogue.decide = lambda event: (
-            pb.KeepPiece(chunk=0, arrival=event.arrival),
-            pb.KeepSum(chunk=0, node=RIGHT),
-            pb.MergeSums(chunk=0, left=LEFT, right=RIGHT, parent=ROOT),
+            pb.KeepPiece(job="j", chunk=0, arrival=event.arrival),
+            pb.KeepSum(job="j", chunk=0, node=RIGHT),
+            pb.MergeSums(job="j", chunk=0, left=LEFT, right=RIGHT, parent=ROOT),
         )
         dialogue.arrive(0, 1, chunk=0)
-        dialogue.data_plane.submit([pb.DiscardPiece(chunk=0, arrival=2)])
+        dialogue.data_plane.submit([pb.DiscardPiece(job="j", chunk=0, arrival=2)])
         expected = [(0, "discard piece 1"), (0, "discard piece 2")]
         assert dialogue.orders() == expected, "the core still knows LEFT, which no shard has"
-        dialogue.data_plane.submit([pb.DropSums()])
-        dialogue.decide = lambda event: (pb.KeepPiece(chunk=0, arrival=event.arrival),)
+        dialogue.data_plane.submit([pb.DropSums(job="j")])
+        dialogue.decide = lambda event: (pb.KeepPiece(job="j", chunk=0, arrival=event.arrival),)
         dialogue.arrive(0, 3, chunk=0)
         assert dialogue.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep piece 3")]
+
+    with_dialogue(scenario)
+
+
+def test_sums_of_one_job_that_are_dropped_say_nothing_of_anothers() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.data_plane.submit([pb.DropSums(job="k")])
+        for callback in dialogue.shards.on_lost:
+            callback("shard 0 of 2: gone")
+        dialogue.orders()
+        dialogue.data_plane.submit([pb.DropSums(job="j")])
+        dialogue.data_plane.submit([pb.KeepPiece(job=job, arrival=number) for number, job in enumerate("jk")])
+        assert dialogue.orders()[2:] == [(0, "keep piece 0"), (0, "discard piece 1")]
 
     with_dialogue(scenario)
 

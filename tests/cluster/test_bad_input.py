@@ -273,7 +273,7 @@ def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"job": "nobody"}, "the chunk's job is 'nobody', the running job is"),
+        ({"job": "nobody"}, "the chunk's job is 'nobody', expected"),
         ({"epoch": 0}, "the chunk's epoch is 0, the aggregator's is 1"),
         ({"epoch": 9}, "the chunk's epoch is 9, the aggregator's is 1"),
         ({"step": 0}, "the chunk belongs to generation 1, step 0; the job is in generation 1 at step"),

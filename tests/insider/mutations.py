@@ -96,7 +96,7 @@ def cancels_whichever_job_runs(patch: pytest.MonkeyPatch) -> None:
     cancel = AggregatorCore._cancel
 
     def cancel_running(core: AggregatorCore, request: ev.CancelRequested) -> None:
-        cancel(core, request if core.run is None else replace(request, job=core.run.job.id))
+        cancel(core, replace(request, job=next(iter(core.runs), request.job)))
 
     patch.setattr(AggregatorCore, "_cancel", cancel_running)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from plane import plane as plane_module
 from plane import sums
 from plane.bookkeeping import PlaneCore
 from plane.order_thread import OrderThread
@@ -17,6 +15,7 @@ from plane.plane_tensors import PlaneTensors
 from plane.streams.newest_weights import NewestWeights
 from plane.sums import StoredSums
 from plane.tensor_orders import TensorOrders
+from plane.waiting_payloads import WaitingPayloads
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.versions import Version
@@ -82,9 +81,9 @@ def stages_initial_weights_as_a_gradient(patch: pytest.MonkeyPatch) -> None:
 def applies_a_skipped_update(patch: pytest.MonkeyPatch) -> None:
     update = PlaneTensors.update
 
-    def apply(self: PlaneTensors, order: pb.UpdatePart, on_ready: Any) -> None:
+    def apply(self: PlaneTensors, order: pb.UpdatePart, on_ready: Any) -> Any:
         order.applied = True
-        update(self, order, on_ready)
+        return update(self, order, on_ready)
 
     patch.setattr(PlaneTensors, "update", apply)
 
@@ -92,9 +91,9 @@ def applies_a_skipped_update(patch: pytest.MonkeyPatch) -> None:
 def forgets_beta1(patch: pytest.MonkeyPatch) -> None:
     update = PlaneTensors.update
 
-    def without(self: PlaneTensors, order: pb.UpdatePart, on_ready: Any) -> None:
+    def without(self: PlaneTensors, order: pb.UpdatePart, on_ready: Any) -> Any:
         order.ClearField("beta1")
-        update(self, order, on_ready)
+        return update(self, order, on_ready)
 
     patch.setattr(PlaneTensors, "update", without)
 
@@ -102,37 +101,33 @@ def forgets_beta1(patch: pytest.MonkeyPatch) -> None:
 def forgets_to_clip(patch: pytest.MonkeyPatch) -> None:
     update = PlaneTensors.update
 
-    def without(self: PlaneTensors, order: pb.UpdatePart, on_ready: Any) -> None:
+    def without(self: PlaneTensors, order: pb.UpdatePart, on_ready: Any) -> Any:
         order.clip = 1.0
-        update(self, order, on_ready)
+        return update(self, order, on_ready)
 
     patch.setattr(PlaneTensors, "update", without)
 
 
 def keeps_the_staged_sum_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
-    stage, staged = TensorOrders.stage, dict[int, Any]()
+    stage, staged = TensorOrders.stage, dict[tuple[TensorOrders, str, int], Any]()
 
     def first(self: TensorOrders, order: pb.StageChunk, finished: Any) -> None:
-        stage(self, order, finished if order.initial else staged.setdefault(id(self) + order.chunk, finished))
+        place = self, order.job, order.chunk
+        stage(self, order, finished if order.initial else staged.setdefault(place, finished))
 
     patch.setattr(TensorOrders, "stage", first)
 
 
 def copies_nothing_for_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    class SameArray(np.ndarray[Any, Any]):
-        def copy(self, order: Any = "C") -> Any:
-            return self
+    def same(self: PlaneTensors) -> Any:
+        yield
+        return self.arrays()
 
-    arrays = PlaneTensors.arrays
-    patch.setattr(
-        PlaneTensors,
-        "arrays",
-        lambda self: {name: array.view(SameArray) for name, array in arrays(self).items()},
-    )
+    patch.setattr(PlaneTensors, "copy", same)
 
 
 def counts_kept_pieces_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plane_module.Plane, "_keep_piece", lambda self, piece: self._sums.keep_piece(piece))
+    patch.setattr(Plane, "_keep_piece", lambda self, arrived: self._sums.keep_piece(arrived.piece))
 
 
 def sends_the_version_before(patch: pytest.MonkeyPatch) -> None:
@@ -161,13 +156,13 @@ def writes_weights_again_that_are_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def sends_weights_while_they_are_made_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlaneCore, "remake_weights", lambda self: None)
+    patch.setattr(PlaneCore, "remake_weights", lambda self, job: None)
 
 
 def forgets_an_order_to_send(patch: pytest.MonkeyPatch) -> None:
-    def forget(self: PlaneCore, session: int, version: Version, parts: Any = None) -> None:
+    def forget(self: PlaneCore, session: int, job: str, version: Version, parts: Any = None) -> None:
         if version.step % 2:
-            send_version(self, session, version, parts)
+            send_version(self, session, job, version, parts)
 
     send_version = PlaneCore.send_version
     patch.setattr(PlaneCore, "send_version", forget)
@@ -176,6 +171,90 @@ def forgets_an_order_to_send(patch: pytest.MonkeyPatch) -> None:
 def does_not_report_an_update(patch: pytest.MonkeyPatch) -> None:
     weights_ready = Plane._weights_ready
     patch.setattr(Plane, "_weights_ready", lambda self, ready, updated: weights_ready(self, ready, False))
+
+
+# ---- of several jobs ----
+
+
+def drops_the_tensors_of_all_jobs(patch: pytest.MonkeyPatch) -> None:
+    drop = TensorOrders._drop
+
+    def drop_all(self: TensorOrders, job: str) -> None:
+        self._tensors.clear()
+        drop(self, job)
+
+    patch.setattr(TensorOrders, "_drop", drop_all)
+
+
+def clears_the_newest_weights_of_all_jobs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NewestWeights, "clear", lambda self, job: self._jobs.clear())
+
+
+def marks_the_weights_of_all_jobs_as_ready(patch: pytest.MonkeyPatch) -> None:
+    weights_ready = PlaneCore.weights_ready
+    patch.setattr(
+        PlaneCore,
+        "weights_ready",
+        lambda self, job, version, chunks: min(
+            weights_ready(self, each, version, chunks) for each in self.jobs
+        ),
+    )
+
+
+def sends_the_weights_of_the_first_job(patch: pytest.MonkeyPatch) -> None:
+    send_version = PlaneCore.send_version
+    patch.setattr(
+        PlaneCore,
+        "send_version",
+        lambda self, session, job, *version: send_version(self, session, self.jobs[0], *version),
+    )
+
+
+def counts_the_payloads_of_all_jobs_together(patch: pytest.MonkeyPatch) -> None:
+    backlogs_of = WaitingPayloads._of
+    patch.setattr(
+        WaitingPayloads, "_of", lambda self, job: backlogs_of(self, next(iter(self._backlogs), job))
+    )
+
+
+def stages_the_sum_of_another_job(patch: pytest.MonkeyPatch) -> None:
+    for name in ("expect_sum", "take_sum"):
+        original = getattr(WaitingPayloads, name)
+        patch.setattr(
+            WaitingPayloads, name, lambda self, job, chunk, original=original: original(self, "", chunk)
+        )
+
+
+def discards_the_sums_of_all_jobs_with_a_step(patch: pytest.MonkeyPatch) -> None:
+    discard = WaitingPayloads.discard_sums
+
+    def discard_all(self: WaitingPayloads, job: str) -> None:
+        for each in {each for each, _ in self._finished}:
+            discard(self, each)
+
+    patch.setattr(WaitingPayloads, "discard_sums", discard_all)
+
+
+def drops_the_sums_of_all_jobs(patch: pytest.MonkeyPatch) -> None:
+    carry_out = StoredSums.carry_out
+
+    def drop_all(self: StoredSums, order: Any) -> None:
+        if isinstance(order, pb.DropSums):
+            self._jobs.clear()
+        else:
+            carry_out(self, order)
+
+    patch.setattr(StoredSums, "carry_out", drop_all)
+
+
+def reports_an_opening_as_another_jobs(patch: pytest.MonkeyPatch) -> None:
+    opened = Plane._opened
+
+    def report(self: Plane, order: pb.OpenPart, tensors: Any) -> None:
+        order.job = self.jobs[0] if self.jobs else order.job
+        opened(self, order, tensors)
+
+    patch.setattr(Plane, "_opened", report)
 
 
 PLANE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
@@ -198,4 +277,13 @@ PLANE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     sends_weights_while_they_are_made_again,
     forgets_an_order_to_send,
     does_not_report_an_update,
+    drops_the_tensors_of_all_jobs,
+    clears_the_newest_weights_of_all_jobs,
+    marks_the_weights_of_all_jobs_as_ready,
+    sends_the_weights_of_the_first_job,
+    counts_the_payloads_of_all_jobs_together,
+    stages_the_sum_of_another_job,
+    discards_the_sums_of_all_jobs_with_a_step,
+    drops_the_sums_of_all_jobs,
+    reports_an_opening_as_another_jobs,
 ]

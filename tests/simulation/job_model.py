@@ -107,6 +107,7 @@ class SimulatedJob:
         evaluation_batches: batches of its held-out split.
         submitted_seconds: time of its submission.
         cancelled_seconds: time at which a user cancels it, or None.
+        pause: time at which a user pauses it, and for how long; None if nobody does.
         full_disk_at: step whose checkpoint can't be written, or None.
         poisoned_at: step with a micro-batch that fails on every worker, or None.
         deadly_at: step with a micro-batch that kills every worker by a fault, or None.
@@ -122,6 +123,7 @@ class SimulatedJob:
     evaluation_batches: int
     submitted_seconds: float
     cancelled_seconds: float | None = None
+    pause: tuple[float, float] | None = None
     full_disk_at: int | None = None
     poisoned_at: int | None = None
     keep_last: int = 0

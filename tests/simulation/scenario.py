@@ -28,6 +28,11 @@ ROW_SKEW = 10
 SHARDED = 0.5
 """Share of the usual seeds with 2 tiers whose aggregator has shards."""
 
+PAUSED_JOBS = 0.3
+"""Share of the jobs of usual seeds that a user pauses."""
+MOST_PAUSE_SECONDS = 40.0
+"""Longest time until that user resumes the job."""
+
 SPLIT_JOBS = 0.3
 """Share of the jobs of usual seeds that have a pipeline."""
 
@@ -59,7 +64,8 @@ class Scenario:
         impostor: what the first worker that answers says something else of, `fingerprint` or `layout`; empty for none.
         impostor_leaves: whether it leaves for good before its first COMMIT; else a person overrules it.
         voices: whether each worker's certificate is bound to its name.
-        checks: times from which a person asks for a check of meshes and links, until no job runs.
+        checks: times from which a person asks for a check of meshes and links, until there are idle workers.
+        max_running_jobs: largest number of jobs that run at once.
     """
 
     tiers: int
@@ -83,6 +89,7 @@ class Scenario:
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
     checks: tuple[float, ...] = ()
+    max_running_jobs: int = 8
     shards: int = 0
 
     @property
@@ -137,6 +144,12 @@ class Scenario:
         for job in jobs:
             if split.random() < SPLIT_JOBS:
                 job.split(split, workers)
+        pauses = random.Random(f"pauses of {seed}")  # another one of its own
+        for job in jobs:
+            if pauses.random() < PAUSED_JOBS:
+                begins_seconds = job.submitted_seconds + 60 * pauses.random()
+                job.pause = (begins_seconds, MOST_PAUSE_SECONDS * pauses.random())
+            job.plan = replace(job.plan, priority=pauses.choice((-1, 0, 0, 1)))
         slow = rng.choice((0.002, 0.005, 0.02))
         usual = cls(
             tiers=rng.choice((2, 3, 3)),

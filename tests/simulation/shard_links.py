@@ -311,14 +311,15 @@ class ShardedPayloads:
         for link in self.links:
             link.beat()
 
-    def stored(self) -> tuple[set[tuple[int, Node]], set[tuple[int, int, int]]] | None:
-        """Return the sums and the pieces in all shards; None while orders or reports are on their way."""
+    def stored(self, job: str) -> tuple[set[tuple[int, Node]], set[tuple[int, int, int]]] | None:
+        """Return a job's sums and pieces in all shards; None while orders or reports are on their way."""
         sums: set[tuple[int, Node]] = set()
         pieces: set[tuple[int, int, int]] = set()
         for link in self.links:
             session = link.idle_session()
             if session is None:
                 return None
-            sums |= session.sums.kept.keys()
-            pieces |= session.sums.pieces.keys()
+            if job in session.sums:
+                sums |= session.sums[job].kept.keys()
+                pieces |= session.sums[job].pieces.keys()
         return sums, pieces

@@ -25,6 +25,7 @@ class ShardedTensors:
         self._optimizer = optimizer
         self._payloads: ShardedPayloads
         self._opening = 0
+        self._job = ""  # that is opened, or was last
         self._to_open: set[SimulatedShardLink] = set()
         self._to_write: set[SimulatedShardLink] = set()
         self._checkpoint: tuple[int, ...] | None = None
@@ -40,6 +41,7 @@ class ShardedTensors:
         payloads.group.report_handlers.update(
             {
                 pb.PartOpened: self._part_opened,
+                pb.CopiedPart: self._part_copied,
                 pb.StagedChunk: lambda link, body: self._optimizer.plane_reported(
                     link.stripe, body, link.payload
                 ),
@@ -54,7 +56,7 @@ class ShardedTensors:
         self._forget()
         if not self._payloads.group.ready:
             return
-        self._checkpoint, self._opened = weights, opened
+        self._job, self._checkpoint, self._opened = job.id, weights, opened
         self._opening += 1
         self._to_open = set(self._payloads.links)
         self._payloads.group.send_order(pb.OpenPart(opening=self._opening, job=job.id))
@@ -89,7 +91,7 @@ class ShardedTensors:
 
     def send_order(self, order: ev.TensorOrder) -> None:
         """Give the shards an order of the core."""
-        if isinstance(order, pb.DropPart):
+        if isinstance(order, pb.DropPart) and order.job == self._job:
             self._forget()
         self._payloads.group.send_order(order)
 
@@ -105,4 +107,11 @@ class ShardedTensors:
         """Have each shard copy its weights."""
         self._copy += 1
         self._copying, self._copied = effect, {}
-        self._payloads.group.send_order(pb.CopyPart(copy=self._copy))
+        self._payloads.group.send_order(pb.CopyPart(job=effect.job, copy=self._copy))
+
+    def _part_copied(self, link: SimulatedShardLink, body: pb.CopiedPart) -> None:
+        """Report that a shard can't copy what it does not have."""
+        effect = self._copying
+        if effect is not None and body.copy == self._copy:
+            self._copying = None
+            self._optimizer.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, body.reason))

@@ -203,9 +203,10 @@ def break_next_input(aggregator: SimulatedAggregator) -> None:
     handle = aggregator.core.handle
 
     def broken(*inputs: Any) -> Any:
-        run = aggregator.core.run
+        runs = list(aggregator.core.runs.values())
+        may_fail = all(each.job.crash.count < 2 for each in aggregator.core.jobs.records.values())
         effects = handle(*inputs)
-        if run is not None and not run.ended and run.job.crash.count < 2:  # else a step must come first
+        if runs and may_fail and not any(run.ended for run in runs):  # else a step must come first
             raise InjectedError("at random")
         return effects
 
@@ -235,13 +236,8 @@ def poisoned_core(kind: Any, **arguments: Any) -> Any:
 
     def poisoned(*inputs: Any) -> Any:
         effects = handle(*inputs)
-        run = core.run
-        if (
-            run is not None
-            and run.job.id == "job-0"
-            and run.progress.version
-            and run.progress.version.step == 10
-        ):
+        run = core.runs.get("job-0")
+        if run is not None and run.progress.version and run.progress.version.step == 10:
             raise InjectedError("at step 10")
         return effects
 

@@ -92,9 +92,13 @@ class LeaseBook:
 
     # ---- questions ----
 
-    def able_rows(self) -> list[Row]:
-        """Return the rows that can be given work; stalled and hanging ones only if there are no others."""
-        able = [row for row in self._rows.values() if row.able]
+    def able_rows(self, *, leaving: bool = False) -> list[Row]:
+        """Return the rows that can be given work; stalled and hanging ones only if there are no others.
+
+        Args:
+            leaving: whether rows count that go at the COMMIT. They may check the step until then.
+        """
+        able = [row for row in self._rows.values() if row.able and (leaving or not row.leaves)]
         return [row for row in able if not (row.stalled or row.hangs)] or able
 
     def is_computing(self, row: Row) -> bool:
@@ -168,6 +172,10 @@ class LeaseBook:
                 batches = describe_range("batch", lease.first, lease.count)
                 add(f"losses of {batches}", lease.session, lease.since_seconds)
         return waits
+
+    def rows_of(self, step_sum: StepSum) -> list[Row]:
+        """Return the rows that work on a step."""
+        return [self._rows[session] for session in step_sum.sessions() if session in self._rows]
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""
@@ -243,10 +251,13 @@ class LeaseBook:
         # A row starts with the first chunks of the weights, so it gets its lease before it has them all. Orphans
         # go to workers that have all of them.
         sessions = {row.session for row in able if row.receives_weights}
-        for assignment in step_sum.assignments:
-            if assignment.session in sessions and not assignment.lease:
+        granted = [each for each in step_sum.assignments if each.session in sessions and not each.lease]
+        self.checks.begin_trust(
+            step_sum, (self._rows[each.session] for each in granted if each.session is not None)
+        )
+        for assignment in granted:
+            if assignment.session is not None:
                 row = self._rows[assignment.session]
-                self.checks.begin_trust(step_sum, row)
                 self._orders.train(row.session, step_sum, assignment, now, in_place=row.in_place)
 
     def _plan_orphans(self, step_sum: StepSum, able: Iterable[Row], now: float) -> None:

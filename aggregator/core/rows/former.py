@@ -83,6 +83,11 @@ class RowFormer:
         self._present: list[int] = []
         self._shares_from_seconds = 0.0  # when workers begin to share stages that no worker has
 
+    @property
+    def needed_workers(self) -> int:
+        """The least number of workers that have all stages together, as far as is known of their meshes."""
+        return -(-self._count // max(self._most_stages.values(), default=self._count))
+
     # ---- forming ----
 
     def settle(self, now: float) -> None:

@@ -99,6 +99,11 @@ class JobRows:
         """Give a worker less to build, since that does not fit it; return why it can't take part, None if it can."""
         return Refusal(failure.reason)
 
+    @property
+    def needed_workers(self) -> int:
+        """The least number of workers with which a row can compute."""
+        return 1
+
     def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can, or the workers' states say it."""
         return None

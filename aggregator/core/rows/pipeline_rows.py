@@ -104,6 +104,11 @@ class PipelineRows(JobRows):
         """Give a worker fewer stages, since those that it was told don't fit; return why it can have none at all."""
         return self._former.note_too_large(member, failure, now)
 
+    @property
+    def needed_workers(self) -> int:
+        """The least number of workers with which a row can compute."""
+        return self._former.needed_workers
+
     def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can."""
         return self._former.describe_shortage(now)
@@ -134,10 +139,9 @@ class PipelineRows(JobRows):
 
     def check_findings(self, member: Member, computed: pb.Computed) -> Refusal | None:
         """Return why a worker's findings can't be those of its stages; None if they can. The last stage counts."""
-        found, count = self._find_lease(member, computed.lease), computed.findings.count
-        if found is None:
-            return None  # the lease is void: the worker may have had other stages in it
-        row, _ = found
+        row, count = self.find(member), computed.findings.count
+        if row is None:
+            return None
         if row.stages_of(member).stop == self._stages:
             return self._check_count(row, member, computed.lease, count)
         return Refusal(f"findings.count is {count}, expected 0 without the last stage") if count else None

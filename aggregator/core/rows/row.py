@@ -99,6 +99,11 @@ class Row:
         self.loaded_version = min(versions) if len(versions) == len(self.workers) else None
 
     @property
+    def leaves(self) -> bool:
+        """Whether it gets no further work, since one of its workers is to leave the job."""
+        return any(each.leaving_since_seconds is not None for each in self.workers)
+
+    @property
     def receives_weights(self) -> bool:
         """Whether it has the newest weights or, since it had all of older ones, is being sent them."""
         return self.able and self.loaded_version is not None

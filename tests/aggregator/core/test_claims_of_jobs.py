@@ -36,7 +36,7 @@ def begun(**plan: int) -> Dialogue:
 
 def states(dialogue: Dialogue) -> dict[str, str]:
     """Return the workers' states."""
-    return {each.name: each.state for each in dialogue.core.status(dialogue.now).workers}
+    return {each.name: each.state for each in dialogue.status().workers}
 
 
 def last_open(dialogue: Dialogue) -> pb.Open:
@@ -101,9 +101,7 @@ def test_after_a_commit_a_claim_stays_without_its_worker() -> None:
     assert dialogue.saved["a"].job.claims[0].bound
     assert dialogue.give(ev.WorkerLost(1, "gone")) == []
     assert states(dialogue) == {"w2": "refused"} and dialogue.job().state == RUNNING
-    assert has_facts(
-        dialogue.core.describe_wait(dialogue.now), "w2 (fingerprint differs ... `tiermesh trust`"
-    )
+    assert has_facts(dialogue.describe_wait(), "w2 (fingerprint differs ... `tiermesh trust`")
 
 
 @pytest.mark.parametrize(("chunks", "blas"), [(1, "liar's"), (3, "x")], ids=["fingerprint", "layout"])
@@ -114,7 +112,7 @@ def test_status_says_that_a_person_can_overrule_a_first_liar_of_a_job_that_wants
     dialogue = begun(min_workers=2)
     comes(dialogue, 1, voice=False, blas=blas, chunks=chunks)
     comes(dialogue, 2, voice=False)
-    waiting = dialogue.core.describe_wait(dialogue.now)
+    waiting = dialogue.describe_wait()
     assert has_facts(waiting, "1 of the 2 wanted ... missing: w2 ( ... `tiermesh trust`")
     assert "2 <- initialise" not in dialogue.trusts("w2")
     comes(dialogue, 3, voice=False)
@@ -160,7 +158,7 @@ def tied() -> Dialogue:
 def test_two_voices_that_disagree_before_the_first_lease_wait_for_a_person() -> None:
     dialogue = tied()
     assert states(dialogue) == {"w1": "ready", "w2": "waiting"}
-    waiting = dialogue.core.describe_wait(dialogue.now)
+    waiting = dialogue.describe_wait()
     assert has_facts(
         waiting, "w2 disagrees with w1: blas is 'y', the job's is 'x' ... tiermesh trust a WORKER"
     )
@@ -278,7 +276,7 @@ def test_a_job_that_waits_for_its_start_is_decided_too() -> None:
     record.job.starts = 5
     dialogue = Dialogue(epoch=4, records=[record])
     dialogue.give(ev.Ticked())
-    assert dialogue.core.run is None
+    assert dialogue.run is None
     assert dialogue.trusts("w2") == []
     assert [each.worker for each in dialogue.job().excluded] == ["w1"]
 

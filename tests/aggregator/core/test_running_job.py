@@ -38,7 +38,7 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert dialogue.sent_weights(1) == "1.0", "each chunk as soon as a plane has it"
     assert dialogue.weights(1, 0, 1) == ["store weights #1"]
     assert not dialogue.sent_weights(1)
-    assert dialogue.weights_loaded(1, 1, 0) == ["1 <- window 2", "1 <- train 0-3 of 1.0"]
+    assert dialogue.weights_loaded(1, 1, 0) == ["save a running", "1 <- window 2", "1 <- train 0-3 of 1.0"]
 
 
 def overstated(elements: int) -> tuple[Dialogue, pb.Ready]:
@@ -123,6 +123,14 @@ def test_an_optimizer_with_a_layout_of_another_size_fails_the_job() -> None:
     lines = dialogue.give(ev.FromOptimizer(body))
     assert lines[0] == "save a failed"
     assert f"{1 << 40} elements, expected the {dialogue.layout.elements} parameters" in lines[1]
+
+
+def test_a_job_that_the_optimizer_has_open_and_nobody_runs_is_closed_there() -> None:
+    dialogue, _ = overstated(1)
+    status = pb.OptimizerStatus(job="other", state=pb.OptimizerStatus.TRAINING, generation=1, step=3)
+    (close,) = dialogue.core.handle(ev.FromOptimizer(status), dialogue.clock)
+    assert close == ev.ToOptimizer(pb.Close(job="other", checkpoint=True))
+    assert dialogue.give(ev.FromOptimizer(pb.Commit(job="other"))) == []
 
 
 def test_a_queued_job_beyond_a_lowered_maximum_fails() -> None:
@@ -288,9 +296,9 @@ def test_a_worker_that_stalls_is_relieved_by_an_idle_one_alone() -> None:
     assert dialogue.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], "no worker is idle"
     dialogue.computed(2)
     assert dialogue.later(1.0, 1, 2) == ["1 <- revoke", "2 <- window 1", "2 <- train 0-1 of 1.0"]
-    assert dialogue.core.status(dialogue.now).workers[0].state == "stalled"
+    assert dialogue.status().workers[0].state == "stalled"
     dialogue.weights_loaded(1, 1, 0)
-    assert dialogue.core.status(dialogue.now).workers[0].state == "ready", "it reported work again"
+    assert dialogue.status().workers[0].state == "ready", "it reported work again"
 
 
 def test_the_window_moves_with_the_step() -> None:
@@ -379,17 +387,17 @@ def test_a_missed_checkpoint_is_shown_until_the_next_one() -> None:
     missed = pb.CheckpointMissed(job="a", generation=1, step=2, reason="disk full")
     assert dialogue.give(ev.FromOptimizer(missed)) == ["save a running"]
     assert has_facts(dialogue.job().detail, "step 2 ... disk full")
-    assert dialogue.core.describe_wait(dialogue.now).endswith(dialogue.job().detail)
+    assert dialogue.describe_wait().endswith(dialogue.job().detail)
     dialogue.checkpoint(1, 3)
     assert dialogue.job().detail == ""
-    assert "disk full" not in dialogue.core.describe_wait(dialogue.now)
+    assert "disk full" not in dialogue.describe_wait()
 
 
 def test_a_job_whose_last_checkpoint_is_being_written_waits_for_the_optimizer() -> None:
     dialogue = training(1, step=4)
     for index in range(3):
         dialogue.evaluated(1, 1, 4, (index, 1.0))
-    wait = dialogue.core.describe_wait(dialogue.now)
+    wait = dialogue.describe_wait()
     assert has_facts(wait, "optimizer ... checkpoint ... step 4")
 
 

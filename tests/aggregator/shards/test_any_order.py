@@ -30,6 +30,7 @@ from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from tests.support.anything import message
 from tests.support.cluster.bits import sized_config, write_config
+from tests.support.plane_threads import wait_for_threads
 
 LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 4,), True, "w", False)])
 ARRIVALS = 3
@@ -42,7 +43,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "node": st.builds(pb.SumNode, first=st.integers(0, 2), count=st.integers(1, 2)),
     "chunk": st.integers(0, 2),
     "session": st.integers(1, 2),
-    "job": st.just("j"),
+    "job": st.sampled_from("jjk"),
     "lease": st.integers(0, 1),
     "layout": st.just(make_ref(LAYOUT.dumps().encode())),
     "generation": st.just(1),
@@ -89,9 +90,7 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.P
                 body.spec_json = spec_json
             with suppress(MessageTooLarge):  # such an order is refused where it is made
                 session.carry_out([wrap_order(body)])
-        for thread in (session.plane._sums_thread, session.plane._kernel):
-            await thread.call(lambda: None)  # waits for the work before it
-        await asyncio.sleep(0)
+        await wait_for_threads(session.plane)
         return await session.reports.take_batch(1 << 16)
     finally:
         session.close("over")

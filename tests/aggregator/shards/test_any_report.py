@@ -43,7 +43,7 @@ def test_any_reports_keep_the_order_of_the_layout(
         before = 0
         for shard, body in reports:
             dialogue.report(shard, body)
-            job = dialogue.engine.core.open_job
+            job = dialogue.engine.core.opened("j")
             if job is not None and dialogue.commits:
                 assert before <= job.updated_chunks <= CHUNKS
                 before = job.updated_chunks

@@ -23,6 +23,7 @@ from services.files.transfer import upload
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.host_memory import read_host_memory
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.links import INCARNATION_KEY, SESSION_KEY
@@ -144,6 +145,16 @@ def test_a_newer_aggregator_takes_over_and_an_older_one_is_refused() -> None:
         code, line = await ended(await shard.attend(epoch=3))
         assert code is ABORTED, "this status ends the older aggregator"
         assert "epoch 3" in line and "obeys epoch 4" in line
+
+    with_shard(scenario)
+
+
+def test_a_shard_says_what_memory_its_host_has() -> None:
+    async def scenario(shard: Shard) -> None:
+        answer = await shard.next_report(await shard.attend(), cluster.Hello)
+        expected = read_host_memory()
+        assert (answer.host, answer.memory_bytes) == (expected.host, expected.total_bytes)
+        assert 0 < answer.memory_free_bytes <= answer.memory_bytes
 
     with_shard(scenario)
 

@@ -53,7 +53,7 @@ INPUTS = st.one_of(
     st.builds(ev.Allocated, st.just("a"), st.just("layout"), st.just(2 << 18)),
     st.builds(ev.Saved, message(pb.CheckpointWritten, **LIKELY)),
     st.builds(ev.SaveFailed, st.just("a"), st.just(1), STEPS, st.just("disk full"), st.booleans()),
-    st.just(ev.RetryDue()),
+    st.just(ev.RetryDue("a")),
     st.sampled_from([ev.Disconnected(), ev.TensorsLost(), ev.OperationFailed("a", "no room")]),
 )
 
@@ -105,4 +105,4 @@ def test_a_job_that_needs_a_generation_after_the_last_fails() -> None:
     dialogue.open(generation=LAST_GENERATION)
     (failure,) = dialogue.loaded()
     assert failure.startswith("send failure: ") and str(LAST_GENERATION) in failure
-    assert dialogue.core.open_job is None
+    assert not dialogue.core.has_open("a")

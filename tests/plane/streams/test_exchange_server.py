@@ -8,10 +8,12 @@ from typing import Any
 from plane.streams.exchange_server import ExchangeServer
 from plane.streams.newest_weights import NewestWeights
 from plane.streams.shared_memory_link import ServerTensorLink
+from protos.tensors_pb2 import ChunkHeader
 from services.tensors.chunk_messages import Message, TensorChunk
 from services.transport.mailbox import Mailbox
 
 LIMIT_SECONDS = 30
+CHUNK = TensorChunk(ChunkHeader(job="j"), memoryview(b""))
 
 
 class Aborted(Exception):
@@ -36,7 +38,8 @@ class Context:
     async def send_initial_metadata(self, metadata: Any) -> None:
         self.opened.set()
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_room(self, job: str) -> None:
+        assert job == "j"
         await self.has_room.wait()
 
     async def read(self) -> Message | None:
@@ -58,7 +61,7 @@ async def _send_nothing(link: ServerTensorLink) -> None:
 
 
 def test_a_chunk_is_not_taken_while_there_is_no_room(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ServerTensorLink, "deserialize", lambda _, message: [])
+    monkeypatch.setattr(ServerTensorLink, "deserialize", lambda _, message: [CHUNK])
 
     async def scenario() -> None:
         context: Any = Context()

@@ -156,17 +156,31 @@ def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     assert replay(path, OptimizerCore) == 2
 
 
+class RaisingCore:
+    """A core that fails."""
+
+    def handle(self, number: int) -> list[int]:
+        """Return a number below 2."""
+        if number > 1:
+            raise ValueError(f"{number} is too much")
+        return [number]
+
+
 def test_exceptions_are_recorded_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "recording"
+    core = make_core(RaisingCore, path)
+    core.handle(1)
+    with pytest.raises(ValueError, match="2 is too much"):
+        core.handle(2)
+    assert replay(path, RaisingCore) == 2
+
+
+def test_an_exception_in_an_effect_is_recorded_and_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
     core = make_core(OptimizerCore, path, name="optimizer")
-    core.handle(
-        optimizer_events.Connected(
-            pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="aggregator", epoch_seen=1)
-        )
-    )
-    with pytest.raises(AttributeError):
-        core.handle(optimizer_events.Connected(None))  # type: ignore[arg-type]
-    assert replay(path, OptimizerCore) == 2
+    (effect,) = core.handle(optimizer_events.Connected(None))  # type: ignore[arg-type]
+    assert isinstance(effect, optimizer_events.JobBroke) and isinstance(effect.error, AttributeError)
+    assert replay(path, OptimizerCore) == 1
 
 
 def test_anything_but_a_recording_is_refused(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.cluster_status import describe_waits, make_status
 from aggregator.core.job_report import Record, cancel_job, copy_job
 from aggregator.core.membership.claims import bind_own, trust
+from aggregator.core.running_job import RunningJob
+from aggregator.core.scheduling.room import RoleNeed
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.files_pb2 import FileRef
-from protos.jobs_pb2 import QUEUED, Job, JobState
+from protos.jobs_pb2 import QUEUED, ClusterStatus, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, Findings, NonFinite
 from services.errors import Refusal
 from services.pipeline.split import StageRun
@@ -57,8 +60,12 @@ class Dialogue:
         devices: what workers say of their devices in heartbeats, by session; as time passes, none gets on.
     """
 
-    def __init__(self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = ()) -> None:
-        self.core = AggregatorCore(name="agg", epoch=epoch, records=records, heartbeat_seconds=5.0, tiers=3)
+    def __init__(
+        self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = (), **limits: Any
+    ) -> None:
+        self.core = AggregatorCore(
+            name="agg", epoch=epoch, records=records, heartbeat_seconds=5.0, tiers=3, **limits
+        )
         self.layout = layout_of(chunks)
         self.now = 100.0
         self.leases: dict[int, int] = {}
@@ -71,9 +78,27 @@ class Dialogue:
         self.plans: dict[str, JobPlan | Refusal] = {each.job.id: each.plan for each in records}
 
     @property
+    def run(self) -> RunningJob | None:
+        """The job that has run longest; None if none runs."""
+        return next(iter(self.core.runs.values()), None)
+
+    def status(self) -> ClusterStatus:
+        """Return the cluster's status."""
+        return make_status(self.core, self.now)
+
+    def describe_wait(self, now: float | None = None) -> str:
+        """Return what the jobs wait for."""
+        return describe_waits(self.core, self.now if now is None else now) or ""
+
+    @property
     def notes(self) -> list[str]:
         """The texts of all notes so far."""
         return [note.text for note in self.published]
+
+    @property
+    def running(self) -> str:
+        """The id of the running job; empty if there is none."""
+        return "".join(self.core.runs)
 
     @property
     def clock(self) -> Clock:
@@ -165,12 +190,16 @@ class Dialogue:
 
     # ---- people ----
 
-    def submit(self, job: str = "a", **plan: Any) -> list[str]:
+    def submit(
+        self, job: str = "a", *, owner: str = "", needs: Mapping[str, RoleNeed] | None = None, **plan: Any
+    ) -> list[str]:
         """Submit a job, by default with 4 steps of 4 micro-batches."""
         settings = self.plans[job] = JobPlan(**{"steps": 4, "micro_batches": 4, **plan})
-        record = Job(id=job, name=job, state=QUEUED, steps=settings.steps)
+        record = Job(
+            id=job, name=job, owner=owner, state=QUEUED, steps=settings.steps, priority=settings.priority
+        )
         self._save(record)
-        return self.give(ev.Submitted(record, "{}", settings))
+        return self.give(ev.Submitted(record, "{}", settings, needs or {}))
 
     def cancel(self, job: str = "a") -> list[str]:
         """Cancel a job, which may have ended or not exist."""
@@ -180,6 +209,18 @@ class Dialogue:
             cancel_job(cancelled)
             self._save(cancelled)
         return self.give(ev.CancelRequested(job))
+
+    def pause(self, job: str = "a") -> list[str]:
+        """Pause a job, which may not exist."""
+        return self.give(ev.PauseRequested(job))
+
+    def resume(self, job: str = "a") -> list[str]:
+        """Resume a job, which may not exist."""
+        return self.give(ev.ResumeRequested(job))
+
+    def prefer(self, job: str, priority: int) -> list[str]:
+        """Change the priority of a job."""
+        return self.give(ev.PriorityRequested(job, priority))
 
     def trusts(self, worker: str, job: str = "a") -> list[str]:
         """Trust what a worker says of a job."""
@@ -257,11 +298,12 @@ class Dialogue:
         *,
         lease: int = 0,
         checksums: Mapping[int, int] | None = None,
+        job: str = "a",
     ) -> list[str]:
         """Report that a worker has computed its newest lease, or another, with checksums by micro-batch."""
         sums = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
         lease = lease or self.leases[session]
-        return self.says(session, pb.Computed(job="a", lease=lease, seconds=seconds, checksums=sums))
+        return self.says(session, pb.Computed(job=job, lease=lease, seconds=seconds, checksums=sums))
 
     def evaluated(self, session: int, generation: int, step: int, *losses: tuple[int, float]) -> list[str]:
         """Report a worker's evaluated lease, as (index, mean loss) of batches of 2 tokens."""
@@ -283,10 +325,11 @@ class Dialogue:
         in_place: bool = False,
         non_finite: Iterable[NonFinite] = (),
         count: int = 1,
+        job: str = "a",
     ) -> list[str]:
         """Give the core a chunk of a worker's newest lease, or of another."""
         header = ChunkHeader(
-            job="a",
+            job=job,
             epoch=self.core.epoch,
             generation=generation,
             step=step,
@@ -337,11 +380,11 @@ class Dialogue:
         )
         return self.give(ev.FromOptimizer(optimizer_status))
 
-    def commits(self, generation: int, step: int, applied: bool = True) -> list[str]:
+    def commits(self, generation: int, step: int, applied: bool = True, job: str = "a") -> list[str]:
         """Report that the optimizer has decided a step."""
         return self.give(
             ev.FromOptimizer(
-                pb.Commit(job="a", generation=generation, step=step, applied=applied, grad_norm=1.0)
+                pb.Commit(job=job, generation=generation, step=step, applied=applied, grad_norm=1.0)
             )
         )
 

@@ -175,14 +175,14 @@ def training_rows(
 
 def waits_for(dialogue: RowDialogue) -> str:
     """Return what the job waits for."""
-    return dialogue.core.describe_wait(dialogue.now) or ""
+    return dialogue.describe_wait() or ""
 
 
 def state_of(dialogue: RowDialogue) -> dict[str, str]:
     """Return the state and stages of each worker."""
     return {
         each.name: f"{each.state} {StageRun(each.first_stage, each.stages)}" if each.stages else each.state
-        for each in dialogue.core.status(dialogue.now).workers
+        for each in dialogue.status().workers
     }
 
 

@@ -109,5 +109,6 @@ class ShardedEngine:
     @property
     def updated_chunks(self) -> int:
         """Number of chunks, from the first, whose new weights can be sent."""
-        assert self.engine.core.open_job is not None
-        return self.engine.core.open_job.updated_chunks
+        job = self.engine.core.opened("j")
+        assert job is not None
+        return job.updated_chunks

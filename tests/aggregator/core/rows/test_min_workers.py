@@ -12,7 +12,7 @@ SHARE_AFTER = STANDARD_TIMEOUTS.deaf + 2.5
 
 
 def waits_for(dialogue: RowDialogue) -> str:
-    return dialogue.core.describe_wait(dialogue.now) or ""
+    return dialogue.describe_wait() or ""
 
 
 def test_spares_count() -> None:
