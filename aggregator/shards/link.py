@@ -113,6 +113,7 @@ class ShardLink:
         self._incarnation = ""  # of the shard's process that was attended last
         self.tensor_port = 0
         self.down_reason = "not connected yet"
+        self._last_end = ""  # reason of it; the link may be up again
         self.last_heard_seconds = 0.0
         self._security = security
         self._epoch = epoch
@@ -190,6 +191,7 @@ class ShardLink:
         """End the connection; `run` opens another one."""
         if self.is_up:
             self._channel, self.down_reason = None, reason
+            self._last_end = reason
             self._orders.close(reason)
             if self._deadline is not None:
                 self._deadline.cancel()
@@ -366,4 +368,4 @@ class ShardLink:
         finally:
             transfer.cancel()
         if self._channel is not channel:  # closed while the transfer ran, which cancels its calls
-            raise PlaneLost(f"{self}: {self.down_reason}")
+            raise PlaneLost(f"{self}: {self._last_end}")
