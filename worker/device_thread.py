@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -137,6 +138,7 @@ class DeviceThread:
         spec_json: str,
         places: Mapping[str, Path] = MappingProxyType({}),
         stages: StageRun | None = None,
+        number: int = 0,
     ) -> None:
         """Queue the building of a job. The answer is Built or BuildFailed.
 
@@ -145,10 +147,11 @@ class DeviceThread:
             spec_json: config of the job, a `JobConfig` as JSON.
             places: where inputs are that were fetched, by the path that the job names.
             stages: the stages of its pipeline to build; None for the whole model.
+            number: number of the Build.
         """
         self._drop_build()
         self._reading = InputReading(job, self._feed, self._builder.clock)
-        self._submit(self._build, self._reading, spec_json, places, stages)
+        self._submit(self._build, self._reading, spec_json, places, stages, number)
 
     def check_mesh(self, order: pb.CheckMesh, report: Callable[[MeshReport], None]) -> None:
         """Queue a check of the mesh, while there is no job.
@@ -199,12 +202,17 @@ class DeviceThread:
                 log.exception("%s", describe_internal_error(error))
 
     def _build(
-        self, reading: InputReading, spec_json: str, places: Mapping[str, Path], stages: StageRun | None
+        self,
+        reading: InputReading,
+        spec_json: str,
+        places: Mapping[str, Path],
+        stages: StageRun | None,
+        number: int,
     ) -> None:
         self._is_building = True
         try:
             with watch_reading(partial(self._watch_reading, reading)), self._watch.doing(pb.BUILD_JOB):
-                self._build_job(reading.job, spec_json, places, stages)
+                self._build_job(reading.job, spec_json, places, stages, number)
         except BuildDropped:
             log.info("job %s: its build is dropped", reading.job)
         finally:
@@ -215,7 +223,7 @@ class DeviceThread:
         reading.watch(path, read_bytes, size_bytes)
 
     def _build_job(
-        self, job_id: str, spec_json: str, places: Mapping[str, Path], stages: StageRun | None
+        self, job_id: str, spec_json: str, places: Mapping[str, Path], stages: StageRun | None, number: int
     ) -> None:
         try:
             self._drop_job()
@@ -227,7 +235,7 @@ class DeviceThread:
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
                 log.error("job %s: this worker is unfit, trying again later: %s", job_id, error)
-                self._feed(ev.BuildFailed(job_id, str(error), unfit=True, stages=stages))
+                self._feed(ev.BuildFailed(job_id, str(error), unfit=True, stages=stages, number=number))
                 return
             self._metrics.set_mesh_fit(True)
             self._last_shape = mesh.shape
@@ -247,11 +255,12 @@ class DeviceThread:
             raise
         except BaseException as error:  # a model's SystemExit too
             too_large = stages is not None and isinstance(error, ChipMemoryShort)
-            failed = ev.BuildFailed(job_id, describe_failure(error), stages=stages, too_large=too_large)
+            reason = describe_failure(error)
+            failed = ev.BuildFailed(job_id, reason, stages=stages, too_large=too_large, number=number)
             self._feed(failed)
             return
         self._job = job
-        self._feed(job.describe())
+        self._feed(replace(job.describe(), number=number))
 
     def _report_damaged(self, job: str, error: TokenFileDamaged) -> None:
         log.error("job %s: %s", job, error)

@@ -60,14 +60,15 @@ class FileExchange:
 
     Args:
         feed: passes the core an input.
-        build: builds a job on the mesh, given its id, its spec, the places of inputs that were fetched, and the stages.
+        build: builds a job on the mesh, given its id, its spec, the places of inputs that were fetched, the stages, and
+            the number of the Build.
         inputs: finds and fetches the job's inputs.
     """
 
     def __init__(
         self,
         feed: Callable[[ev.Input], None],
-        build: Callable[[str, str, Mapping[str, Path], StageRun | None], None],
+        build: Callable[[str, str, Mapping[str, Path], StageRun | None, int], None],
         inputs: JobInputs,
     ) -> None:
         self._feed = feed
@@ -130,12 +131,15 @@ class FileExchange:
             self._build_failed(effect, error)
             return
         self._wanted = None
-        self._build(effect.job, effect.spec_json, places, effect.stages)
+        self._build(effect.job, effect.spec_json, places, effect.stages, effect.number)
 
     def _build_failed(self, effect: ev.Build, error: Exception) -> None:
         self._wanted = None
         passes = not isinstance(error, Refused)
-        self._feed(ev.BuildFailed(effect.job, describe_error(error), unfit=passes, stages=effect.stages))
+        failed = ev.BuildFailed(
+            effect.job, describe_error(error), unfit=passes, stages=effect.stages, number=effect.number
+        )
+        self._feed(failed)
 
     # ---- the model's files ----
 

@@ -221,7 +221,7 @@ class RowWorker:
                 case ev.ToAggregator():
                     self.messages.append(effect.body)
                 case ev.Build():
-                    self.device.build(effect.job, self.config.to_json(), {}, effect.stages)
+                    self.device.build(effect.job, self.config.to_json(), {}, effect.stages, effect.number)
                 case ev.OpenRow() | ev.CloseRow():
                     pass
                 case _:

@@ -79,6 +79,7 @@ class Built:
         parts: with stages, the parts of the layout whose gradients it computes.
         shared: with stages, other parts whose weights it needs too.
         micro_batches: number of micro-batches of a step.
+        number: number of the Build: this worker may have left the job, and joined it again, while it was built.
     """
 
     job: str
@@ -94,6 +95,7 @@ class Built:
     parts: LayoutParts = field(default_factory=lambda: LayoutParts(()))
     shared: LayoutParts = field(default_factory=lambda: LayoutParts(()))
     micro_batches: int = MAX_MICRO_BATCHES
+    number: int = 0
 
     @cached_property
     def sends(self) -> LayoutParts:
@@ -117,6 +119,7 @@ class BuildFailed:
             again.
         stages: the stages that were to be built, as in Build.
         too_large: whether these stages don't fit the memory of the mesh, so that fewer of them may.
+        number: number of the Build.
     """
 
     job: str
@@ -124,6 +127,7 @@ class BuildFailed:
     unfit: bool = False
     stages: StageRun | None = None
     too_large: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -308,12 +312,14 @@ class Build:
         spec_json: config of the job.
         damaged: file to remove first, if it is the worker's own copy, so that it is fetched again; None for none.
         stages: the stages of the job's pipeline to build; None for the whole model.
+        number: number of the order to build, rising.
     """
 
     job: str
     spec_json: str
     damaged: DamagedInput | None = None
     stages: StageRun | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ class WorkerCore:
         self.windows = SendWindows()
         self._is_welcome = False
         self._attempts = 0
+        self._builds = 0
         self._effects: list[Effect] = []
 
     def hello(self, incarnation: str, predecessor: pb.Predecessor | None = None) -> pb.Hello:
@@ -208,12 +209,14 @@ class WorkerCore:
         self._build(joined)
 
     def _build(self, job: JoinedJob, damaged: DamagedInput | None = None) -> None:
-        self._effects.append(Build(job.job, job.spec_json, damaged, job.stages))
+        self._builds += 1
+        job.number = self._builds
+        self._effects.append(Build(job.job, job.spec_json, damaged, job.stages, job.number))
 
     # ---- the job ----
 
     def _note_built(self, event: Built) -> None:
-        if self.job is not None and (self.job.job, self.job.stages) == (event.job, event.stages):
+        if self.job is not None and self.job.is_answered_by(event):
             self.job.note_built(event)
             passed = plane.PassJob(
                 job=event.job,
@@ -228,7 +231,7 @@ class WorkerCore:
 
     def _note_build_failed(self, event: BuildFailed) -> None:
         job = self.job
-        if job is None or (job.job, job.stages) != (event.job, event.stages):
+        if job is None or not job.is_answered_by(event):
             return
         if not event.unfit:
             self.job = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from plane.sum_queue import SumQueue
@@ -79,7 +80,9 @@ class Dialogue:
         self.parts, self.shared = LayoutParts(parts), LayoutParts(shared)
 
     def give(self, event: ev.Input) -> list[str]:
-        """Give any input."""
+        """Give any input. A build that has ended is the last one of its job, unless it has a number."""
+        if isinstance(event, ev.Built | ev.BuildFailed) and not event.number and self.core.job is not None:
+            event = replace(event, number=self.core.job.number)
         effects = self.core.handle(event)
         for effect in effects:
             if isinstance(effect, ev.PlaneOrder):

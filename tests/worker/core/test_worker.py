@@ -207,3 +207,14 @@ def test_a_newer_version_overtakes_one_that_is_being_loaded() -> None:
     assert talk.loaded(1, 1) == []
     talk.weights(1, 2, 1, 2)
     assert talk.loaded(1, 2) == ["send WeightsLoaded 1.2"]
+
+
+def test_a_build_of_a_job_that_was_left_and_joined_again_is_none_of_the_job() -> None:
+    talk = Dialogue()
+    talk.connect()
+    for job in ("a", "b", "a"):
+        talk.order(pb.Join(job=job, spec_json="{}"))
+    stale = ev.Built("a", "hash", 10, 2, 5, number=1)
+    assert talk.give(stale) == [], "the mesh is built again behind it"
+    assert talk.core.job is not None and talk.core.job.built is None
+    assert talk.give(ev.Built("a", "hash", 10, 2, 5, number=3)) != []
