@@ -36,6 +36,7 @@ from aggregator.core.events import (
     WorkerLost,
 )
 from aggregator.core.job_report import Record
+from aggregator.core.job_weights import send_weights
 from aggregator.core.live_jobs import LiveJobs
 from aggregator.core.membership.admission import check_identity
 from aggregator.core.membership.claims import trust
@@ -314,7 +315,7 @@ class AggregatorCore:
         if self.tiers == 3:
             self._pass_job()
         if self.run is not None:
-            self.run.send_weights(now)
+            send_weights(self.run, now)
 
     def _pass_job(self) -> None:
         run = self.run if self.run is not None and self.run.progress.elements else None

@@ -59,6 +59,7 @@ class RunningJob:
     Attributes:
         job: the job's record.
         plan: what the aggregator needs to know of the job's configuration.
+        timeouts: the cluster's timeouts.
         members: the connected workers, by session.
         job_members: admits workers to the job and refuses them.
         report: saves the job's record and publishes events.
@@ -127,7 +128,7 @@ class RunningJob:
         self._draw_lease = new_lease
         self._leased = False
         self.opened_void_generation = job.void_generation  # what the optimizer was told last
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._out = out
         job.state, job.steps = RUNNING, plan.steps
         self.progress = JobProgress(
@@ -231,34 +232,6 @@ class RunningJob:
         self.router.route_gradient(step_sum, assignment, header, self.progress.elements)
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
-
-    def send_weights(self, now: float) -> None:
-        """Order the newest weights for the workers that lack them.
-
-        Those that compute something of the step come first. The others wait until they have them, or for the `silent`
-        timeout, unless the step's checks need them.
-        """
-        version = self.router.weights.version
-        if version is None:
-            return
-        lacking = [each for each in self.members.values() if each.lacks(version)]
-        first = self._find_first(version, now) if lacking else frozenset[int]()
-        for member in lacking:
-            parts = self.rows.weights_of(member)
-            if (parts is None or parts) and (not first or member.session in first):
-                self.router.send_weights(member, version, parts)
-
-    def _find_first(self, version: Version, now: float) -> frozenset[int]:
-        """Return the workers that get weights before the others; none if those that compute have them."""
-        step_sum = self.lease_book.step_sum
-        if step_sum is None or step_sum.checks or now >= step_sum.begun_seconds + self._timeouts.silent:
-            return frozenset()
-        planned = step_sum.sessions()
-        able = (each for each in self.members.values() if each.able)
-        computing = [each for each in able if (row := self.rows.find(each)) and row.session in planned]
-        if all(each.loaded_version == version for each in computing):
-            return frozenset()
-        return frozenset(each.session for each in computing)
 
     # ---- workers ----
 
@@ -432,8 +405,8 @@ class RunningJob:
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
         self.report.publish_refusals()
-        self.job_members.mark_slow_builds(now, self._timeouts.stall)
-        self.job_members.mark_hangs(self._timeouts.stall)
+        self.job_members.mark_slow_builds(now, self.timeouts.stall)
+        self.job_members.mark_hangs(self.timeouts.stall)
         self.rows.settle(now)
         self._end_if_hopeless(now)
         if self.ended:
