@@ -21,6 +21,7 @@ from plane.bookkeeping import PlaneCore
 from plane.master_tensors import MasterTensors
 from plane.order_thread import OrderThread, Work
 from plane.plane_tensors import Arrays, PlaneTensors, WeightsReady
+from plane.streams.exchange_server import read_incarnation
 from plane.streams.newest_weights import NewestWeights
 from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from plane.streams.worker_streams import WorkerDataStreams
@@ -43,6 +44,7 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import MAX_ELEMENTS, Layout
 from services.tensors.layout_parts import LayoutParts, parse_parts
 from services.tensors.stripes import Stripe
+from services.transport.access.enforcement import check_daemon
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
 
@@ -119,7 +121,6 @@ class Plane:
             else WorkerDataStreams(
                 core=self._core,
                 newest=self.newest,
-                sessions=self._workers,
                 metrics=metrics,
                 opened=lambda session: owner.report(pb.WorkerExchanges(session=session)),
                 arrived=self._piece_arrived,
@@ -187,17 +188,27 @@ class Plane:
                 return None
 
     async def serve(self, worker: WorkerSession | None, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Serve a worker's data stream until it ends, and report its end; abort one of an unknown worker."""
+        """Serve a worker's data stream until it ends, and report its end; abort one of an unknown worker.
+
+        Raises:
+            Denied: the caller is not this worker, which goes on.
+        """
         assert self._data_streams is not None
+        if worker is None:
+            text = (
+                f"worker incarnation {read_incarnation(context)!r} has no control stream; open Attend first"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            return
+        check_daemon("worker", worker.name)
         try:
-            await self._data_streams.serve(context)
+            await self._data_streams.serve(worker, context)
         finally:
-            if worker is not None:
-                worker.mailbox.close("its data stream ended")
-                try:
-                    await worker.mailbox.wait_closed()  # raises the reason of the first close
-                except LinkClosed as closed:
-                    self._worker_gone(worker, closed)
+            worker.mailbox.close("its data stream ended")
+            try:
+                await worker.mailbox.wait_closed()  # raises the reason of the first close
+            except LinkClosed as closed:
+                self._worker_gone(worker, closed)
 
     def _worker_gone(self, worker: WorkerSession, closed: LinkClosed) -> None:
         if self._workers.get(worker.number) is not None:

@@ -235,7 +235,7 @@ class DeviceThread:
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
                 log.error("job %s: this worker is unfit, trying again later: %s", job_id, error)
-                self._feed(ev.BuildFailed(job_id, str(error), unfit=True, stages=stages, number=number))
+                self._feed(ev.BuildFailed(job_id, str(error), unfit=True, number=number))
                 return
             self._metrics.set_mesh_fit(True)
             self._last_shape = mesh.shape
@@ -256,8 +256,7 @@ class DeviceThread:
         except BaseException as error:  # a model's SystemExit too
             too_large = stages is not None and isinstance(error, ChipMemoryShort)
             reason = describe_failure(error)
-            failed = ev.BuildFailed(job_id, reason, stages=stages, too_large=too_large, number=number)
-            self._feed(failed)
+            self._feed(ev.BuildFailed(job_id, reason, too_large=too_large, number=number))
             return
         self._job = job
         self._feed(replace(job.describe(), number=number))

@@ -136,10 +136,7 @@ class FileExchange:
     def _build_failed(self, effect: ev.Build, error: Exception) -> None:
         self._wanted = None
         passes = not isinstance(error, Refused)
-        failed = ev.BuildFailed(
-            effect.job, describe_error(error), unfit=passes, stages=effect.stages, number=effect.number
-        )
-        self._feed(failed)
+        self._feed(ev.BuildFailed(effect.job, describe_error(error), unfit=passes, number=effect.number))
 
     # ---- the model's files ----
 

@@ -79,6 +79,8 @@ class RunningJob:
         job: the job's record.
         plan: what the aggregator needs to know of the job's configuration.
         members: the workers that serve it, by session.
+        timeouts: the cluster's timeouts.
+        members: the connected workers, by session.
         job_members: admits workers to the job and refuses them.
         report: saves the job's record and publishes events.
         quorum: whether the job has enough workers.

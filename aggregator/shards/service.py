@@ -241,7 +241,7 @@ class ShardService:
     async def _find_worker(
         self, context: grpc.aio.ServicerContext[Any, Any]
     ) -> tuple[ShardSession, WorkerSession]:
-        """Return the session of the worker that makes a call; abort the call of any other."""
+        """Return the session of the worker that a call names; abort a call that names none."""
         incarnation = read_incarnation(context)
         number = str(dict(context.invocation_metadata() or ()).get(SESSION_KEY))
         session = self._session
@@ -254,13 +254,13 @@ class ShardService:
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             raise AssertionError  # abort raises
-        check_daemon("worker", worker.name)
         return session, worker
 
     # ---- link checks ----
 
     async def _measure_workers_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         _, worker = await self._find_worker(context)
+        check_daemon("worker", worker.name)
         await serve_link_check(
             context,
             f"worker {worker.name}",

@@ -10,16 +10,15 @@ from typing import Any, Protocol
 import grpc
 
 from plane.streams.data_streams import write_message
-from plane.streams.exchange_server import ExchangeServer, read_incarnation
+from plane.streams.exchange_server import ExchangeServer
 from plane.streams.newest_weights import NewestWeights
 from plane.streams.shared_memory_link import ServerTensorLink
-from plane.streams.worker_sessions import WorkerSession, WorkerSessions
+from plane.streams.worker_sessions import WorkerSession
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
 from services.instrumentation import timeline
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.tensors.chunk_messages import TensorChunk, bytes_per_element, check_chunk
-from services.transport.access.enforcement import check_daemon
 
 CHUNKS_PER_MESSAGE = 16
 """Chunks of weights in shared memory that one message names; few, so that a worker can soon begin with them."""
@@ -55,7 +54,6 @@ class WorkerDataStreams:
     Args:
         core: says which chunks are stale, and which each worker is sent next.
         newest: the newest weights.
-        sessions: the sessions of the connected workers.
         metrics: the aggregator's metrics.
         opened: called with a worker's session when its data stream is open.
         arrived: called with a worker's session and the piece of a chunk that has arrived.
@@ -68,7 +66,6 @@ class WorkerDataStreams:
         *,
         core: StreamCore,
         newest: NewestWeights,
-        sessions: WorkerSessions,
         metrics: AggregatorMetrics,
         opened: Callable[[int], None],
         arrived: Callable[[int, TensorChunk], None],
@@ -77,7 +74,6 @@ class WorkerDataStreams:
     ) -> None:
         self._core = core
         self._newest = newest
-        self._sessions = sessions
         self._metrics = metrics
         self._opened = opened
         self._arrived = arrived
@@ -88,15 +84,8 @@ class WorkerDataStreams:
             count=metrics.change_shared_memory_links,
         )
 
-    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def serve(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one worker's data stream until it ends."""
-        incarnation = read_incarnation(context)
-        session = self._sessions.of_incarnation(incarnation)
-        if session is None:
-            text = f"worker incarnation {incarnation!r} has no control stream; open Attend first"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-            return
-        check_daemon("worker", session.name)
         await self._server.serve(
             context,
             f"worker {session.name}",

@@ -175,9 +175,9 @@ def test_a_stolen_certificate_takes_no_other_workers_name_and_streams(tmp_path: 
                 assert "worker w1 shows a certificate that is bound to w2" in await thief.details()
             stolen = await open_stream(tensors, show("w2"), EXCHANGE, metadata)
             assert await asyncio.wait_for(stolen.code(), 20) is grpc.StatusCode.PERMISSION_DENIED
-            assert not victim.done(), "the worker itself goes on"
             own = await open_stream(tensors, show("w1"), EXCHANGE, metadata)
             await asyncio.wait_for(own.initial_metadata(), 20)
+            assert not victim.done(), "the worker itself goes on"
             for stream in (stolen, own):
                 stream.cancel()
             victim.cancel()

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from plane.errors import NotStored
 from plane.plane import Plane, PlaneOwner
 from plane.waiting_payloads import MAX_WAITING_CHUNKS
+from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.cluster_pb2 import LayoutPart
 from protos.tensors_pb2 import BFLOAT16, FLOAT32
@@ -24,6 +25,9 @@ from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
+from services.transport.access.enforcement import Caller, Denied
+from services.transport.access.permissions import CallerKind
+from services.transport.links import INCARNATION_KEY
 from tests.plane.test_sums import in_place, received
 from tests.support.cluster.bits import sized_config, write_config
 from tests.support.plane_threads import join_threads, wait_for_threads
@@ -352,3 +356,34 @@ def test_a_sum_that_is_never_finished_does_not_hold_the_kernel_thread() -> None:
         assert dialogue.failed.empty()
 
     asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+
+
+# ---- workers ----
+
+
+class StolenCall:
+    """A data stream that names a worker's incarnation."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((INCARNATION_KEY, "w1"),)
+
+
+def test_a_data_stream_of_another_caller_does_not_end_the_worker_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = Caller(CallerKind.WORKER, "w2", bound_names=("w2",))
+    monkeypatch.setattr("services.transport.access.enforcement.current_caller", lambda: caller)
+
+    async def scenario(dialogue: PlaneDialogue) -> None:
+        plane, context = dialogue.plane, StolenCall()
+        plane.carry_out([pb.WorkerAttends(session=SESSION, incarnation="w1", name="w1")])
+        worker = await plane.find_worker("w1")
+        assert worker is not None
+        with pytest.raises(Denied, match="worker w1 shows a certificate that is bound to w2"):
+            await plane.serve(worker, context)  # type: ignore[arg-type]
+        assert await plane.find_worker("w1") is worker
+        worker.mailbox.put(cluster.WorkerCommand())
+        await worker.mailbox.take()  # raises why it is closed, if it is
+        assert dialogue.reports == []
+
+    with_plane(scenario)

@@ -314,9 +314,7 @@ class SimulatedWorker(Process):
         yield self.cluster.rng.random() * (not self.overstates)  # a liar builds nothing, and answers first
         if self.cluster.faults.active and self.cluster.rng.random() < UNFIT:
             reason = "the mesh can't be opened"
-            self.report(
-                ev.BuildFailed(effect.job, reason, unfit=True, stages=effect.stages, number=effect.number)
-            )
+            self.report(ev.BuildFailed(effect.job, reason, unfit=True, number=effect.number))
             return
         self._job = job = self.cluster.jobs[effect.job]
         pipeline = job.pipeline
@@ -326,10 +324,7 @@ class SimulatedWorker(Process):
             if effect.stages.count > pipeline.most_stages:
                 self.cluster.injected["stages too large"] += 1
                 reason = f"{effect.stages} do not fit"
-                failed = ev.BuildFailed(
-                    effect.job, reason, stages=effect.stages, too_large=True, number=effect.number
-                )
-                self.report(failed)
+                self.report(ev.BuildFailed(effect.job, reason, too_large=True, number=effect.number))
                 return
             parts, shared = pipeline.gradients_of(effect.stages), pipeline.shared_of(effect.stages)
         built = ev.Built(

@@ -181,7 +181,7 @@ def test_stages_that_do_not_fit_are_told_apart_from_a_job_that_does_not(
     device = make_device(refuse)
     for stages in (None, StageRun(0, 1)):
         device.thread.build("a", JOB.encode(), {}, stages)
-        failed = ev.BuildFailed("a", "20 GB needed", stages=stages, too_large=stages is not None)
+        failed = ev.BuildFailed("a", "20 GB needed", too_large=stages is not None)
         assert device.next_input() == failed
 
 

@@ -117,15 +117,13 @@ class BuildFailed:
         reason: one line for people.
         unfit: whether the reason may pass: the mesh could not be opened, or an input is missing. The worker tries
             again.
-        stages: the stages that were to be built, as in Build.
-        too_large: whether these stages don't fit the memory of the mesh, so that fewer of them may.
+        too_large: whether its stages don't fit the memory of the mesh, so that fewer of them may.
         number: number of the Build.
     """
 
     job: str
     reason: str
     unfit: bool = False
-    stages: StageRun | None = None
     too_large: bool = False
     number: int = 0
 

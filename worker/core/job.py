@@ -9,7 +9,7 @@ from services.pipeline.split import StageRun
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_count
 from services.tensors.layout_parts import Piece
-from worker.core.events import BuildFailed, Built
+from worker.core.events import Built
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
 """Pause before a mesh that can't be opened is tried again. It doubles with each failure, up to the second number."""
@@ -72,10 +72,6 @@ class JoinedJob:
     def is_same(self, other: JoinedJob) -> bool:
         """Return whether another order to join asks for what this one did."""
         return (self.job, self.spec_json, self.stages) == (other.job, other.spec_json, other.stages)
-
-    def is_answered_by(self, event: Built | BuildFailed) -> bool:
-        """Return whether a build that has ended is the last one that was ordered."""
-        return (self.job, self.stages, self.number) == (event.job, event.stages, event.number)
 
     def is_in(self, row: int) -> bool:
         """Return whether a row's leases are for this worker; 0 is that of leases of a whole model."""

@@ -216,7 +216,7 @@ class WorkerCore:
     # ---- the job ----
 
     def _note_built(self, event: Built) -> None:
-        if self.job is not None and self.job.is_answered_by(event):
+        if self.job is not None and self.job.number == event.number:
             self.job.note_built(event)
             passed = plane.PassJob(
                 job=event.job,
@@ -231,7 +231,7 @@ class WorkerCore:
 
     def _note_build_failed(self, event: BuildFailed) -> None:
         job = self.job
-        if job is None or not job.is_answered_by(event):
+        if job is None or job.number != event.number:
             return
         if not event.unfit:
             self.job = None

@@ -77,9 +77,9 @@ def test_other_stages_of_the_same_job_are_built_in_place_of_these() -> None:
     talk.stages = StageRun(0, 2)
     assert talk.join() == ["drop lease 7", "close row", "drop job", "build a, stages 0-1"]
     assert talk.join() == [], "being built"
-    former = ev.Built("a", "hash", 3 * C, 2, 10, stages=StageRun(1, 1))
+    former = ev.Built("a", "hash", 3 * C, 2, 10, stages=StageRun(1, 1), number=1)
     assert talk.give(former) == [], "a build that was dropped meanwhile"
-    assert talk.give(ev.BuildFailed("a", "no", stages=StageRun(1, 1))) == []
+    assert talk.give(ev.BuildFailed("a", "no", number=1)) == []
     assert talk.built() == ["send Ready"]
 
 
@@ -87,7 +87,7 @@ def test_stages_that_do_not_fit_are_reported_as_such() -> None:
     talk = Dialogue(3, StageRun(0, 2))
     talk.connect()
     talk.join()
-    failed = ev.BuildFailed("a", "too little memory", stages=StageRun(0, 2), too_large=True)
+    failed = ev.BuildFailed("a", "too little memory", too_large=True)
     assert talk.give(failed) == ["send Failure, too large: too little memory (stages 0-1)"]
     talk.stages = StageRun(0, 1)
     assert talk.join() == ["build a, stage 0"]
@@ -114,7 +114,7 @@ def test_stages_with_a_damaged_file_or_an_unfit_mesh_are_built_again() -> None:
     talk = join_row()
     damaged = ev.InputDamaged("a", ev.DamagedInput("ids.bin", 7), "ids.bin: differs")
     assert talk.give(damaged)[-1] == "build a, stage 1 without ids.bin"
-    talk.give(ev.BuildFailed("a", "no mesh", unfit=True, stages=StageRun(1, 1)))
+    talk.give(ev.BuildFailed("a", "no mesh", unfit=True))
     assert talk.give(ev.BuildDue(1)) == ["build a, stage 1"]
 
 

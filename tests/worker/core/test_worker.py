@@ -58,7 +58,7 @@ def test_a_job_is_built_once() -> None:
     assert talk.built() == ["send Ready"]
     assert talk.join() == ["send Ready"]
     assert talk.join("b") == ["drop job", "build b"]
-    assert talk.built("a") == [], "the worker has left it"
+    assert talk.give(ev.Built("a", "hash", 10, 2, 5, number=1)) == [], "the worker has left it"
 
 
 def test_a_job_that_cannot_be_built_is_reported_and_can_be_joined_again() -> None:
