@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aggregator.core import events as ev
+from aggregator.core.setting_aside import PROBATION_SECONDS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from services.protocol.plan import ParameterCount
@@ -162,6 +163,7 @@ def test_two_voices_that_disagree_before_the_first_lease_wait_for_a_person() -> 
     assert has_facts(
         waiting, "w2 disagrees with w1: blas is 'y', the job's is 'x' ... tiermesh trust a WORKER"
     )
+    assert dialogue.goes_by(PROBATION_SECONDS + 3, 1, 2) == ["save a running"], "its start no longer counts"
     assert dialogue.goes_by(3 * STANDARD_TIMEOUTS.comeback, 1, 2) == []
 
 

@@ -48,7 +48,8 @@ def test_a_job_that_kills_every_aggregator_is_set_aside_and_the_next_one_runs() 
     dialogue.submit("b")
     records = [*saved(dialogue, "a"), Record(dialogue.job("b"), "{}", PLAN)]
     for start in range(2, MOST_STARTS + 1):
-        dialogue = restarted(records, epoch=3 + start, lived_seconds=PROBATION_SECONDS + 1)
+        lived_seconds = PROBATION_SECONDS + 1 if start > SUSPECT_STARTS else 0.0
+        dialogue = restarted(records, epoch=3 + start, lived_seconds=lived_seconds)
         assert dialogue.saved["a"].job.starts == start
         assert "a" in dialogue.core.runs
         records[0] = dialogue.saved["a"]

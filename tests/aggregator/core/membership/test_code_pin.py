@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aggregator.core import events as ev
 from aggregator.core.cluster_status import find_waits
+from aggregator.core.setting_aside import PROBATION_SECONDS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from services.timeouts import STANDARD_TIMEOUTS
@@ -33,7 +34,8 @@ def arrives(dialogue: Dialogue, session: int, code: str, **facts: str) -> list[s
 
 
 def wait(dialogue: Dialogue, *sessions: int) -> list[str]:
-    """Let the time pass after which the code changes."""
+    """Let the time pass after which the code changes; a save by which an idle start no longer counts comes before."""
+    assert dialogue.goes_by(PROBATION_SECONDS + 3, *sessions) in ([], ["save a running"])
     return dialogue.goes_by(STANDARD_TIMEOUTS.comeback + 10, *sessions)
 
 
