@@ -106,7 +106,7 @@ class OptimizerEngine:
         self._loop = asyncio.get_running_loop()
         self._planes = planes
         planes.report_handlers.update(
-            {plane.StagedChunk: self._chunk_staged, plane.UpdatedPart: self._part_updated}
+            {plane.StagedChunks: self._chunks_staged, plane.UpdatedPart: self._part_updated}
         )
         self._tensors = JobTensors(self._reported, planes)
         self._opener = JobOpener(
@@ -194,12 +194,13 @@ class OptimizerEngine:
 
     def _carry_out(self, effect: ev.Effect, values: Float32Array | None) -> None:
         match effect:
-            case plane.StageChunk():
+            case plane.StageChunks():
                 if values is not None:
                     assert self._planes.local is not None, "sums come to shards alone"
-                    self._planes.local.put_finished_sum(effect.job, effect.chunk, values)
+                    (chunk,) = effect.chunks
+                    self._planes.local.put_finished_sum(effect.job, chunk, values)
                 self._planes.send_order(effect)
-                self._expect(effect.job, "its part of the norm", self._planes.link_of_chunk(effect.chunk))
+                self._expect(effect.job, "its part of the norm", self._planes.link_of_chunk(effect.chunks[0]))
             case plane.UpdatePart():
                 timeline.mark("kernel", "COMMIT", effect.step)
                 self._updating[effect.job] = effect, time.perf_counter()
@@ -258,20 +259,21 @@ class OptimizerEngine:
 
     # ---- a step ----
 
-    def _chunk_staged(self, link: PlaneLink, body: plane.StagedChunk) -> None:
+    def _chunks_staged(self, link: PlaneLink, body: plane.StagedChunks) -> None:
         elements = self.core.expected_elements(body.job) or 0
-        if body.chunk not in link.stripe.chunk_indices(elements):
-            return  # a report about a former job
-        start, stop = chunk_range(elements, body.chunk)
-        blocks = -(-(stop - start) // BLOCK_ELEMENTS)
-        if len(body.block_sums) != blocks:
-            link.close(f"StagedChunk {body.chunk}: {len(body.block_sums)} block sums, expected {blocks}")
-        elif any(each < 0 for each in body.block_sums):
-            link.close(
-                f"StagedChunk {body.chunk}: sum of squares {min(body.block_sums):g}, expected at least 0"
-            )
-        else:
-            self.feed(ev.FromPlane(link.stripe, body, self._loop.time()))
+        own = link.stripe.chunk_indices(elements)
+        for staged in body.chunks:
+            if staged.chunk not in own:
+                return  # a report about a former job
+            start, stop = chunk_range(elements, staged.chunk)
+            blocks, found = -(-(stop - start) // BLOCK_ELEMENTS), len(staged.block_sums)
+            fault = f"{found} block sums, expected {blocks}" if found != blocks else ""
+            if any(each < 0 for each in staged.block_sums):
+                fault = f"sum of squares {min(staged.block_sums):g}, expected at least 0"
+            if fault:
+                link.close(f"StagedChunks, chunk {staged.chunk}: {fault}")
+                return
+        self.feed(ev.FromPlane(link.stripe, body, self._loop.time()))
 
     def _part_updated(self, link: PlaneLink, body: plane.UpdatedPart) -> None:
         self.feed(ev.FromPlane(link.stripe, body, self._loop.time()))

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from optimizer.checkpoint_store import epoch_file
-from optimizer.core.events import ChunkArrived, Ordered
+from optimizer.core.events import ChunksArrived, Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from plane.bookkeeping import AGGREGATOR_SESSION
 from plane.group import PlaneGroup
@@ -301,13 +301,12 @@ class OptimizerService:
 
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
-        server = ExchangeServer(
-            self._plane.newest, wait_for_room=self._plane.wait_for_room, shared_memory=self._shared_memory
-        )
+        server = ExchangeServer(self._plane.newest, shared_memory=self._shared_memory)
         await server.serve(
             context,
             f"aggregator {session.name}",
             session.mailbox,
+            wait_for_room=self._plane.wait_for_room,
             take=self._take_chunks,
             send=partial(self._send, session, context),
         )
@@ -349,7 +348,7 @@ class OptimizerService:
         if refusal is None and elements is not None:
             check_chunk(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
             timeline.mark("receive", "sum", chunk.header.step, chunk=chunk.header.index)
-            self.engine.feed(ChunkArrived(chunk.header), chunk.values())
+            self.engine.feed(ChunksArrived(chunk.header, [chunk.header.index]), chunk.values())
         return refusal
 
     async def _send(

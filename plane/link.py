@@ -14,6 +14,7 @@ from plane.plane import Plane, PlaneOwner
 from plane.plane_tensors import Arrays
 from protos import plane_pb2 as pb
 from protos.files_pb2 import FileRef
+from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.format import Checkpoint
 from services.errors import Failed, Refused
 from services.files.memory_file import MemoryFile
@@ -155,7 +156,7 @@ class LocalPlane:
         make_plane: Callable[[PlaneOwner], Plane],
         on_failure: Callable[[Exception], None],
         *,
-        send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None,
+        send_sum: Callable[[ChunkHeader, Float32Array], None] | None = None,
         wait_to_send: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.stripe = Stripe(0, 1)

@@ -19,7 +19,8 @@ from google.protobuf.message import Message
 
 from plane.bookkeeping import PlaneCore
 from plane.master_tensors import MasterTensors
-from plane.order_thread import OrderThread, Work
+from plane.messages import extend
+from plane.order_thread import OrderThread, Steps, Work
 from plane.plane_tensors import Arrays, PlaneTensors, WeightsReady
 from plane.streams.exchange_server import read_incarnation
 from plane.streams.newest_weights import NewestWeights
@@ -30,6 +31,7 @@ from plane.tensor_orders import TensorOrder, TensorOrders
 from plane.waiting_payloads import ArrivedPiece, StagedSum, WaitingPayloads
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
+from protos.cluster_pb2 import LayoutPart
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal, Refused
 from services.instrumentation.failpoints import hit_failpoint
@@ -41,8 +43,8 @@ from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import MAX_ELEMENTS, Layout
-from services.tensors.layout_parts import LayoutParts, parse_parts
+from services.tensors.layout import CHUNK_ELEMENTS, MAX_ELEMENTS, Layout
+from services.tensors.layout_parts import LayoutParts, Piece, make_piece_header, parse_parts
 from services.tensors.stripes import Stripe
 from services.transport.access.enforcement import check_daemon
 from services.transport.limits import HELLO_SECONDS
@@ -64,7 +66,7 @@ class PlaneOwner:
         jobs_change: called on the kernel thread when a job's tensors are dropped, and so before they are allocated.
             It gets the job's id and those of all jobs whose tensors are to be here, the one that was opened last at the
             end.
-        send_sum: called on the kernel thread with the order and the values of a finished sum whose tensors are in
+        send_sum: called on the thread of sums with the header and the values of a finished sum whose tensors are in
             another process; None if they are here.
         wait_to_send: waits until few enough sums are on their way to another process.
     """
@@ -76,7 +78,7 @@ class PlaneOwner:
     copied: Callable[[pb.CopyPart, Arrays], None]
     drop_copy: Callable[[pb.DropCopy], None]
     jobs_change: Callable[[str, Sequence[str]], None] = lambda job, here: None
-    send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None
+    send_sum: Callable[[ChunkHeader, Float32Array], None] | None = None
     wait_to_send: Callable[[], Awaitable[None]] | None = None
 
 
@@ -122,7 +124,7 @@ class Plane:
                 core=self._core,
                 newest=self.newest,
                 metrics=metrics,
-                opened=lambda session: owner.report(pb.WorkerExchanges(session=session)),
+                opened=lambda session: self._report(pb.WorkerExchanges(session=session)),
                 arrived=self._piece_arrived,
                 wait_for_room=self.wait_for_room,
                 shared_memory=shared_memory,
@@ -139,14 +141,15 @@ class Plane:
             read_layout=owner.read_layout,
             fill=owner.fill,
             jobs_change=owner.jobs_change,
-            report=partial(self._call_on_loop, owner.report),
-            copied=partial(self._call_on_loop, owner.copied),
+            report=partial(self._call_on_loop, self._report),
+            copied=partial(self._call_on_loop, self._copied),
             drop_copy=partial(self._call_on_loop, owner.drop_copy),
             opened=partial(self._call_on_loop, self._opened),
             dropped=partial(self._call_on_loop, self._drop_job),
             weights_ready=partial(self._call_on_loop, self._weights_ready),
         )
         self._calls = Handover(self._call)
+        self._reports: list[Message] = []  # those of this turn of the event loop
         self._broken = False  # an unexpected error happened; set on either thread
 
     @property
@@ -214,8 +217,8 @@ class Plane:
         if self._workers.get(worker.number) is not None:
             self._workers.close(worker.number)
             self._core.worker_left(worker.number)
-            gone = pb.WorkerGone(session=worker.number, reason=str(closed), code=closed.code.value[0])
-            self._owner.report(gone)
+            self._waiting.drop_stream(worker.number)
+            self._report(pb.WorkerGone(session=worker.number, reason=str(closed), code=closed.code.value[0]))
 
     def _piece_arrived(self, session: int, piece: TensorChunk) -> None:
         """Report a piece of a chunk that a worker's data stream has brought."""
@@ -226,22 +229,41 @@ class Plane:
                 f"chunk {header.index} of job {header.job}, lease {header.lease}: it belongs to shard "
                 f"{header.index % count} of {count}, but this is shard {self._stripe.index}"
             )
-        arrival = self._waiting.add_piece(piece)
+        arrival = self._waiting.add_piece(session, piece)
         hit_failpoint("shard.arrived")
-        in_place = piece.memory is not None
-        self._owner.report(
-            pb.ArrivedPiece(session=session, arrival=arrival, header=header, in_place=in_place)
+        in_place, part = piece.memory is not None, LayoutPart(offset=header.offset, elements=header.elements)
+        self._report(
+            pb.ArrivedPieces(
+                session=session, arrival=arrival, header=header, in_place=in_place, pieces=[part]
+            )
         )
 
     def next_weights(self, session: int) -> ChunkHeader | None:
         """Return the header of the next chunk of weights to send; see `PlaneCore.next_weights`."""
         return self._core.next_weights(session)
 
-    async def wait_for_room(self, job: str) -> None:
-        """Wait while too many payloads of a job are here; the caller must then bring its own without another await."""
+    async def wait_for_room(self, job: str, session: int | None = None) -> None:
+        """Wait while too many payloads of a job or a worker's session are here; see `WaitingPayloads`."""
         if self._owner.wait_to_send is not None:
             await self._owner.wait_to_send()
-        await self._waiting.wait_for_room(job)
+        await self._waiting.wait_for_room(job, session)
+
+    def _report(self, body: Message) -> None:
+        """Report something at the end of this turn of the event loop; consecutive reports of a run are one by then."""
+        if self._reports and extend(self._reports[-1], body):
+            return
+        if not self._reports:
+            self._loop.call_soon(self._tell)
+        self._reports.append(body)
+
+    def _copied(self, order: pb.CopyPart, arrays: Arrays) -> None:
+        self._tell()  # what was reported before comes first
+        self._owner.copied(order, arrays)
+
+    def _tell(self) -> None:
+        reports, self._reports = self._reports, []
+        for report in reports:
+            self._call(partial(self._owner.report, report))
 
     # ---- payloads from other roles in this process ----
 
@@ -304,12 +326,12 @@ class Plane:
     def _begin(self, order: Message, sums: list[Work], tensors: list[Work]) -> None:
         """Do an order's work on the event loop; append what it has for the threads of sums and tensors."""
         match order:
-            case pb.KeepPiece():
-                sums.append(
-                    Work(order.job, partial(self._keep_piece, self._waiting.pop_piece(order.arrival)))
-                )
-            case pb.DiscardPiece():
-                self._waiting.discard_piece(order.arrival)
+            case pb.KeepPieces():
+                arrived = [self._waiting.pop_piece(arrival) for arrival in order.arrivals]
+                sums.append(Work(order.job, partial(self._keep_pieces, arrived)))
+            case pb.DiscardPieces():
+                for arrival in order.arrivals:
+                    self._waiting.discard_piece(arrival)
             case pb.SendVersion():
                 version = Version(order.generation, order.step)
                 self._core.send_version(order.session, order.job, version, _read_parts(order))
@@ -320,12 +342,14 @@ class Plane:
                 hello = cluster.Hello(name=order.name, incarnation=order.incarnation)
                 self._workers.open(hello, order.session)
                 self._core.worker_attends(order.session)
+                self._waiting.open_stream(order.session)
                 self._worker_attended.set()
             case pb.WorkerLeft():
                 worker = self._workers.get(order.session)
                 if worker is not None:
                     self._workers.close(order.session)
                     self._core.worker_left(order.session)
+                    self._waiting.drop_stream(order.session)
                     worker.mailbox.close(order.reason)
             case pb.PassJob():
                 self.newest.clear(order.job)
@@ -335,17 +359,19 @@ class Plane:
                 else:
                     self._drop_job(order.job)
             case cluster.Heartbeat():
-                self._owner.report(cluster.Heartbeat())
+                self._report(cluster.Heartbeat())
             case pb.FinishSum() if self._owner.send_sum is not None:
-                sums.append(Work(order.job, partial(self._send_sum, self._owner.send_sum, order)))
+                sums.append(Work(order.job, partial(self._send_sums, self._owner.send_sum, order)))
             case pb.FinishSum():
-                finished = self._waiting.expect_sum(order.job, order.chunk)
+                finished = [self._waiting.expect_sum(order.job, chunk) for chunk in order.chunks]
                 sums.append(Work(order.job, partial(self._finish, order, finished)))
             case _ if isinstance(order, SumOrder):
                 sums.append(Work(order.job, partial(self._sums.carry_out, order)))
-            case pb.StageChunk():
-                staged = self._waiting.take_sum(order.job, order.chunk)
-                tensors.append(Work(order.job, partial(self._stage, order, staged), after=staged.values))
+            case pb.StageChunks():
+                for chunk in order.chunks:
+                    staged = self._waiting.take_sum(order.job, chunk)
+                    stage = partial(self._stage, order, chunk, staged)
+                    tensors.append(Work(order.job, stage, after=staged.values))
             case _ if isinstance(order, TensorOrder):
                 if isinstance(order, pb.UpdatePart | pb.OpenPart | pb.DropPart):
                     self._waiting.discard_sums(order.job)
@@ -363,29 +389,34 @@ class Plane:
 
     # ---- on the thread of sums ----
 
-    def _keep_piece(self, arrived: ArrivedPiece) -> None:
-        self._sums.keep_piece(arrived.piece)
-        if arrived.backlog is not None:
-            arrived.backlog.remove()
+    def _keep_pieces(self, arrived: Sequence[ArrivedPiece]) -> None:
+        for each in arrived:
+            self._sums.keep_piece(each.piece)
+            each.note_kept()
 
-    def _finish(self, order: pb.FinishSum, finished: Future[Float32Array]) -> None:
-        values = self._sums.finish(order)
-        if finished.set_running_or_notify_cancel():  # else the plane is broken or closed
-            finished.set_result(values)
+    def _finish(self, order: pb.FinishSum, finished: Sequence[Future[Float32Array]]) -> Steps:
+        for future, values in zip(finished, self._sums.finish(order), strict=True):
+            if future.set_running_or_notify_cancel():  # else the plane is broken or closed
+                future.set_result(values)
+            yield None
 
-    def _send_sum(self, send: Callable[[pb.FinishSum, Float32Array], None], order: pb.FinishSum) -> None:
-        send(order, self._sums.finish(order))
+    def _send_sums(self, send: Callable[[ChunkHeader, Float32Array], None], order: pb.FinishSum) -> Steps:
+        offset = order.header.offset
+        for chunk, values in zip(order.chunks, self._sums.finish(order), strict=True):
+            piece = Piece(chunk, offset + (chunk - order.header.index) * CHUNK_ELEMENTS, len(values))
+            send(make_piece_header(order.header, piece), values)
+            yield None
 
     # ---- on the kernel thread, and what it reports ----
 
-    def _stage(self, order: pb.StageChunk, staged: StagedSum) -> None:
+    def _stage(self, order: pb.StageChunks, chunk: int, staged: StagedSum) -> None:
         staged.backlog.remove()
-        self._tensors.stage(order, staged.values)
+        self._tensors.stage(order, chunk, staged.values)
 
     def _opened(self, order: pb.OpenPart, tensors: PlaneTensors) -> None:
         self._open_job(order.job, tensors.elements, tensors.wire, sends_pieces=tensors.sends_pieces)
         hit_failpoint("shard.opened")
-        self._owner.report(pb.PartOpened(job=order.job, opening=order.opening))
+        self._report(pb.PartOpened(job=order.job, opening=order.opening))
 
     def _weights_ready(self, ready: WeightsReady, updated: bool) -> None:
         """Send a chunk of weights to the workers, on the event loop; report it if it was just updated."""
@@ -393,7 +424,7 @@ class Plane:
         if not self._core.weights_ready(header.job, Version(header.generation, header.step), ready.chunks):
             return
         if updated:
-            self._owner.report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
+            self._report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
         self._workers.wake_all()
 
 

@@ -25,7 +25,7 @@ from services.tensors.stripes import Stripe
 TensorOrder: TypeAlias = (
     pb.OpenPart | pb.DropPart | pb.UpdatePart | pb.MakeWeights | pb.CopyPart | pb.DropCopy
 )
-"""Orders on tensors, but for `StageChunk`."""
+"""Orders on tensors, but for `StageChunks`."""
 
 
 class TensorOrders:
@@ -99,15 +99,16 @@ class TensorOrders:
         except Exception as error:
             self._broke(order.job, error)
 
-    def stage(self, order: pb.StageChunk, finished: Future[Float32Array] | None) -> None:
+    def stage(self, order: pb.StageChunks, chunk: int, finished: Future[Float32Array] | None) -> None:
         """Stage the finished sum of a chunk, or store it as initial weights.
 
         Args:
             order: the order.
+            chunk: index of one of its chunks.
             finished: the sum, unless it was cancelled; None if there is none.
         """
         try:
-            self._stage(order, finished)
+            self._stage(order, chunk, finished)
         except CancelledError:
             pass  # the plane is broken or closed
         except Exception as error:
@@ -116,19 +117,20 @@ class TensorOrders:
     def _broke(self, job: str, error: Exception) -> None:
         self._report(pb.PartBroke(job=job, opening=self._openings.get(job, 0), reason=reason_of(error)))
 
-    def _stage(self, order: pb.StageChunk, finished: Future[Float32Array] | None) -> None:
+    def _stage(self, order: pb.StageChunks, chunk: int, finished: Future[Float32Array] | None) -> None:
         tensors = self._tensors.get(order.job)
         if tensors is None:
             return  # a later OpenPart brings new ones; PartBroke has reported why there are none
         if finished is None:
-            raise Refused(f"chunk {order.chunk}: no finished sum to stage; send FinishSum before StageChunk")
+            raise Refused(f"chunk {chunk}: no finished sum to stage; send FinishSum before StageChunks")
         values = finished.result()
         if order.initial:
-            tensors.store_initial(order.chunk, values)
+            tensors.store_initial(chunk, values)
             return
-        block_sums = tensors.stage(order.chunk, values)
+        block_sums = tensors.stage(chunk, values)
         hit_failpoint("shard.staged")
-        self._report(pb.StagedChunk(job=order.job, chunk=order.chunk, block_sums=block_sums.tolist()))
+        staged = pb.StagedChunk(chunk=chunk, block_sums=block_sums.tolist())
+        self._report(pb.StagedChunks(job=order.job, chunks=[staged]))
 
     def _carry_out(self, order: TensorOrder) -> Steps:
         match order:

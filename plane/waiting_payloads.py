@@ -1,6 +1,8 @@
-"""Payloads that wait in a plane: pieces for a decision, sums to be finished and staged. They are bounded by job.
+"""Payloads that wait in a plane: pieces for a decision, sums to be finished and staged.
 
-So a job whose work waits holds up its own data streams alone. All methods are called on the event loop.
+Pieces are bounded by data stream, and by as much as a send window allows: what a window allows is always read, and a
+worker that sends more holds up itself. Sums are bounded by job: a job whose work waits holds up its own data streams
+alone. All methods are called on the event loop.
 """
 
 from __future__ import annotations
@@ -13,16 +15,23 @@ from services.protocol.plan import TOTAL_WINDOW_CHUNKS
 from services.runtime.backlog import Backlog
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import CHUNK_ELEMENTS
 
 MAX_WAITING_CHUNKS = TOTAL_WINDOW_CHUNKS
-"""Payloads of a job that may wait for a decision and for the kernel thread; then no more of its messages are taken."""
+"""Chunks of a data stream that may wait for a decision, and sums of a job that may wait for the kernel thread; then no
+more messages are taken."""
 
 
 class ArrivedPiece(NamedTuple):
-    """A piece of a chunk, and the backlog that counts it; None if it costs no memory."""
+    """A piece of a chunk, and the backlog that counts its elements; None if it costs no memory."""
 
     piece: TensorChunk
     backlog: Backlog | None
+
+    def note_kept(self) -> None:
+        """Note on the thread of sums that the piece waits no longer."""
+        if self.backlog is not None:
+            self.backlog.remove(self.piece.header.elements)
 
 
 class FinishedSum(NamedTuple):
@@ -42,24 +51,12 @@ class StagedSum(NamedTuple):
     backlog: Backlog
 
 
-class _JobBacklogs:
-    """Counts of what waits of one job.
-
-    Attributes:
-        pieces: pieces that are not kept yet.
-        sums: finished sums that wait for the kernel thread.
-    """
-
-    def __init__(self) -> None:
-        self.pieces = Backlog(MAX_WAITING_CHUNKS)
-        self.sums = Backlog(MAX_WAITING_CHUNKS)
-
-
 class WaitingPayloads:
-    """What waits of all jobs. Only what waits of jobs that are here is bounded."""
+    """What waits of all jobs. Only what waits of jobs and workers that are here is bounded."""
 
     def __init__(self) -> None:
-        self._backlogs: dict[str, _JobBacklogs] = {}  # of the jobs that are here
+        self._sums: dict[str, Backlog] = {}  # by job that is here: sums that wait for the kernel thread
+        self._pieces: dict[int, Backlog] = {}  # by worker's session: elements of pieces that are not kept yet
         self._arrived: dict[int, ArrivedPiece] = {}  # by arrival, until it is decided on
         self._last_arrival = 0
         self._finished: dict[
@@ -69,20 +66,30 @@ class WaitingPayloads:
 
     def open_job(self, job: str) -> None:
         """Begin to bound what waits of a job."""
-        self._backlogs.setdefault(job, _JobBacklogs())
+        self._sums.setdefault(job, Backlog(MAX_WAITING_CHUNKS))
 
     def drop_job(self, job: str) -> None:
-        """Forget a job; those who wait for room have it once what waits is decided on."""
-        self._backlogs.pop(job, None)
+        """Forget a job; those who wait for room have it once what waits is staged."""
+        self._sums.pop(job, None)
 
-    def _of(self, job: str) -> _JobBacklogs:
-        return self._backlogs.get(job) or _JobBacklogs()
+    def open_stream(self, session: int) -> None:
+        """Begin to bound what waits of a worker."""
+        self._pieces[session] = Backlog(MAX_WAITING_CHUNKS * CHUNK_ELEMENTS)
 
-    async def wait_for_room(self, job: str) -> None:
-        """Wait while too much of a job waits; the caller must then bring its own without another await."""
-        backlogs = self._of(job)
-        await backlogs.sums.wait_for_room()
-        await backlogs.pieces.wait_for_room()
+    def drop_stream(self, session: int) -> None:
+        """Forget a worker that has left; its pieces are decided on."""
+        self._pieces.pop(session, None)
+
+    async def wait_for_room(self, job: str, session: int | None = None) -> None:
+        """Wait while too much of a job or of a worker waits; the caller must then bring its own without another await.
+
+        Args:
+            job: id of the job.
+            session: session of the worker; None for an aggregator.
+        """
+        backlogs = self._sums.get(job), None if session is None else self._pieces.get(session)
+        for backlog in filter(None, backlogs):
+            await backlog.wait_for_room()
 
     def close(self) -> None:
         """Forget all pieces, and end the waits for sums that will not be finished."""
@@ -91,18 +98,18 @@ class WaitingPayloads:
 
     # ---- pieces ----
 
-    def add_piece(self, piece: TensorChunk) -> int:
-        """Take a piece that has arrived; return the id of the arrival."""
-        backlog = None
-        if piece.memory is None:  # else its payload stays in the worker's shared memory
-            backlog = self._of(piece.header.job).pieces
-            backlog.add()
+    def add_piece(self, session: int, piece: TensorChunk) -> int:
+        """Take a piece that has arrived from a worker; return the id of the arrival."""
+        # A payload in the worker's shared memory costs none here.
+        backlog = self._pieces.get(session) if piece.memory is None else None
+        if backlog is not None:
+            backlog.add(piece.header.elements)
         self._last_arrival += 1
         self._arrived[self._last_arrival] = ArrivedPiece(piece, backlog)
         return self._last_arrival
 
     def pop_piece(self, arrival: int) -> ArrivedPiece:
-        """Return a piece that is to be kept; it counts until its backlog is told that it is.
+        """Return a piece that is to be kept; it counts until it is told that it is.
 
         Raises:
             Refused: no such piece waits.
@@ -117,9 +124,9 @@ class WaitingPayloads:
 
     def discard_piece(self, arrival: int) -> None:
         """Forget a piece (Refused)."""
-        backlog = self.pop_piece(arrival).backlog
-        if backlog is not None:
-            backlog.cancel()
+        arrived = self.pop_piece(arrival)
+        if arrived.backlog is not None:
+            arrived.backlog.cancel(arrived.piece.header.elements)
 
     # ---- sums ----
 
@@ -143,7 +150,7 @@ class WaitingPayloads:
         found = self._finished.pop((job, chunk), None)
         backlog = None if found is None else found.backlog
         if backlog is None:
-            backlog = self._of(job).sums
+            backlog = self._sums.get(job) or Backlog(MAX_WAITING_CHUNKS)
             backlog.add()
         return StagedSum(None if found is None else found.values, backlog)
 

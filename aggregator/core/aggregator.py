@@ -14,7 +14,6 @@ from aggregator.core.assignments import Assignments
 from aggregator.core.events import (
     CancelRequested,
     CheckClosed,
-    ChunkArrived,
     CloseWorker,
     ClusterCheckBegan,
     ClusterCheckEnded,
@@ -32,6 +31,7 @@ from aggregator.core.events import (
     OptimizerLost,
     Outbox,
     PauseRequested,
+    PiecesArrived,
     PriorityRequested,
     ResumeRequested,
     SaveJob,
@@ -59,7 +59,7 @@ from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
 from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.core.setting_aside import count_start, note_crash, take_back_start
-from aggregator.core.sums.plane_orders import discard_piece
+from aggregator.core.sums.plane_orders import discard_pieces
 from aggregator.core.waits import OptimizerWaits, describe_lack, owed_by_optimizer
 from aggregator.core.worker_activities import WorkerActivities
 from aggregator.core.worker_reports import take_report
@@ -189,8 +189,8 @@ class AggregatorCore:
         self.own_clock.note_input(clock.monotonic_seconds)
         now = self.own_clock.now(clock.monotonic_seconds)
         match event:
-            case ChunkArrived():
-                self._chunk_arrived(event, now)
+            case PiecesArrived():
+                self._pieces_arrived(event, now)
             case WeightsArrived():
                 run = self.runs.get(event.header.job)
                 if run is not None:
@@ -242,11 +242,11 @@ class AggregatorCore:
             case Stopping():
                 self._stop()
                 return self._take_effects(clock)
-        if not isinstance(event, ChunkArrived):  # a gradient changes nothing here
+        if not isinstance(event, PiecesArrived):  # a gradient changes nothing here
             for run in list(self.runs.values()):
                 exclude_from_all(run, self.runs, self.jobs, now)
         self._drop_ended_jobs()
-        if not isinstance(event, ChunkArrived):
+        if not isinstance(event, PiecesArrived):
             self._assign(now, clock)
             for run in list(self.runs.values()):
                 with self._guard(run):
@@ -369,13 +369,13 @@ class AggregatorCore:
             with self._guard(run):
                 run.lost(member, reason, now)
 
-    def _chunk_arrived(self, event: ChunkArrived, now: float) -> None:
+    def _pieces_arrived(self, event: PiecesArrived, now: float) -> None:
         member, run = self.members.get(event.session), self.runs.get(event.header.job)
         if member is None or run is None or member.job != event.header.job:
-            self._out.put(discard_piece(event.header, event.arrival))
+            self._out.put(discard_pieces(event.header, event.arrivals))
             return
         with self._guard(run):
-            refusal = run.chunk_arrived(member, event, now)
+            refusal = run.pieces_arrived(member, event, now)
             if refusal is not None:
                 self._close(member, f"refused a chunk: {refusal}", now)
 

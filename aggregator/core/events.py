@@ -6,7 +6,7 @@ recorded and replayed (services/runtime/recording.py). Effects on payloads are t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.protocol import outbox
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from services.protocol.plan import JobPlan
+from services.tensors.layout_parts import Piece
 
 # ---- inputs ----
 
@@ -197,22 +198,30 @@ class FromWorker:
 
 
 @dataclass(frozen=True)
-class ChunkArrived:
-    """A piece of a chunk of a gradient or of initial weights arrived from a worker; its bytes match its header.
+class PiecesArrived:
+    """Pieces of chunks of a gradient or of initial weights arrived from a worker; their bytes match their headers.
 
     A whole chunk is one piece.
 
     Attributes:
         session: the worker's session.
-        header: the piece's header.
-        in_place: whether the payload stays in memory that the worker shares, and so costs none here until COMMIT.
-        arrival: id of the arrival in the plane that has the payload.
+        header: the first piece's header. Those of the others differ in index, offset and elements; findings are those
+            that came with chunk 0.
+        pieces: the pieces, of one lease and one plane.
+        in_place: whether the payloads stay in memory that the worker shares, and so cost none here until COMMIT.
+        arrival: id of the first piece's arrival in the plane that has the payloads; the others' follow it.
     """
 
     session: int
     header: ChunkHeader
+    pieces: Sequence[Piece]
     in_place: bool = False
     arrival: int = 0
+
+    @property
+    def arrivals(self) -> range:
+        """The ids of the pieces' arrivals."""
+        return range(self.arrival, self.arrival + len(self.pieces))
 
 
 @dataclass(frozen=True)
@@ -252,7 +261,7 @@ Input = (
     | DataStreamOpened
     | WorkerLost
     | FromWorker
-    | ChunkArrived
+    | PiecesArrived
     | MessageRefused
     | Ticked
     | Stopping
@@ -296,8 +305,8 @@ class ToOptimizer:
 
 
 PlaneOrder = (
-    plane.KeepPiece
-    | plane.DiscardPiece
+    plane.KeepPieces
+    | plane.DiscardPieces
     | plane.KeepSum
     | plane.DropPieces
     | plane.DropSum

@@ -7,10 +7,10 @@ and its new weights are sent to every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from aggregator.core.events import ChunkArrived, Outbox, ToOptimizer
+from aggregator.core.events import Outbox, PiecesArrived, ToOptimizer
 from aggregator.core.job_report import PAUSED_BY_REQUEST, JobReport, Record, pause_job, resume_job
 from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.lease_book import LeaseBook
@@ -30,7 +30,7 @@ from aggregator.core.rows.row import Row
 from aggregator.core.rows.row_table import RowTable
 from aggregator.core.setting_aside import PROBATION_SECONDS, count_start, take_back_start
 from aggregator.core.sums.chunk_router import ChunkRouter
-from aggregator.core.sums.plane_orders import discard_piece
+from aggregator.core.sums.plane_orders import discard_pieces
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
@@ -278,35 +278,43 @@ class RunningJob:
             return Refusal(f"the chunk's lease is {header.lease}, and this worker is a spare now")
         return self.lease_book.check_chunk(row.session, header)
 
-    def chunk_arrived(self, member: Member, event: ChunkArrived, now: float) -> Refusal | None:
-        """Keep a piece of a chunk, discard a stale one; return why its worker can't send it, None if it can."""
+    def pieces_arrived(self, member: Member, event: PiecesArrived, now: float) -> Refusal | None:
+        """Keep pieces of chunks, discard stale ones; return why their worker can't send them, None if it can."""
         header, row = event.header, self.rows.find(member)
         stale = row is None or self.check_chunk(member, header) is not None
-        refusal = None if stale else self.rows.check_piece(member, header)
+        refusal = None if stale else self.rows.check_pieces(member, header, event.pieces)
         if row is None or stale or refusal is not None:
-            self.out.put(discard_piece(header, event.arrival))
+            self.out.put(discard_pieces(header, event.arrivals))
             return refusal
-        self.router.keep_piece(header, event.arrival)
-        if not self.rows.waits_for_report(member, header):
-            # Several workers of a row share one window, even if some of them are on this host.
-            self.route_if_whole(row, header, in_place=event.in_place and len(row.workers) == 1)
+        self.router.keep_pieces(header, event.pieces, event.arrival)
+        chunks = dict.fromkeys(piece.chunk for piece in event.pieces)
+        if 0 in chunks and self.rows.waits_for_report(member, header):
+            del chunks[0]
+        # Several workers of a row share one window, even if some of them are on this host.
+        self.route_whole(row, header, list(chunks), in_place=event.in_place and len(row.workers) == 1)
         return None
 
-    def route_if_whole(self, row: Row, header: ChunkHeader, *, in_place: bool) -> None:
-        """Route a chunk of the row that has its lease, if all of its pieces are kept."""
-        whole = self.router.take_whole(header, self.progress.elements)
-        if whole is not None:
-            self._route(row, whole, in_place=in_place)
+    def route_whole(self, row: Row, header: ChunkHeader, chunks: Sequence[int], *, in_place: bool) -> None:
+        """Route those chunks of a lease whose pieces are all kept.
 
-    def _route(self, row: Row, header: ChunkHeader, *, in_place: bool) -> None:
+        Args:
+            row: the row that has the lease.
+            header: header of a piece of the lease.
+            chunks: indices of chunks, in the order in which they came.
+            in_place: whether the lease's payloads stay in the worker's memory.
+        """
+        whole = self.router.take_whole(header.lease, chunks, self.progress.elements)
+        if not whole:
+            return
         if header.kind == INITIAL_WEIGHTS:
-            self.router.route_initial_weights(header)
+            self.router.route_initial_weights(header, whole, self.progress.elements)
             current = self.lease_book.initialisation
             if current is not None and current.missing is not None:
-                current.missing.discard(header.index)
+                for chunk in whole:
+                    current.missing.discard(chunk)
             return
-        step_sum, assignment = self.lease_book.accept_gradient(row, header, in_place=in_place)
-        self.router.route_gradient(step_sum, assignment, header, self.progress.elements)
+        step_sum, assignment = self.lease_book.accept_gradients(row, header, whole, in_place=in_place)
+        self.router.route_gradient(step_sum, assignment, whole, self.progress.elements)
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
 

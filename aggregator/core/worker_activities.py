@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aggregator.core.events import ChunkArrived, FromWorker, Input, Ticked, WeightsArrived, WorkerLost
+from aggregator.core.events import FromWorker, Input, PiecesArrived, Ticked, WeightsArrived, WorkerLost
 from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.running_job import RunningJob
 from aggregator.core.worker_times import WorkerTimes
@@ -54,8 +54,11 @@ class WorkerActivities:
             optimizer: whether the optimizer is connected.
             now: the time.
         """
-        if isinstance(event, ChunkArrived | WeightsArrived) and event.header.index:
-            return  # the first chunk of weights, and the last one of a gradient, have index 0: once a step is enough
+        # The first chunk of weights, and the last one of a gradient, have index 0: once a step is enough.
+        if isinstance(event, WeightsArrived) and event.header.index:
+            return
+        if isinstance(event, PiecesArrived) and all(piece.chunk for piece in event.pieces):
+            return
         for ended in self._turns.keys() - runs.keys():
             del self._turns[ended]
             self.times.end_job(ended, now)

@@ -66,7 +66,7 @@ def _note_computed(run: RunningJob, member: Member, computed: pb.Computed, now: 
         kind=GRADIENT,
         index=0,
     )
-    run.route_if_whole(row, first, in_place=row.in_place)  # it may have waited for this report
+    run.route_whole(row, first, [0], in_place=row.in_place)  # it may have waited for this report
     run.dispatch(now)
 
 

@@ -6,6 +6,7 @@ orders of protos/plane.proto, whose reports are inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos import plane_pb2 as plane
@@ -41,10 +42,16 @@ class Ordered:
 
 
 @dataclass(frozen=True)
-class ChunkArrived:
-    """Arrival of a chunk of a step's sum or of initial weights, after its bytes were checked against its header."""
+class ChunksArrived:
+    """Arrival of chunks of a step's sum or of initial weights, after their bytes were checked against their headers.
+
+    Attributes:
+        header: header of the first chunk. Those of the others differ in index, offset and elements.
+        chunks: indices of the chunks, all of one plane; chunk 0 comes alone.
+    """
 
     header: ChunkHeader
+    chunks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class FromPlane:
     """
 
     stripe: Stripe
-    body: plane.StagedChunk | plane.UpdatedPart
+    body: plane.StagedChunks | plane.UpdatedPart
     now_seconds: float = 0.0
 
 
@@ -149,7 +156,7 @@ Input = (
     Connected
     | Disconnected
     | Ordered
-    | ChunkArrived
+    | ChunksArrived
     | Loaded
     | Allocated
     | FromPlane
@@ -211,8 +218,8 @@ class Allocate:
     files: dict[str, FileRef] = field(default_factory=dict)
 
 
-TensorOrder = plane.StageChunk | plane.UpdatePart | plane.MakeWeights | plane.SendVersion | plane.DropPart
-"""Orders to the planes about a job's tensors. The payload of a StageChunk is that of the chunk that arrived."""
+TensorOrder = plane.StageChunks | plane.UpdatePart | plane.MakeWeights | plane.SendVersion | plane.DropPart
+"""Orders to the planes about a job's tensors. The payload of a StageChunks is that of the chunk that arrived."""
 
 
 @dataclass(frozen=True)

@@ -267,18 +267,20 @@ class JobCore:
             return Refusal(f"the chunk's job is {header.job!r}, which is not open; open it first")
         return self.opened.check_chunk(header)
 
-    def take_chunk(self, header: ChunkHeader) -> None:
-        """Have a chunk staged; drop it if it is stale or a repetition."""
-        job = self.opened
+    def take_chunks(self, arrived: ev.ChunksArrived) -> None:
+        """Have chunks staged; drop those that are stale or repetitions."""
+        header, job = arrived.header, self.opened
         if job is None or self.check_chunk(header) or job.deciding or job.allocating_layout:
             return
-        if header.index >= job.chunks or header.index in job.staged:
+        chunks = [each for each in arrived.chunks if each < job.chunks and each not in job.staged]
+        if not chunks:
             return
         initial = job.state == pb.OptimizerStatus.RECEIVING
-        self._out.put(plane.StageChunk(job=job.job, chunk=header.index, initial=initial))
-        job.staged.add(header.index)
-        if not initial:
-            job.sums.note_order(header.index)
+        self._out.put(plane.StageChunks(job=job.job, chunks=chunks, initial=initial))
+        for chunk in chunks:
+            job.staged.add(chunk)
+            if not initial:
+                job.sums.note_order(chunk)
         if header.index == 0:
             job.non_finite, job.count = list(header.findings.non_finite), header.findings.count
         job.deciding = len(job.staged) == job.chunks
@@ -291,8 +293,9 @@ class JobCore:
         if job is None:
             return
         match body:
-            case plane.StagedChunk():
-                job.sums.note_report(body.chunk, tuple(body.block_sums))
+            case plane.StagedChunks():
+                for each in body.chunks:
+                    job.sums.note_report(each.chunk, tuple(each.block_sums))
                 block_sums = job.sums.take(job.chunks) if job.deciding and not job.closing else None
                 if block_sums is not None:
                     self._commit(job, gradient_norm(block_sums))

@@ -93,9 +93,9 @@ class OptimizerCore:
 
     def _route(self, event: ev.Input) -> None:
         match event:
-            case ev.ChunkArrived():
+            case ev.ChunksArrived():
                 if event.header.epoch == self.epoch:
-                    self._in_job(event.header.job, JobCore.take_chunk, event.header)
+                    self._in_job(event.header.job, JobCore.take_chunks, event)
             case ev.FromPlane():
                 self._checkpoints.now_seconds = event.now_seconds
                 self._in_job(event.body.job, JobCore.take_plane_report, event)

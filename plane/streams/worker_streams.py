@@ -57,7 +57,7 @@ class WorkerDataStreams:
         metrics: the aggregator's metrics.
         opened: called with a worker's session when its data stream is open.
         arrived: called with a worker's session and the piece of a chunk that has arrived.
-        wait_for_room: waits until few enough payloads and sums of a job are queued to take another one.
+        wait_for_room: waits until few enough payloads of a job and of a worker's session wait to take another one.
         shared_memory: whether payloads may stay in memory shared with a worker.
     """
 
@@ -69,7 +69,7 @@ class WorkerDataStreams:
         metrics: AggregatorMetrics,
         opened: Callable[[int], None],
         arrived: Callable[[int, TensorChunk], None],
-        wait_for_room: Callable[[str], Awaitable[None]],
+        wait_for_room: Callable[[str, int], Awaitable[None]],
         shared_memory: bool,
     ) -> None:
         self._core = core
@@ -77,11 +77,9 @@ class WorkerDataStreams:
         self._metrics = metrics
         self._opened = opened
         self._arrived = arrived
+        self._wait_for_room = wait_for_room
         self._server = ExchangeServer(
-            newest,
-            wait_for_room=wait_for_room,
-            shared_memory=shared_memory,
-            count=metrics.change_shared_memory_links,
+            newest, shared_memory=shared_memory, count=metrics.change_shared_memory_links
         )
 
     async def serve(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -90,6 +88,7 @@ class WorkerDataStreams:
             context,
             f"worker {session.name}",
             session.mailbox,
+            wait_for_room=lambda job: self._wait_for_room(job, session.number),
             take=partial(self._chunks_arrived, session),
             send=partial(self._send, session, context),
             opened=partial(self._opened, session.number),

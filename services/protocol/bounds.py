@@ -30,6 +30,8 @@ MAX_CHUNKS = 1 << 21
 """Maximum number of chunks of a layout, which has at most 2^40 elements."""
 MAX_RUNS = 1024
 """Maximum number of ranges that name chunks; where there were more, they are joined, and name further chunks."""
+MAX_RUN_PIECES = 64
+"""Maximum number of chunks, or of their pieces, that one order to a plane or one of its reports is about."""
 MAX_MICRO_BATCHES = 1 << 16
 """Maximum number of micro-batches of a step."""
 MAX_LEASE_BATCHES = 1 << 16
@@ -173,6 +175,14 @@ BOUNDS: Mapping[str, Bound] = {
     "PlaneOrders.orders": Bound(total=MAX_PAGE_BYTES),
     "PlaneReports.reports": Bound(total=MAX_PAGE_BYTES),
     "StagedChunk.block_sums": Bound(count=8),
+    "StagedChunks.chunks": Bound(count=MAX_RUN_PIECES),
+    "ArrivedPieces.pieces": Bound(count=MAX_RUN_PIECES),
+    "DropSum.chunks": Bound(count=MAX_RUN_PIECES),
+    "FinishSum.chunks": Bound(count=MAX_RUN_PIECES),
+    "KeepSum.chunks": Bound(count=MAX_RUN_PIECES),
+    "MergeSums.chunks": Bound(count=MAX_RUN_PIECES),
+    "StageChunks.chunks": Bound(count=MAX_RUN_PIECES),
+    "arrivals": Bound(count=MAX_RUN_PIECES),
     "Welcome.shard_tensor_ports": Bound(count=MAX_SHARDS),
     "Welcome.shards": Bound(bytes=300, count=MAX_SHARDS),
     "checksums": Bound(count=MAX_MICRO_BATCHES),

@@ -206,7 +206,7 @@ def _streams() -> dict[str, list[list[Message]]]:
                     plane.PlaneOrder(make_weights=plane.MakeWeights(job=job, generation=1)),
                     plane.PlaneOrder(copy=plane.CopyPart(job=job, copy=1)),
                     plane.PlaneOrder(drop_copy=plane.DropCopy(job=job, copy=1)),
-                    plane.PlaneOrder(stage=plane.StageChunk(job=job, initial=True)),
+                    plane.PlaneOrder(stage=plane.StageChunks(chunks=[0], job=job, initial=True)),
                 ),
             ]
         ],

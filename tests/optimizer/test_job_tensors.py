@@ -257,8 +257,10 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
     async def scenario() -> None:
         planes = make_local_planes()
         assert planes.local is not None
-        reports: asyncio.Queue[int] = asyncio.Queue()
-        planes.report_handlers[pb.StagedChunk] = lambda link, body: reports.put_nowait(body.chunk)
+        reports: list[int] = []
+        planes.report_handlers[pb.StagedChunks] = lambda link, body: reports.extend(
+            each.chunk for each in body.chunks
+        )
         saved = asyncio.Event()
         tensors = JobTensors(lambda event: None, planes)
         await tensors.open("j", config, layout, None)
@@ -272,7 +274,7 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
             for chunk in range(chunks):
                 await plane.wait_for_room("j")
                 plane.put_finished_sum("j", chunk, values)
-                planes.send_order(pb.StageChunk(job="j", chunk=chunk))
+                planes.send_order(pb.StageChunks(job="j", chunks=[chunk]))
                 staged = chunk + 1
 
         try:
@@ -285,7 +287,9 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
             copy_may_end.set()
         await staging
         await saved.wait()
-        assert [await reports.get() for _ in range(chunks)] == list(range(chunks)), "no chunk was lost"
+        while len(reports) < chunks:
+            await asyncio.sleep(0)
+        assert reports == list(range(chunks)), "no chunk was lost"
         tensors.close()
         planes.local.close("over")
 

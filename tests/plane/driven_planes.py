@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -92,7 +92,7 @@ class DrivenPlanes:
         """Queue orders to the planes that they are for, behind all others."""
         for order in orders:
             self.updates += isinstance(order, pb.UpdatePart)
-            chunk = getattr(order, "chunk", None)
+            chunk = order.chunks[0] if hasattr(order, "chunks") else getattr(order, "chunk", None)
             for index, queue in enumerate(self._waiting):
                 if chunk is None or chunk % len(self.planes) == index:
                     queue.append(order)
@@ -112,6 +112,7 @@ class DrivenPlanes:
                 thread.start([Work(job, partial(plane._call_on_loop, done.set_result, None))])
                 await asyncio.wait({done, self._failed}, return_when=asyncio.FIRST_COMPLETED)
                 require(not self._failed.done(), f"a plane failed: {self._failed}")
+            plane._tell()
 
     # ---- reports ----
 
@@ -120,7 +121,7 @@ class DrivenPlanes:
             self._failed.set_result(error)
 
     def _report(self, index: int, body: Message) -> None:
-        of_job: Any = body.header if isinstance(body, pb.ArrivedPiece) else body
+        of_job: Any = body.header if isinstance(body, pb.ArrivedPieces) else body
         self._reports[of_job.job].append((index, body))
 
     def take_reports(self, job: str, kind: type[Message]) -> list[tuple[int, Any]]:
@@ -129,9 +130,10 @@ class DrivenPlanes:
         self._reports[job] = [each for each in reports if not isinstance(each[1], kind)]
         return [each for each in reports if isinstance(each[1], kind)]
 
-    def arrive(self, session: int, piece: TensorChunk) -> pb.ArrivedPiece:
-        """Let a worker's data stream bring a piece; return what its plane reports of it."""
-        self.of_chunk(piece.header.index)._piece_arrived(session, piece)
-        ((_, arrived),) = self.take_reports(piece.header.job, pb.ArrivedPiece)
-        assert isinstance(arrived, pb.ArrivedPiece)
-        return arrived
+    def arrive(self, session: int, pieces: Sequence[TensorChunk]) -> list[pb.ArrivedPieces]:
+        """Let a worker's data streams bring pieces of one lease; return what their planes report of them."""
+        for piece in pieces:
+            self.of_chunk(piece.header.index)._piece_arrived(session, piece)
+        for plane in self.planes:
+            plane._tell()
+        return [arrived for _, arrived in self.take_reports(pieces[0].header.job, pb.ArrivedPieces)]

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from plane import sums
+from aggregator.core.sums.chunk_router import ChunkRouter
+from plane import messages, sums
+from plane import plane as plane_module
 from plane.bookkeeping import PlaneCore
-from plane.order_thread import OrderThread
+from plane.order_thread import OrderThread, Steps
 from plane.plane import Plane
 from plane.plane_tensors import PlaneTensors
 from plane.streams.newest_weights import NewestWeights
 from plane.sums import StoredSums
 from plane.tensor_orders import TensorOrders
-from plane.waiting_payloads import WaitingPayloads
+from plane.waiting_payloads import ArrivedPiece, WaitingPayloads
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.versions import Version
@@ -46,11 +48,11 @@ def forgets_the_offset_of_pieces(patch: pytest.MonkeyPatch) -> None:
 def drops_the_pieces_of_all_leases(patch: pytest.MonkeyPatch) -> None:
     carry_out = StoredSums.carry_out
 
-    def drop_all(self: StoredSums, order: Any) -> None:
+    def drop_all(self: StoredSums, order: Any) -> Steps:
         if isinstance(order, pb.DropPieces) and order.job in self._jobs:
             self._jobs[order.job].pieces.clear()
         else:
-            carry_out(self, order)
+            yield from carry_out(self, order)
 
     patch.setattr(StoredSums, "carry_out", drop_all)
 
@@ -58,9 +60,9 @@ def drops_the_pieces_of_all_leases(patch: pytest.MonkeyPatch) -> None:
 def keeps_pieces_of_revoked_leases(patch: pytest.MonkeyPatch) -> None:
     carry_out = StoredSums.carry_out
 
-    def keep(self: StoredSums, order: Any) -> None:
+    def keep(self: StoredSums, order: Any) -> Steps:
         if not isinstance(order, pb.DropPieces | pb.DropSums):
-            carry_out(self, order)
+            yield from carry_out(self, order)
 
     patch.setattr(StoredSums, "carry_out", keep)
 
@@ -111,9 +113,9 @@ def forgets_to_clip(patch: pytest.MonkeyPatch) -> None:
 def keeps_the_staged_sum_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     stage, staged = TensorOrders.stage, dict[tuple[TensorOrders, str, int], Any]()
 
-    def first(self: TensorOrders, order: pb.StageChunk, finished: Any) -> None:
-        place = self, order.job, order.chunk
-        stage(self, order, finished if order.initial else staged.setdefault(place, finished))
+    def first(self: TensorOrders, order: pb.StageChunks, chunk: int, finished: Any) -> None:
+        place = self, order.job, chunk
+        stage(self, order, chunk, finished if order.initial else staged.setdefault(place, finished))
 
     patch.setattr(TensorOrders, "stage", first)
 
@@ -127,7 +129,7 @@ def copies_nothing_for_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_kept_pieces_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Plane, "_keep_piece", lambda self, arrived: self._sums.keep_piece(arrived.piece))
+    patch.setattr(ArrivedPiece, "note_kept", lambda self: None)
 
 
 def sends_the_version_before(patch: pytest.MonkeyPatch) -> None:
@@ -210,11 +212,46 @@ def sends_the_weights_of_the_first_job(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def counts_the_payloads_of_all_jobs_together(patch: pytest.MonkeyPatch) -> None:
-    backlogs_of = WaitingPayloads._of
+def counts_the_payloads_of_all_workers_together(patch: pytest.MonkeyPatch) -> None:
+    open_stream = WaitingPayloads.open_stream
+
+    def share(self: WaitingPayloads, session: int) -> None:
+        open_stream(self, session)
+        self._pieces[session] = next(iter(self._pieces.values()))
+
+    patch.setattr(WaitingPayloads, "open_stream", share)
+
+
+def finishes_the_first_chunk_of_a_run_alone(patch: pytest.MonkeyPatch) -> None:
+    route = ChunkRouter.route_initial_weights
     patch.setattr(
-        WaitingPayloads, "_of", lambda self, job: backlogs_of(self, next(iter(self._backlogs), job))
+        ChunkRouter,
+        "route_initial_weights",
+        lambda self, header, chunks, elements: route(self, header, chunks[:1], elements),
     )
+
+
+def merges_a_run_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    carry_out = StoredSums.carry_out
+
+    def mixed_up(self: StoredSums, order: Any) -> Steps:
+        if isinstance(order, pb.KeepSum) and len(order.chunks) > 1:
+            kept = self._jobs[order.job].pieces[order.lease]
+            first, second = order.chunks[:2]
+            kept[first], kept[second] = kept[second], kept[first]
+        yield from carry_out(self, order)
+
+    patch.setattr(StoredSums, "carry_out", mixed_up)
+
+
+def tells_only_the_last_chunk_that_is_staged(patch: pytest.MonkeyPatch) -> None:
+    def replace(last: Any, body: Any) -> bool:
+        if isinstance(last, pb.StagedChunks) and isinstance(body, pb.StagedChunks) and last.job == body.job:
+            last.CopyFrom(body)
+            return True
+        return messages.extend(last, body)
+
+    patch.setattr(plane_module, "extend", replace)
 
 
 def stages_the_sum_of_another_job(patch: pytest.MonkeyPatch) -> None:
@@ -238,11 +275,11 @@ def discards_the_sums_of_all_jobs_with_a_step(patch: pytest.MonkeyPatch) -> None
 def drops_the_sums_of_all_jobs(patch: pytest.MonkeyPatch) -> None:
     carry_out = StoredSums.carry_out
 
-    def drop_all(self: StoredSums, order: Any) -> None:
+    def drop_all(self: StoredSums, order: Any) -> Steps:
         if isinstance(order, pb.DropSums):
             self._jobs.clear()
         else:
-            carry_out(self, order)
+            yield from carry_out(self, order)
 
     patch.setattr(StoredSums, "carry_out", drop_all)
 
@@ -281,7 +318,10 @@ PLANE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     clears_the_newest_weights_of_all_jobs,
     marks_the_weights_of_all_jobs_as_ready,
     sends_the_weights_of_the_first_job,
-    counts_the_payloads_of_all_jobs_together,
+    counts_the_payloads_of_all_workers_together,
+    finishes_the_first_chunk_of_a_run_alone,
+    merges_a_run_in_another_order,
+    tells_only_the_last_chunk_that_is_staged,
     stages_the_sum_of_another_job,
     discards_the_sums_of_all_jobs_with_a_step,
     drops_the_sums_of_all_jobs,

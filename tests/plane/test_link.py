@@ -104,7 +104,8 @@ def test_reports_reach_the_group() -> None:
         reports: list[tuple[PlaneLink, Message]] = []
         linked.group.report_handlers[cluster.Heartbeat] = lambda *report: reports.append(report)
         linked.link.send_order(cluster.Heartbeat())
-        await asyncio.sleep(0)
+        for _ in range(2):  # the order, and the reports of its turn
+            await asyncio.sleep(0)
         assert reports == [(linked.link, cluster.Heartbeat())]
         linked.plane.close("over")
 
@@ -114,7 +115,7 @@ def test_reports_reach_the_group() -> None:
 def test_an_order_that_the_plane_can_not_carry_out_is_a_failure_of_the_process() -> None:
     async def scenario() -> None:
         linked = Linked()
-        linked.link.send_order(pb.KeepPiece(arrival=7))
+        linked.link.send_order(pb.KeepPieces(arrivals=[7]))
         await asyncio.sleep(0)
         (failure,) = linked.failures
         assert "arrived chunk 7" in str(failure)

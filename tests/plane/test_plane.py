@@ -17,7 +17,7 @@ from plane.waiting_payloads import MAX_WAITING_CHUNKS
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.cluster_pb2 import LayoutPart
-from protos.tensors_pb2 import BFLOAT16, FLOAT32
+from protos.tensors_pb2 import BFLOAT16, FLOAT32, ChunkHeader
 from services.config.load import load_job
 from services.errors import Failed, Refused
 from services.runtime.aggregator_metrics import AggregatorMetrics
@@ -28,7 +28,7 @@ from services.tensors.stripes import Stripe
 from services.transport.access.enforcement import Caller, Denied
 from services.transport.access.permissions import CallerKind
 from services.transport.links import INCARNATION_KEY
-from tests.plane.test_sums import in_place, received
+from tests.plane.test_sums import ELEMENTS, in_place, received
 from tests.support.cluster.bits import sized_config, write_config
 from tests.support.plane_threads import join_threads, wait_for_threads
 
@@ -37,6 +37,12 @@ SESSION = 1
 JOB = "j"
 LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
 ROOT = pb.SumNode(first=0, count=4)
+
+
+@pytest.fixture(autouse=True)
+def _chunks_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the payloads of these tests count as whole chunks."""
+    monkeypatch.setattr("plane.waiting_payloads.CHUNK_ELEMENTS", ELEMENTS)
 
 
 class PlaneDialogue:
@@ -86,13 +92,14 @@ class PlaneDialogue:
             shared_memory=False,
         )
         self._arrivals = 0
+        self.plane.carry_out([pb.WorkerAttends(session=SESSION, incarnation="i", name="w")])
         self.pass_job(JOB)
 
     def pass_job(self, job: str) -> None:
         """Let a job's payloads pass through the plane."""
         self.plane.carry_out([pb.PassJob(job=job, elements=LAYOUT.elements)])
 
-    def _send_sum(self, order: pb.FinishSum, values: Float32Array) -> None:
+    def _send_sum(self, header: ChunkHeader, values: Float32Array) -> None:
         self.finished.append(float(values[0]))
         self.threads.add(threading.get_ident())
         self.on_finished()
@@ -101,10 +108,10 @@ class PlaneDialogue:
         self.on_open()
         return self.layout_of(order.job)
 
-    def arrive(self, piece: TensorChunk, job: str = JOB) -> int:
-        """Let a worker's data stream bring a piece of a job; return its arrival."""
-        piece.header.job = job
-        self.plane._piece_arrived(SESSION, piece)
+    def arrive(self, piece: TensorChunk, session: int = SESSION) -> int:
+        """Let a worker's data stream bring a piece; return its arrival."""
+        piece.header.job = JOB
+        self.plane._piece_arrived(session, piece)
         self._arrivals += 1
         return self._arrivals
 
@@ -122,9 +129,9 @@ class PlaneDialogue:
         """Wait for the end of the threads of a plane that is closed."""
         join_threads(self.plane)
 
-    async def room(self, job: str = JOB) -> asyncio.Future[None]:
+    async def room(self, session: int = SESSION) -> asyncio.Future[None]:
         """Return a wait for room that has had the time to find some."""
-        room = asyncio.ensure_future(self.plane.wait_for_room(job))
+        room = asyncio.ensure_future(self.plane.wait_for_room(JOB, session))
         for _ in range(10):
             await asyncio.sleep(0)
         return room
@@ -147,9 +154,9 @@ def with_plane(
 def finish(arrival: int, job: str = JOB) -> list[Message]:
     """Return the orders that make an arrived chunk a finished sum."""
     return [
-        pb.KeepPiece(job=job, arrival=arrival),
-        pb.KeepSum(job=job, node=ROOT),
-        pb.FinishSum(job=job, node=ROOT),
+        pb.KeepPieces(job=job, arrivals=[arrival]),
+        pb.KeepSum(chunks=[0], job=job, node=ROOT),
+        pb.FinishSum(chunks=[0], job=job, node=ROOT),
     ]
 
 
@@ -176,10 +183,10 @@ def test_orders_are_carried_out_in_order_on_a_thread_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("order", "error"),
     [
-        pytest.param(pb.FinishSum(job=JOB, node=ROOT), NotStored, id="a sum that is not here"),
-        pytest.param(pb.KeepPiece(job=JOB, arrival=7), Refused, id="a payload that has not come"),
+        pytest.param(pb.FinishSum(chunks=[0], job=JOB, node=ROOT), NotStored, id="a sum that is not here"),
+        pytest.param(pb.KeepPieces(job=JOB, arrivals=[7]), Refused, id="a payload that has not come"),
         pytest.param(
-            pb.DiscardPiece(job=JOB, arrival=7), Refused, id="a payload that has not come, discarded"
+            pb.DiscardPieces(job=JOB, arrivals=[7]), Refused, id="a payload that has not come, discarded"
         ),
         pytest.param(pb.SendVersion(session=SESSION, parts=[LayoutPart()]), Refused, id="parts of no layout"),
     ],
@@ -203,7 +210,9 @@ def test_nothing_is_carried_out_after_an_order_that_can_not_be(
 def test_orders_before_one_that_fails_on_a_thread_are_carried_out() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
         first, second = (dialogue.arrive(received(FLOAT32, seed)) for seed in range(2))
-        dialogue.plane.carry_out([*finish(first), pb.DropSum(job=JOB, node=ROOT), *finish(second)])
+        dialogue.plane.carry_out(
+            [*finish(first), pb.DropSum(chunks=[0], job=JOB, node=ROOT), *finish(second)]
+        )
         assert isinstance(await dialogue.failed.get(), NotStored)
         await dialogue.wait_for_threads()
         assert dialogue.finished == [first_value(0)]
@@ -217,7 +226,7 @@ def test_a_closed_plane_carries_out_nothing_and_does_not_fail() -> None:
         arrival = dialogue.arrive(received(FLOAT32, 0))
         dialogue.plane.carry_out(finish(arrival))
         dialogue.plane.close("over")
-        dialogue.plane.carry_out([pb.KeepPiece(job=JOB, arrival=arrival)])
+        dialogue.plane.carry_out([pb.KeepPieces(job=JOB, arrivals=[arrival])])
         sums_may_run.set()
         await asyncio.to_thread(dialogue.join_threads)
         await asyncio.sleep(0)
@@ -269,16 +278,16 @@ def test_payloads_count_until_they_are_discarded_or_kept(kept: bool) -> None:
         sums_may_run = dialogue.block_sums()
         arrivals: list[int] = []
         for seed in range(MAX_WAITING_CHUNKS):
-            await dialogue.plane.wait_for_room(JOB)
+            await dialogue.plane.wait_for_room(JOB, SESSION)
             arrivals.append(dialogue.arrive(received(FLOAT32, seed)))
             if kept:
-                dialogue.plane.carry_out([pb.KeepPiece(job=JOB, arrival=arrivals[-1])])
+                dialogue.plane.carry_out([pb.KeepPieces(job=JOB, arrivals=[arrivals[-1]])])
         rooms = [await dialogue.room() for _ in range(3)]
         assert not any(room.done() for room in rooms), "they take memory, whether decided on or not"
         if kept:
             sums_may_run.set()
         else:
-            dialogue.plane.carry_out([pb.DiscardPiece(job=JOB, arrival=each) for each in arrivals])
+            dialogue.plane.carry_out([pb.DiscardPieces(job=JOB, arrivals=[each]) for each in arrivals])
         await asyncio.gather(*rooms)
         sums_may_run.set()
 
@@ -292,10 +301,11 @@ def test_payloads_in_a_workers_shared_memory_do_not_count() -> None:
             dialogue.arrive(received(FLOAT32, seed))
         for seed, keep in enumerate([True, False, False] * MAX_WAITING_CHUNKS):
             arrival = dialogue.arrive(in_place(FLOAT32, seed))
-            decide = pb.KeepPiece if keep else pb.DiscardPiece
-            dialogue.plane.carry_out([decide(job=JOB, arrival=arrival)])
+            decide = pb.KeepPieces if keep else pb.DiscardPieces
+            dialogue.plane.carry_out([decide(job=JOB, arrivals=[arrival])])
+            await asyncio.sleep(0)
             arrived = dialogue.reports[-1]
-            assert isinstance(arrived, pb.ArrivedPiece) and arrived.in_place
+            assert isinstance(arrived, pb.ArrivedPieces) and arrived.in_place
         assert (await dialogue.room()).done(), "those of a message leave room for one more"
         dialogue.arrive(received(FLOAT32, 0))
         sums_may_run.set()
@@ -349,7 +359,9 @@ def test_a_sum_that_is_never_finished_does_not_hold_the_kernel_thread() -> None:
     async def run() -> None:
         dialogue = PlaneDialogue(sends_sums=False)
         sums_may_run = dialogue.block_sums()
-        dialogue.plane.carry_out([pb.FinishSum(job=JOB, node=ROOT), pb.StageChunk(job=JOB)])
+        dialogue.plane.carry_out(
+            [pb.FinishSum(chunks=[0], job=JOB, node=ROOT), pb.StageChunks(chunks=[0], job=JOB)]
+        )
         dialogue.plane.close("over")
         sums_may_run.set()
         await asyncio.to_thread(dialogue.join_threads)

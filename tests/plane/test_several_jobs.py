@@ -19,41 +19,47 @@ from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services.config.load import load_job
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from tests.plane.test_plane import JOB, LIMIT_SECONDS, PlaneDialogue, with_plane
-from tests.plane.test_sums import received
+from tests.plane.test_plane import JOB, LIMIT_SECONDS, SESSION, PlaneDialogue, with_plane
+from tests.plane.test_sums import ELEMENTS, received
 from tests.support.cluster.bits import sized_config, write_config
 
 
-def test_payloads_of_one_job_hold_up_that_job_alone() -> None:
+@pytest.fixture(autouse=True)
+def _chunks_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the payloads of these tests count as whole chunks."""
+    monkeypatch.setattr("plane.waiting_payloads.CHUNK_ELEMENTS", ELEMENTS)
+
+
+def test_pieces_of_one_worker_hold_up_that_worker_alone() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
-        dialogue.pass_job("k")
+        dialogue.plane.carry_out([pb.WorkerAttends(session=2, incarnation="i2", name="w2")])
         sums_may_run = dialogue.block_sums()
         for seed in range(MAX_WAITING_CHUNKS):
             dialogue.arrive(received(FLOAT32, seed))
-        held_up = await dialogue.room(JOB)
+        held_up = await dialogue.room()
         for seed in range(MAX_WAITING_CHUNKS):
             assert not held_up.done()
-            assert (await dialogue.room("k")).done()
-            dialogue.arrive(received(FLOAT32, seed), "k")
-        assert not (await dialogue.room("k")).done(), "it has a bound of its own"
-        assert (await dialogue.room("a job that is not here")).done()
-        dialogue.plane.carry_out([pb.DiscardPiece(arrival=each + 1) for each in range(MAX_WAITING_CHUNKS)])
+            assert (await dialogue.room(session=2)).done()
+            dialogue.arrive(received(FLOAT32, seed), session=2)
+        assert not (await dialogue.room(session=2)).done(), "it has a bound of its own"
+        assert (await dialogue.room(session=3)).done(), "a worker that is not here"
+        dialogue.plane.carry_out([pb.DiscardPieces(arrivals=range(1, MAX_WAITING_CHUNKS + 1))])
         await held_up
         sums_may_run.set()
 
     with_plane(scenario)
 
 
-def test_a_job_that_ends_lets_those_who_wait_for_its_room_go() -> None:
+def test_what_waits_of_a_job_and_a_worker_that_are_gone_still_counts_but_is_forgotten() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
         arrivals = [dialogue.arrive(received(FLOAT32, seed)) for seed in range(MAX_WAITING_CHUNKS)]
         room = await dialogue.room()
-        dialogue.plane.carry_out([pb.PassJob(job=JOB)])
+        dialogue.plane.carry_out([pb.PassJob(job=JOB), pb.WorkerLeft(session=SESSION, reason="gone")])
         assert not room.done(), "its pieces still take memory"
-        dialogue.plane.carry_out([pb.DiscardPiece(job=JOB, arrival=each) for each in arrivals])
+        dialogue.plane.carry_out([pb.DiscardPieces(job=JOB, arrivals=arrivals)])
         await room
         assert dialogue.plane.jobs == []
-        assert not dialogue.plane._waiting._backlogs
+        assert not dialogue.plane._waiting._sums and not dialogue.plane._waiting._pieces
 
     with_plane(scenario)
 
@@ -80,11 +86,11 @@ class TwoJobs:
         await self.dialogue.wait_for_threads()
         return self.dialogue.reports
 
-    def stage(self, job: str) -> pb.StageChunk:
+    def stage(self, job: str) -> pb.StageChunks:
         """Put a finished sum of a job, and return the order to stage it."""
         values = np.ones(min(LAYOUTS[job].elements, CHUNK_ELEMENTS), np.float32)
         self.dialogue.plane.put_finished_sum(job, 0, values)
-        return pb.StageChunk(job=job)
+        return pb.StageChunks(chunks=[0], job=job)
 
 
 LAYOUTS = {
@@ -127,7 +133,7 @@ def test_a_stage_waits_for_one_chunk_of_another_jobs_work(work: str, tmp_path: P
         steps = count_steps(jobs.dialogue.plane)
         reports = await jobs.give(long[work], jobs.stage("k"), pb.CopyPart(job="j", copy=2))
         copied = next(index for index, each in enumerate(reports) if each == pb.CopiedPart(job="j", copy=2))
-        (staged,) = (index for index, each in enumerate(reports) if isinstance(each, pb.StagedChunk))
+        (staged,) = (index for index, each in enumerate(reports) if isinstance(each, pb.StagedChunks))
         assert staged < copied, "the job's own next order waits for all of its work"
         assert steps.index("k") == 1
         assert steps.count("j") >= 3
@@ -156,7 +162,7 @@ def test_tensors_that_are_allocated_hold_up_no_other_job(tmp_path: Path) -> None
         jobs.dialogue.plane.carry_out(
             [pb.OpenPart(job="j", opening=3, spec_json=jobs.spec_json), jobs.stage("k")]
         )
-        while not any(isinstance(each, pb.StagedChunk) for each in jobs.dialogue.reports):
+        while not any(isinstance(each, pb.StagedChunks) for each in jobs.dialogue.reports):
             await asyncio.sleep(0)
         assert jobs.dialogue.plane.jobs == ["k"]
         may_open.set()
@@ -168,11 +174,11 @@ def test_tensors_that_are_allocated_hold_up_no_other_job(tmp_path: Path) -> None
 
 def test_an_order_that_fails_fails_its_own_job(tmp_path: Path) -> None:
     async def scenario(jobs: TwoJobs) -> None:
-        reports = await jobs.give(pb.StageChunk(job="j"), jobs.stage("k"))
+        reports = await jobs.give(pb.StageChunks(chunks=[0], job="j"), jobs.stage("k"))
         (broke,) = (each for each in reports if isinstance(each, pb.PartBroke))
         assert (broke.job, broke.opening) == ("j", 1)
         assert "no finished sum" in broke.reason
-        assert [each.job for each in reports if isinstance(each, pb.StagedChunk)] == ["k"]
+        assert [each.job for each in reports if isinstance(each, pb.StagedChunks)] == ["k"]
 
     with_two_jobs(tmp_path, scenario)
 
@@ -183,7 +189,7 @@ def test_a_job_that_is_dropped_leaves_the_others_tensors(tmp_path: Path) -> None
         reports = await jobs.give(
             pb.DropPart(job="j"), jobs.stage("j"), jobs.stage("k"), pb.CopyPart(job="j", copy=1)
         )
-        assert [each.job for each in reports if isinstance(each, pb.StagedChunk)] == ["k"]
+        assert [each.job for each in reports if isinstance(each, pb.StagedChunks)] == ["k"]
         (copied,) = (each for each in reports if isinstance(each, pb.CopiedPart))
         assert (copied.job, "no tensors" in copied.reason) == ("j", True)
         assert list(jobs.dialogue.plane.newest._jobs) == jobs.dialogue.plane.jobs == ["k"]

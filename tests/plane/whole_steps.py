@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from services.protocol.versions import Version
 from services.tensors.chunk_messages import TensorChunk, cut_piece, deserialize_chunk, pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array, norm_squared_blocks
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
+from services.tensors.layout_parts import read_piece
 from services.tensors.reduction_tree import Node, children
 from services.tensors.stripes import Stripe
 from tests.plane.driven_planes import DrivenPlanes, require
@@ -94,7 +95,7 @@ class WholeSteps:
         self.router: ChunkRouter
         self.weights: Float32Array
         self.rule: UpdateRule
-        self.unstaged: list[pb.StageChunk] = []
+        self.unstaged: list[pb.StageChunks] = []
         self.last_lease = 0
 
     # ---- orders ----
@@ -107,7 +108,7 @@ class WholeSteps:
             self.planes.order([order])
             if isinstance(order, pb.FinishSum):
                 initial = order.header.kind == INITIAL_WEIGHTS
-                self.unstaged.append(pb.StageChunk(job=self.job, chunk=order.chunk, initial=initial))
+                self.unstaged.append(pb.StageChunks(job=self.job, chunks=order.chunks, initial=initial))
         if self.rng.random() < 0.5:
             self.planes.hand_over()
 
@@ -136,10 +137,25 @@ class WholeSteps:
 
     # ---- arrivals ----
 
-    def arrive(self, piece: TensorChunk) -> None:
-        """Let a data stream bring a piece, and let the router keep or discard it."""
-        arrived = self.planes.arrive(self.worker, piece)
-        self.router.keep_piece(arrived.header, arrived.arrival)
+    def arrive(self, pieces: Sequence[TensorChunk]) -> Iterator[tuple[ChunkHeader, list[int]]]:
+        """Let data streams bring pieces of a lease, and let the router keep or discard them.
+
+        Yields:
+            For each plane, the header of a piece and the chunks that are whole.
+        """
+        for arrived in self.planes.arrive(self.worker, pieces):
+            run = [read_piece(each) for each in arrived.pieces]
+            self.router.keep_pieces(arrived.header, run, arrived.arrival)
+            chunks = list(dict.fromkeys(piece.chunk for piece in run))
+            whole = self.router.take_whole(arrived.header.lease, chunks, self.layout.elements)
+            if whole:
+                yield arrived.header, whole
+
+    def take_some(self, pieces: list[TensorChunk]) -> list[TensorChunk]:
+        """Remove from 1 to 4 pieces, or all that are left, and return them."""
+        count = min(self.rng.randint(1, 4), len(pieces))
+        taken, pieces[:] = pieces[:count], pieces[count:]
+        return taken
 
     def pieces(self, header: ChunkHeader, values: Float32Array) -> list[TensorChunk]:
         """Return a model's values as chunks, some of them cut into pieces, in a random order."""
@@ -174,7 +190,7 @@ class WholeSteps:
         await self.settle()
         for plane in self.planes.planes:
             # The threads have nothing left to do.
-            await asyncio.wait_for(plane.wait_for_room(self.job), ROOM_SECONDS)
+            await asyncio.wait_for(plane.wait_for_room(self.job, self.worker), ROOM_SECONDS)
             require(self.job not in plane._sums._jobs, "sums are left after the last step")
             left = [each for each in plane._waiting._arrived.values() if each.piece.header.job == self.job]
             require(not left, "arrived pieces are left after the last step")
@@ -186,11 +202,10 @@ class WholeSteps:
 
     async def _send_initial_weights(self) -> None:
         header = self._header(INITIAL_WEIGHTS, lease=99)
-        for piece in self.pieces(header, self.weights):
-            self.arrive(piece)
-            whole = self.router.take_whole(piece.header, self.layout.elements)
-            if whole is not None:
-                self.router.route_initial_weights(whole)
+        pieces = self.pieces(header, self.weights)
+        while pieces:
+            for first, chunks in self.arrive(self.take_some(pieces)):
+                self.router.route_initial_weights(first, chunks, self.layout.elements)
             self.decide()
             await self.pause()
 
@@ -204,11 +219,12 @@ class WholeSteps:
     async def fill_room(self) -> None:
         """Let as many pieces wait as may; other jobs must have room all the same."""
         plane, one = self.planes.planes[0], np.ones(CHUNK_ELEMENTS, np.float32)
-        piece = cut_piece(pack_chunk(self._header(GRADIENT), 0, one), 0, 1)
-        arrivals = [self.planes.arrive(self.worker, piece).arrival for _ in range(MAX_WAITING_CHUNKS)]
+        chunks = [pack_chunk(self._header(GRADIENT), 0, one) for _ in range(MAX_WAITING_CHUNKS)]
+        (arrived,) = self.planes.arrive(self.worker, chunks)
         for other in self.others:
-            await asyncio.wait_for(plane.wait_for_room(other.job), ROOM_SECONDS)
-        self.order(*(pb.DiscardPiece(job=self.job, arrival=each) for each in arrivals))
+            await asyncio.wait_for(plane.wait_for_room(other.job, other.worker), ROOM_SECONDS)
+        arrivals = range(arrived.arrival, arrived.arrival + len(arrived.pieces))
+        self.order(pb.DiscardPieces(job=self.job, arrivals=arrivals))
 
     async def take_step(self, step: int) -> None:
         """Take one step: gradients in any order, its COMMIT, the update, a checkpoint's copy, and the new weights."""
@@ -299,8 +315,9 @@ class WholeSteps:
                 self.router.drop_pieces(lease.unsent[0].header.lease)
                 leases.remove(lease)
             else:
-                piece = lease.unsent.pop() if self.rng.random() < 0.9 else self.rng.choice(lease.unsent)
-                self._send(step_sum, lease, piece)
+                again = self.rng.random() < 0.1
+                pieces = [self.rng.choice(lease.unsent)] if again else self.take_some(lease.unsent)
+                self._send(step_sum, lease, pieces)
                 if not lease.unsent:
                     leases.remove(lease)
             self.decide()
@@ -312,16 +329,16 @@ class WholeSteps:
         header = self._header(GRADIENT, lease=self.last_lease, step=step_sum.version.step)
         return Lease(assignment, self.pieces(header, _tree_sum(leaves, assignment.node)))
 
-    def _send(self, step_sum: StepSum, lease: Lease, piece: TensorChunk) -> None:
-        self.arrive(piece)
-        whole = self.router.take_whole(piece.header, self.layout.elements)
-        if whole is not None:
-            self.router.route_gradient(step_sum, lease.assignment, whole, self.layout.elements)
+    def _send(self, step_sum: StepSum, lease: Lease, pieces: Sequence[TensorChunk]) -> None:
+        for _, chunks in self.arrive(pieces):
+            self.router.route_gradient(step_sum, lease.assignment, chunks, self.layout.elements)
 
     def _check_staged(self, mean: Float32Array) -> float:
         """Check the block sums of a step's gradient, and return its norm."""
         staged = {
-            each.chunk: np.array(each.block_sums, np.float64) for each in self.take_reports(pb.StagedChunk)
+            each.chunk: np.array(each.block_sums, np.float64)
+            for report in self.take_reports(pb.StagedChunks)
+            for each in report.chunks
         }
         chunks = range(self.layout.chunks)
         require(sorted(staged) == list(chunks), f"chunks {sorted(staged)} are staged, expected {chunks}")
@@ -334,7 +351,7 @@ class WholeSteps:
         """Check that each plane has reported the update of each of its chunks."""
         counts = [0] * len(self.planes.planes)
         for index, body in self.planes.take_reports(self.job, pb.UpdatedPart):
-            require(body.step == step and body.chunks == counts[index] + 1, f"plane {index} reports {body}")
+            require(body.step == step and body.chunks > counts[index], f"plane {index} reports {body}")
             counts[index] = body.chunks
         expected = [
             Stripe(each, len(counts)).chunk_count(self.layout.elements) for each in range(len(counts))

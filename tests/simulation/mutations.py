@@ -52,17 +52,14 @@ def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
-    def chunk_arrived(self: RunningJob, member: Any, event: Any, now: float) -> None:
-        self.router.keep_piece(event.header, event.arrival)
-        if self.lease_book.step_sum is not None and self.lease_book.step_sum.assignments:
-            self.router.route_gradient(
-                self.lease_book.step_sum,
-                self.lease_book.step_sum.assignments[0],
-                event.header,
-                self.progress.elements,
-            )
+    def pieces_arrived(self: RunningJob, member: Any, event: Any, now: float) -> None:
+        self.router.keep_pieces(event.header, event.pieces, event.arrival)
+        step_sum = self.lease_book.step_sum
+        if step_sum is not None and step_sum.assignments:
+            chunks = [piece.chunk for piece in event.pieces]
+            self.router.route_gradient(step_sum, step_sum.assignments[0], chunks, self.progress.elements)
 
-    patch.setattr(RunningJob, "chunk_arrived", chunk_arrived)
+    patch.setattr(RunningJob, "pieces_arrived", pieces_arrived)
 
 
 def ignores_lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:

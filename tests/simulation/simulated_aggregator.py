@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aggregator.core import events as ev
@@ -20,8 +21,10 @@ from services.protocol.envelope import CheckReport, WorkerBody
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.layout import read_job_layout
+from services.tensors.layout_parts import read_piece
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
+from tests.simulation.arrivals import Arrivals
 from tests.simulation.job_model import CLUSTER, InjectedError, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
@@ -66,6 +69,7 @@ class SimulatedAggregator(Process):
         )  # by job: windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
         self._plane = SimulatedPlane(epoch)
+        self._arrivals = Arrivals(self, self._arrived)
         self.sessions: dict[int, Link] = {}
         self.check: SimulatedCheck | None = None
         self._last_session = 0
@@ -76,7 +80,7 @@ class SimulatedAggregator(Process):
         self._dialled: Link | None = None  # to the optimizer
         self.sharded: ShardedPayloads | None = None
         if self._inside is not None and self._inside.sharded is not None:
-            self.sharded = ShardedPayloads(self, self._sum_finished, self._inside.sharded)
+            self.sharded = ShardedPayloads(self, self._sums_finished, self._inside.sharded)
         self.tick()
         self.beat()
         if self.sharded is not None:
@@ -102,10 +106,13 @@ class SimulatedAggregator(Process):
             match effect:
                 case _ if self.sharded is not None and isinstance(effect, ev.PlaneOrder):
                     orders.append(effect)
-                case plane.KeepPiece():
-                    assert isinstance(event, ev.ChunkArrived)
-                    self._sums_of(effect.job).keep_piece(event.header, payload)
+                case plane.KeepPieces():
+                    for arrival in effect.arrivals:
+                        self._sums_of(effect.job).keep_piece(*self._arrivals.pop(arrival))
                     self._check_bound_of_pieces(self.core.runs[effect.job])
+                case plane.DiscardPieces():
+                    for arrival in effect.arrivals:
+                        self._arrivals.pop(arrival)
                 case _:
                     self._carry_out(effect, payload)
         if self.check is not None:
@@ -201,8 +208,7 @@ class SimulatedAggregator(Process):
                     effect, self.core.expected_elements(effect.job) or 0
                 )
                 if isinstance(effect, plane.FinishSum):
-                    seconds = self.cluster.rng.random() * 0.004
-                    self._kernel.submit(seconds, self._forward, effect.header, finished)
+                    self._forward(effect, finished)
                 elif isinstance(effect, plane.DropSums):
                     self._windows[effect.job] = 1
                 elif isinstance(effect, plane.KeepSum):
@@ -319,9 +325,17 @@ class SimulatedAggregator(Process):
             found = row.able, row.hangs, row.loaded_version
             require(known == found, f"the core knows {known} of {row.title}, its workers are {found}")
 
-    def _forward(self, header: ChunkHeader, payload: Any) -> None:
+    def _forward(self, order: plane.FinishSum, finished: Mapping[int, Any]) -> None:
+        """Send finished sums to the optimizer, one after the other."""
+        for chunk, content in finished.items():
+            header = ChunkHeader()
+            header.CopyFrom(order.header)
+            header.index = chunk
+            self._kernel.submit(self.cluster.rng.random() * 0.004, self._forward_sum, header, content)
+
+    def _forward_sum(self, header: ChunkHeader, content: Any) -> None:
         if self._optimizer is not None:
-            self._optimizer.up_data.send(header, payload)
+            self._optimizer.up_data.send(header, content)
 
     def tick(self) -> None:
         """Let time pass. A replaced aggregator notices it now at the latest."""
@@ -419,7 +433,12 @@ class SimulatedAggregator(Process):
             return
         elements = self.core.expected_elements(header.job)
         if header.kind == INITIAL_WEIGHTS or elements is not None:
-            self.feed(ev.ChunkArrived(link.session, header), payload)
+            self._arrivals.add(link.session, header, payload)
+
+    def _arrived(self, arrived: plane.ArrivedPieces) -> None:
+        """Let the core decide on pieces from a worker."""
+        pieces = [read_piece(each) for each in arrived.pieces]
+        self.feed(ev.PiecesArrived(arrived.session, arrived.header, pieces, arrival=arrived.arrival))
 
     def worker_lost(self, link: Link, reason: str) -> None:
         """Handle the loss of a worker's connection."""
@@ -523,10 +542,10 @@ class SimulatedAggregator(Process):
         if self.sharded is None or self.sharded.group.ready:
             self.later(0.01 + self.cluster.rng.random() ** 4 * 3, self.dial)
 
-    def _sum_finished(self, header: ChunkHeader) -> None:
-        """Tell the optimizer that a finished sum is in its shard."""
+    def _sums_finished(self, order: plane.FinishSum) -> None:
+        """Tell the optimizer that finished sums are in their shard."""
         if self._optimizer is not None:
-            self._optimizer.up_data.send(header, None)
+            self._optimizer.up_data.send(order.header, list(order.chunks))
 
     def shards_lost(self, reason: str) -> None:
         """Disconnect the optimizer, whose tensors are lost. It is connected again once all shards are."""

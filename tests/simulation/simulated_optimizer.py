@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optimizer.core import events as ev
@@ -101,7 +102,8 @@ class SimulatedOptimizer(Process):
     def received(self, link: Link, header: ChunkHeader, payload: Any) -> None:
         """Handle a chunk."""
         if link is self.link and self.core.expected_elements(header.job) is not None:
-            self.feed(ev.ChunkArrived(header), payload)
+            chunks = [header.index] if self.sharded is None else payload
+            self.feed(ev.ChunksArrived(header, chunks), payload)
 
     def link_lost(self, link: Link) -> None:
         """Handle the loss of the link to the aggregator."""
@@ -150,10 +152,10 @@ class SimulatedOptimizer(Process):
         match effect:
             case _ if self.sharded is not None and self._carry_out_in_shards(self.sharded, effect):
                 pass
-            case plane.StageChunk():
+            case plane.StageChunks():
                 opened = self.core.opened(effect.job)
                 assert tensors is not None and opened is not None
-                generation, chunk = opened.generation, effect.chunk
+                (chunk,), generation = effect.chunks, opened.generation
                 require(tensors.staged_under.get(chunk) != generation, f"chunk {chunk} staged twice")
                 tensors.staged_under[chunk] = generation
                 if effect.initial:
@@ -275,17 +277,19 @@ class SimulatedOptimizer(Process):
     def _stage(self, tensors: Tensors, chunk: int, staged: Sum) -> None:
         tensors.staged[chunk] = staged
         if self.tensors.get(tensors.job.id) is tensors:
-            self.plane_reported(Stripe(), plane.StagedChunk(job=tensors.job.id, chunk=chunk), staged)
+            report = plane.StagedChunks(job=tensors.job.id, chunks=[plane.StagedChunk(chunk=chunk)])
+            self.plane_reported(Stripe(), report, {chunk: staged})
 
     def plane_reported(
-        self, stripe: Stripe, body: plane.StagedChunk | plane.UpdatedPart, staged: Sum | None = None
+        self, stripe: Stripe, body: plane.StagedChunks | plane.UpdatedPart, staged: Mapping[int, Sum] = {}
     ) -> None:
-        """Give the core a report; with the sum that it is about, which is finite if the step's is."""
+        """Give the core a report; with the sums that it is about, which are finite if the step's are."""
         opened = self.core.opened(body.job)
-        if isinstance(body, plane.StagedChunk) and staged is not None and opened:
+        if isinstance(body, plane.StagedChunks) and opened:
             is_finite = all(self.cluster.jobs[body.job].applied[opened.step : opened.step + 1])
-            body.block_sums.append(1.0 if is_finite else math.inf)
-            self._sums.setdefault(body.job, {})[body.chunk] = staged
+            for each in body.chunks:
+                each.block_sums.append(1.0 if is_finite else math.inf)
+            self._sums.setdefault(body.job, {}).update(staged)
         self.feed(ev.FromPlane(stripe, body, self.now))
 
     def _check_commit(self, order: plane.UpdatePart) -> None:

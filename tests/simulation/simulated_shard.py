@@ -21,6 +21,7 @@ from services.protocol.hello import HelloExpectations, Role, check_hello, make_h
 from services.protocol.versions import Version
 from services.tensors.stripes import Stripe
 from services.transport.limits import HELLO_SECONDS
+from tests.simulation.arrivals import Arrivals
 from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, Sum, require, updated
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
@@ -60,7 +61,10 @@ class ShardSession:
         newest: version and weights that can be sent, by job and chunk.
         workers: incarnations of the workers that attend, by session.
         streams: data streams of the workers, by session.
+        arrivals: pieces that wait for a decision.
     """
+
+    arrivals: Arrivals
 
     def __init__(self, link: Link, hello: cluster.Hello) -> None:
         self.link = link
@@ -74,8 +78,6 @@ class ShardSession:
         self.newest: dict[tuple[str, int], tuple[Version, int]] = {}
         self.workers: dict[int, str] = {}
         self.streams: dict[int, Link] = {}
-        self.arrived: dict[int, tuple[ChunkHeader, Any]] = {}
-        self.last_arrival = 0
         self.in_order = SequenceFilter()
         self.last_report = 0
         self.written: set[int] = set()  # openings whose checkpoint has come
@@ -126,7 +128,8 @@ class SimulatedShard(Process):
             session.link.close("another connection has taken over")
             self._end(session, "another connection of an aggregator")
         self._epoch = hello.epoch_seen
-        self.session = ShardSession(link, hello)
+        session = self.session = ShardSession(link, hello)
+        session.arrivals = Arrivals(self, partial(self._report, session))
         index, count = hello.shard_index, hello.shard_count
         answer = make_hello(
             Role.AGGREGATOR, f"shard-{self.index}", shard_index=index, shard_count=count, cluster=CLUSTER
@@ -145,20 +148,24 @@ class SimulatedShard(Process):
             stream.close(reason)
 
     def _report(self, session: ShardSession, body: Message, payload: Any = None) -> None:
-        if self.session is session:
-            session.last_report += 1
-            session.link.down_control.send(session.last_report, wrap_report(body), payload)
+        if self.session is not session:
+            return
+        session.arrivals.tell()
+        session.last_report += 1
+        session.link.down_control.send(session.last_report, wrap_report(body), payload)
 
     # ---- orders ----
 
     def _carry_out(self, session: ShardSession, body: Message | None) -> None:
         """Do an order's work on the event loop, and give the rest to the kernel thread."""
         match body:
-            case pb.KeepPiece():
-                header, payload = session.arrived.pop(body.arrival)
-                self._later(session, partial(session.sums[header.job].keep_piece, header, payload))
-            case pb.DiscardPiece():
-                session.arrived.pop(body.arrival)
+            case pb.KeepPieces():
+                for arrival in body.arrivals:
+                    header, payload = session.arrivals.pop(arrival)
+                    self._later(session, partial(session.sums[header.job].keep_piece, header, payload))
+            case pb.DiscardPieces():
+                for arrival in body.arrivals:
+                    session.arrivals.pop(arrival)
             case pb.SendVersion():
                 send_version(session.core, body)
                 self._pump_all(session)
@@ -191,8 +198,7 @@ class SimulatedShard(Process):
     def _change_sums(self, session: ShardSession, order: SumOrder | pb.FinishSum) -> None:
         elements = session.core.expected_elements(order.job) or 0
         finished = session.sums[order.job].carry_out(order, elements)
-        if isinstance(order, pb.FinishSum):
-            session.finished[order.job, order.chunk] = finished
+        session.finished.update({(order.job, chunk): sum_ for chunk, sum_ in finished.items()})
 
     def _change_part(self, session: ShardSession, body: Message | None) -> None:
         """Carry out an order on weights and staged sums, on the kernel thread."""
@@ -207,11 +213,14 @@ class SimulatedShard(Process):
                 self._report(session, pb.CopiedPart(job=body.job, copy=body.copy, reason=reason))
             case _ if part is None:
                 pass  # a later OpenPart brings another one
-            case pb.StageChunk(initial=True):
-                part.weights[body.chunk] = session.finished.pop((body.job, body.chunk))
-            case pb.StageChunk():
-                part.staged[body.chunk] = staged = session.finished.pop((body.job, body.chunk))
-                self._report(session, pb.StagedChunk(job=body.job, chunk=body.chunk), staged)
+            case pb.StageChunks(initial=True):
+                for chunk in body.chunks:
+                    part.weights[chunk] = session.finished.pop((body.job, chunk))
+            case pb.StageChunks():
+                staged = {chunk: session.finished.pop((body.job, chunk)) for chunk in body.chunks}
+                part.staged.update(staged)
+                chunks = [pb.StagedChunk(chunk=chunk) for chunk in staged]
+                self._report(session, pb.StagedChunks(job=body.job, chunks=chunks), staged)
             case pb.UpdatePart():
                 session.finished = {
                     each: kept for each, kept in session.finished.items() if each[0] != body.job
@@ -311,10 +320,7 @@ class SimulatedShard(Process):
         if session.core.check_chunk(stream.session, header) is not None:
             return
         require(session.stripe.contains(header.index), f"{self.title}: {header} is another shard's")
-        session.last_arrival += 1
-        session.arrived[session.last_arrival] = header, payload
-        arrived = pb.ArrivedPiece(session=stream.session, arrival=session.last_arrival, header=header)
-        self._report(session, arrived)
+        session.arrivals.add(stream.session, header, payload)
 
     def stream_lost(self, stream: Link, reason: str) -> None:
         """Report the end of a worker's data stream."""

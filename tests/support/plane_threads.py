@@ -20,7 +20,8 @@ async def wait_for_threads(plane: Plane) -> None:
     """Wait for all work that a plane has by now, and for its calls on the event loop."""
     for thread in (plane._sums_thread, plane._kernel):
         await wait_until_idle(thread)
-    await asyncio.sleep(0)
+    for _ in range(2):  # a call on the event loop, and the reports of that turn
+        await asyncio.sleep(0)
 
 
 def join_threads(plane: Plane) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.core.events import Outbox
@@ -209,8 +209,10 @@ class LeaseBook:
         assignment = self.step_sum.by_lease(lease) if self.step_sum is not None else None
         return assignment if assignment is not None and assignment.session == session else None
 
-    def accept_gradient(self, row: Row, header: ChunkHeader, *, in_place: bool) -> tuple[StepSum, Assignment]:
-        """Return the sum and the assignment that a gradient chunk belongs to; `check_chunk` must have passed it.
+    def accept_gradients(
+        self, row: Row, header: ChunkHeader, chunks: Collection[int], *, in_place: bool
+    ) -> tuple[StepSum, Assignment]:
+        """Return the sum and the assignment that chunks of a gradient belong to; `check_chunk` must have passed them.
 
         A row whose chunks are read in place for the first time may send without a window from now on.
         """
@@ -219,9 +221,9 @@ class LeaseBook:
         if in_place and not row.in_place:
             self._orders.send_window(row.session, step_sum, step_sum.coverage.chunks)
         row.in_place = in_place
-        if not header.index:  # the last one in the agreed order
+        if 0 in chunks:  # the last one in the agreed order, with which findings come
             row.stalls = 0
-        step_sum.note_findings(assignment, row.name, header.findings)
+            step_sum.note_findings(assignment, row.name, header.findings)
         return step_sum, assignment
 
     # ---- granting ----
@@ -289,7 +291,7 @@ class LeaseBook:
     def reconcile(self, step_sum: StepSum, missing: ChunkSet) -> None:
         """Adjust a step's coverage to the chunks that the optimizer lacks, and have lost ones sent again."""
         for chunk, node in step_sum.coverage.mark_all_done_except(missing):
-            self._out.put(drop_sum(self._report.job.id, chunk, node))
+            self._out.put(drop_sum(self._report.job.id, [chunk], node))
         end_before = step_sum.window_end
         reopened = to_ranges(step_sum.reopen(missing).runs())
         if step_sum.widen() or step_sum.window_end != end_before:

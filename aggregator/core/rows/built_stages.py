@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from protos.cluster_pb2 import Ready
-from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.tensors.layout_parts import LayoutParts, Piece, check_cover, join_parts, parse_parts
@@ -103,10 +102,9 @@ class BuiltStages:
             )
         return check_cover([each.parts for each in builds if each.parts is not None], sizes[0])
 
-    def check_piece(self, session: int, header: ChunkHeader) -> Refusal | None:
+    def check_piece(self, session: int, piece: Piece) -> Refusal | None:
         """Return why a worker can't send this piece of a chunk; None if it is one of its parts of the layout."""
         build = self._builds.get(session)
-        piece = Piece(header.index, header.offset, header.elements)
         if build is not None and build.parts is not None and build.parts.has(piece):
             return None
         found = f"elements {piece.offset} to {piece.offset + piece.elements} of chunk {piece.chunk}"

@@ -5,7 +5,7 @@ Without a pipeline each worker is a row, from its first Join until it is gone. `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.results import Reports
@@ -19,7 +19,7 @@ from services.errors import Refusal
 from services.protocol.bounds import MAX_WORKERS
 from services.protocol.findings import check_count
 from services.protocol.versions import Version
-from services.tensors.layout_parts import LayoutParts
+from services.tensors.layout_parts import LayoutParts, Piece
 
 
 class JobRows:
@@ -162,10 +162,10 @@ class JobRows:
 
     # ---- chunks ----
 
-    def check_piece(self, member: Member, header: ChunkHeader) -> Refusal | None:
-        """Return why a worker can't send this piece of a chunk; None if it can."""
+    def check_pieces(self, member: Member, header: ChunkHeader, pieces: Sequence[Piece]) -> Refusal | None:
+        """Return why a worker can't send pieces of chunks, of which this is the first one's header; None if it can."""
         row = self.find(member)
-        if row is None or header.kind != GRADIENT or header.index:
+        if row is None or header.kind != GRADIENT or all(each.chunk for each in pieces):
             return None
         return self._check_count(row, member, header.lease, header.findings.count)
 
@@ -181,7 +181,7 @@ class JobRows:
         return None
 
     def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
-        """Return whether a chunk waits until its row has reported the lease as computed, since the losses lack."""
+        """Return whether chunk 0 of a lease waits until its row has reported it as computed, since the losses lack."""
         return False
 
     def weights_of(self, member: Member) -> LayoutParts | None:

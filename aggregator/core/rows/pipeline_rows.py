@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.lease_book import LeaseBook
@@ -19,7 +19,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refusal
 from services.protocol.plan import JobPlan
-from services.tensors.layout_parts import LayoutParts
+from services.tensors.layout_parts import LayoutParts, Piece
 from services.timeouts import Timeouts
 
 
@@ -131,11 +131,12 @@ class PipelineRows(JobRows):
 
     # ---- chunks ----
 
-    def check_piece(self, member: Member, header: ChunkHeader) -> Refusal | None:
-        """Return why a worker can't send this piece of a chunk; None if it is one of its parts of the layout."""
+    def check_pieces(self, member: Member, header: ChunkHeader, pieces: Sequence[Piece]) -> Refusal | None:
+        """Return why a worker can't send pieces of chunks; None if all are of its parts of the layout."""
         if header.HasField("findings"):
             return Refusal(f"a piece of chunk {header.index} has findings, expected them with Computed alone")
-        return self._built.check_piece(member.session, header)
+        refusals = (self._built.check_piece(member.session, piece) for piece in pieces)
+        return next(filter(None, refusals), None)
 
     def check_findings(self, member: Member, computed: pb.Computed) -> Refusal | None:
         """Return why a worker's findings can't be those of its stages; None if they can. The last stage counts."""
@@ -147,8 +148,8 @@ class PipelineRows(JobRows):
         return Refusal(f"findings.count is {count}, expected 0 without the last stage") if count else None
 
     def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
-        """Return whether a chunk is chunk 0 of a gradient, and a worker has not computed its part, so losses lack."""
-        return header.kind == GRADIENT and header.index == 0 and not self._is_computed(member, header.lease)
+        """Return whether chunk 0 of a gradient waits, since a worker has not computed its part, so losses lack."""
+        return header.kind == GRADIENT and not self._is_computed(member, header.lease)
 
     def _is_computed(self, member: Member, lease: int) -> bool:
         found = self._find_lease(member, lease)

@@ -17,7 +17,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import wrap
 from services.tensors.layout import CHUNK_ELEMENTS
 from tests.support.anything import message
-from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_of, training
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, arrived, layout_of, training
 from tests.support.dialogues.rows import training_rows
 from tests.support.facts import has_facts
 
@@ -91,7 +91,12 @@ OPTIMIZER_MESSAGES = messages(
 INPUTS = st.one_of(
     st.builds(ev.FromWorker, SESSIONS, st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 1 << 63]), WORKER_MESSAGES),
     st.builds(ev.FromOptimizer, OPTIMIZER_MESSAGES),
-    st.builds(ev.ChunkArrived, SESSIONS, headers(), st.booleans()),
+    st.builds(
+        lambda session, run, in_place: arrived(session, *run, in_place=in_place),
+        SESSIONS,
+        st.lists(headers(), min_size=1, max_size=3),
+        st.booleans(),
+    ),
     st.builds(ev.WeightsArrived, headers()),
     st.builds(ev.WorkerConnected, SESSIONS, messages(pb.Hello), st.sampled_from(["", "host:1"])),
     st.builds(ev.DataStreamOpened, SESSIONS),

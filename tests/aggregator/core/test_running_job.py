@@ -14,7 +14,7 @@ from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, 
 from services.protocol.plan import EvaluationBatches, JobPlan, ParameterCount
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_ref, training
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, arrived, layout_ref, training
 from tests.support.facts import has_facts
 
 # ---- the making of the initial weights ----
@@ -339,10 +339,8 @@ def test_what_counts_in_a_step_goes_to_the_optimizer_and_no_count_of_too_many_to
     header = ChunkHeader(
         job="a", epoch=3, generation=1, lease=dialogue.leases[2], kind=GRADIENT, findings=Findings(count=19)
     )
-    arrived = ev.ChunkArrived(2, dialogue.whole(header, 0))
-    (onward,) = [
-        each for each in dialogue.core.handle(arrived, dialogue.clock) if isinstance(each, plane.FinishSum)
-    ]
+    effects = dialogue.core.handle(arrived(2, dialogue.whole(header, 0)), dialogue.clock)
+    (onward,) = [each for each in effects if isinstance(each, plane.FinishSum)]
     assert onward.header.findings.count == 39
 
 
@@ -359,7 +357,7 @@ def test_a_worker_with_a_gradient_that_is_not_finite_is_named(weights_first: boo
         kind=GRADIENT,
         findings=Findings(losses=(1.0, 1.0), count=1),
     )
-    effects = dialogue.core.handle(ev.ChunkArrived(1, dialogue.whole(last, 0)), dialogue.clock)
+    effects = dialogue.core.handle(arrived(1, dialogue.whole(last, 0)), dialogue.clock)
     (onward,) = [each.header for each in effects if isinstance(each, plane.FinishSum)]
     assert list(onward.findings.non_finite) == [NonFinite(micro_batch=3, parameter="w", worker="w2")]
     if weights_first:

@@ -39,9 +39,10 @@ METRICS, OPTIMIZER_METRICS = AggregatorMetrics(), OptimizerMetrics()
 VALUES = np.ones(CHUNK_ELEMENTS, np.float32)
 
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
-    "arrival": st.integers(1, ARRIVALS + 1),
+    "arrivals": st.lists(st.integers(1, ARRIVALS + 1), max_size=3),
     "node": st.builds(pb.SumNode, first=st.integers(0, 2), count=st.integers(1, 2)),
     "chunk": st.integers(0, 2),
+    "chunks": st.lists(st.integers(0, 2), min_size=1, max_size=3),
     "session": st.integers(1, 2),
     "job": st.sampled_from("jjk"),
     "lease": st.integers(0, 1),
@@ -52,9 +53,9 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "copy": st.integers(1, 2),
 }
 KINDS = [
-    pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardPiece, pb.DropSum, pb.MergeSums,
-    pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendVersion, pb.CopyPart, pb.DropCopy,
-    pb.KeepPiece, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
+    pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardPieces, pb.DropSum, pb.MergeSums,
+    pb.FinishSum, pb.DropSums, pb.StageChunks, pb.UpdatePart, pb.MakeWeights, pb.SendVersion, pb.CopyPart, pb.DropCopy,
+    pb.KeepPieces, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
 ]  # fmt: skip
 
 

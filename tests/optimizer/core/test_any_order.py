@@ -35,6 +35,7 @@ LIKELY = {
     "block_sums": st.lists(st.floats(0, 1e80) | st.sampled_from([math.inf, math.nan]), max_size=2),
     "layout": st.just(FileRef(sha256="layout")),
 }
+STAGED = st.lists(message(plane.StagedChunk, **LIKELY), max_size=2)
 ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close, pb.StartOver)
 STEPS = st.integers(0, 4)
 STRIPES = st.sampled_from([Stripe(0, 1), Stripe(0, 2), Stripe(1, 2)])
@@ -44,10 +45,14 @@ INPUTS = st.one_of(
         st.sampled_from([1, 1, 1, 0, 1 << 63]),
         st.one_of([message(kind, **LIKELY) for kind in ORDERS]),
     ),
-    st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
-    st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
+    st.builds(
+        ev.ChunksArrived, message(ChunkHeader, **LIKELY), st.lists(st.integers(0, 3), min_size=1, max_size=3)
+    ),
+    st.builds(
+        ev.ChunksArrived, message(ChunkHeader, **LIKELY), st.lists(st.integers(0, 3), min_size=1, max_size=3)
+    ),
     st.builds(ev.Connected, message(pb.Hello, **LIKELY)),
-    st.builds(ev.FromPlane, STRIPES, message(plane.StagedChunk, **LIKELY)),
+    st.builds(ev.FromPlane, STRIPES, message(plane.StagedChunks, **{**LIKELY, "chunks": STAGED})),
     st.builds(ev.FromPlane, STRIPES, message(plane.UpdatedPart, **LIKELY)),
     st.builds(ev.Loaded, st.just("a"), st.just(PLAN), st.integers(0, 2) | st.just(LAST_GENERATION)),
     st.builds(ev.Allocated, st.just("a"), st.just("layout"), st.just(2 << 18)),

@@ -204,7 +204,7 @@ def test_an_error_in_one_job_leaves_the_others_as_they_were(monkeypatch: pytest.
     dialogue.chunk(0)
     before = dialogue.open("b")
     with monkeypatch.context() as patch:
-        patch.setattr(JobCore, "take_chunk", fail_in("a", JobCore.take_chunk))
+        patch.setattr(JobCore, "take_chunks", fail_in("a", JobCore.take_chunks))
         broke, dropped, failure = dialogue.chunk(1)
     assert (broke, dropped) == ("broke: list index out of range", "drop job"), (
         "nothing of the input's effects"
@@ -243,7 +243,7 @@ def test_the_checkpoint_of_a_job_that_broke_still_counts(monkeypatch: pytest.Mon
     dialogue.step(1, 0)
     dialogue.step(1, 0, job="b")
     with monkeypatch.context() as patch:
-        patch.setattr(JobCore, "take_chunk", fail_in("a", JobCore.take_chunk))
+        patch.setattr(JobCore, "take_chunks", fail_in("a", JobCore.take_chunks))
         dialogue.chunk(0, step=1)
     assert dialogue.saved(1, 1) == ["send checkpoint 1.1", "b: snapshot 1.1"]
 
@@ -300,9 +300,10 @@ class Life:
                 self._compute(status.step)
             case ev.ToAggregator(body=pb.Commit() as commit):
                 self._compute(commit.step + 1)
-            case plane.StageChunk():
+            case plane.StageChunks():
                 norm = self._random.choice([1.0, 2.0, 3.0, float("inf")])
-                self._report(plane.StagedChunk(job=self.job, chunk=effect.chunk, block_sums=[norm]))
+                staged = [plane.StagedChunk(chunk=each, block_sums=[norm]) for each in effect.chunks]
+                self._report(plane.StagedChunks(job=self.job, chunks=staged))
             case plane.UpdatePart():
                 for chunks in (1, 2):
                     self._report(plane.UpdatedPart(job=self.job, step=effect.step, chunks=chunks))
@@ -310,7 +311,7 @@ class Life:
                 written = Dialogue.written(effect.generation, effect.step, self.job)
                 self.inputs.append(ev.Saved(written))
 
-    def _report(self, body: plane.StagedChunk | plane.UpdatedPart) -> None:
+    def _report(self, body: plane.StagedChunks | plane.UpdatedPart) -> None:
         self.inputs.append(ev.FromPlane(Stripe(), body))
 
     def _compute(self, step: int) -> None:
@@ -329,7 +330,7 @@ class Life:
                 index=chunk,
                 findings=Findings(count=1),
             )
-            self.inputs.append(ev.ChunkArrived(header))
+            self.inputs.append(ev.ChunksArrived(header, [chunk]))
         if starts_over:
             self.inputs.append(ev.Ordered(1, pb.StartOver(job=self.job, generation=self._generation)))
 

@@ -67,9 +67,16 @@ def test_a_chunk_is_not_taken_while_there_is_no_room(monkeypatch: Any) -> None:
         context: Any = Context()
         mailbox: Mailbox[bytes] = Mailbox()
         newest = NewestWeights()
-        server = ExchangeServer(newest, wait_for_room=context.wait_for_room, shared_memory=False)
+        server = ExchangeServer(newest, shared_memory=False)
         serving = asyncio.ensure_future(
-            server.serve(context, "worker w", mailbox, take=context.take, send=_send_nothing)
+            server.serve(
+                context,
+                "worker w",
+                mailbox,
+                wait_for_room=context.wait_for_room,
+                take=context.take,
+                send=_send_nothing,
+            )
         )
         await context.opened.wait()
         await asyncio.sleep(0)

@@ -32,6 +32,7 @@ from services.runtime.recording import (
     make_core,
     replay,
 )
+from services.tensors.layout_parts import Piece
 from services.tensors.reduction_tree import Node
 from services.tensors.stripes import Stripe
 from tests.simulation.simulated_cluster import SimulatedCluster
@@ -46,12 +47,13 @@ headers = st.builds(
     findings=st.builds(Findings, losses=st.lists(st.floats(allow_nan=False), max_size=3)),
 )
 nodes = st.builds(Node, st.integers(0, 99), st.integers(1, 99))
+pieces = st.builds(Piece, st.integers(0, 9), st.integers(0), st.integers(1))
 wires = st.builds(WireTypes, st.integers(1, 3), st.integers(1, 3))
 reports = st.builds(plane.StagedChunk, block_sums=st.lists(st.floats(allow_nan=False), max_size=3))
 plans = st.builds(JobPlan, st.integers(1, 999), st.integers(1, 99), wire=wires)
 values = st.one_of(
-    st.builds(aggregator_events.ChunkArrived, st.integers(0), headers),
-    st.builds(merge_sums, st.text(max_size=5), st.integers(0, 9), nodes, nodes, nodes),
+    st.builds(aggregator_events.PiecesArrived, st.integers(0), headers, st.lists(pieces, max_size=3)),
+    st.builds(merge_sums, st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3), nodes, nodes, nodes),
     st.builds(
         aggregator_events.SaveJob,
         st.builds(Job, id=st.text(max_size=5), loss=st.floats(allow_nan=False)),

@@ -23,6 +23,7 @@ from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
+from services.tensors.layout_parts import Piece
 from tests.support.chunk_sets import to_ranges
 
 FINGERPRINT = {"backend": "emulator", "blas": "SkylakeX"}
@@ -45,7 +46,18 @@ def span(first: int, count: int) -> str:
 
 def chunks_of(ranges: Iterable[pb.Range]) -> str:
     """Return chunk indices as text."""
-    return " ".join(f"#{chunk}" for chunk in from_ranges(ranges, 1 << 20))
+    return name_chunks(from_ranges(ranges, 1 << 20))
+
+
+def name_chunks(chunks: Iterable[int]) -> str:
+    """Return chunk indices as text."""
+    return " ".join(f"#{chunk}" for chunk in chunks)
+
+
+def arrived(session: int, *headers: ChunkHeader, in_place: bool = False) -> ev.PiecesArrived:
+    """Return the arrival of a run of pieces."""
+    pieces = [Piece(each.index, each.offset, each.elements) for each in headers]
+    return ev.PiecesArrived(session, headers[0], pieces, in_place)
 
 
 class Dialogue:
@@ -108,7 +120,7 @@ class Dialogue:
     def give(self, event: ev.Input) -> list[str]:
         """Give the core an input; return its effects as lines, without notes and what discards something stale."""
         lines = []
-        if isinstance(event, ev.ChunkArrived):
+        if isinstance(event, ev.PiecesArrived):
             self._arrived = event.header
         for effect in self.core.handle(event, self.clock):
             if isinstance(effect, ev.SaveJob):
@@ -143,18 +155,19 @@ class Dialogue:
             case ev.SaveJob():
                 return f"save {effect.job.id} {JobState.Name(effect.job.state).lower()}"
             case plane.KeepSum() if effect.HasField("node"):
-                return f"keep {self._node(effect.node)} #{effect.chunk}"
+                return f"keep {self._node(effect.node)} {name_chunks(effect.chunks)}"
             case plane.DropSum():
-                return f"drop {self._node(effect.node)} #{effect.chunk}"
+                return f"drop {self._node(effect.node)} {name_chunks(effect.chunks)}"
             case plane.MergeSums():
-                return f"merge {self._node(effect.left)} + {self._node(effect.right)} #{effect.chunk}"
+                siblings = f"{self._node(effect.left)} + {self._node(effect.right)}"
+                return f"merge {siblings} {name_chunks(effect.chunks)}"
             case plane.FinishSum():
-                return f"forward #{effect.chunk}"
+                return f"forward {name_chunks(effect.chunks)}"
             case ev.StoreWeights():
                 return f"store weights #{effect.header.index}"
             case plane.DropSums():
                 return "drop all"
-            case plane.KeepPiece() if self._arrived != self.whole(self._arrived, effect.chunk):
+            case plane.KeepPieces() if self._arrived != self.whole(self._arrived, effect.chunk):
                 return f"keep piece {self._arrived.offset} of #{effect.chunk}"
             case plane.DropPieces():
                 return "drop pieces"
@@ -337,7 +350,7 @@ class Dialogue:
             kind=GRADIENT,
             findings=None if index else Findings(losses=losses, non_finite=non_finite, count=count),
         )
-        return self.give(ev.ChunkArrived(session, self.whole(header, index), in_place))
+        return self.give(arrived(session, self.whole(header, index), in_place=in_place))
 
     def whole(self, header: ChunkHeader, index: int) -> ChunkHeader:
         """Return a copy of a header with the place of a whole chunk."""
@@ -350,7 +363,7 @@ class Dialogue:
     def initial(self, session: int, index: int) -> list[str]:
         """Give the core a chunk of initial weights."""
         header = ChunkHeader(job="a", epoch=self.core.epoch, lease=self.leases[session], kind=INITIAL_WEIGHTS)
-        return self.give(ev.ChunkArrived(session, self.whole(header, index)))
+        return self.give(arrived(session, self.whole(header, index)))
 
     # ---- the optimizer ----
 

@@ -118,7 +118,7 @@ class EngineDialogue:
         )
         if values is None:
             values = np.full(LAYOUT.elements, step + 1, np.float32)
-        self.engine.feed(ev.ChunkArrived(header), values)
+        self.engine.feed(ev.ChunksArrived(header, [header.index]), values)
 
     @property
     def failures(self) -> float:

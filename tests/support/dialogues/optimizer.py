@@ -57,8 +57,10 @@ def _text(effect: ev.Effect) -> str:
             return f"save generation {effect.generation}"
         case ev.Load() | ev.Allocate():
             return f"{type(effect).__name__.lower()} {effect.job}"
-        case plane.StageChunk():
-            return f"{'store' if effect.initial else 'stage'} #{effect.chunk}"
+        case plane.StageChunks():
+            return (
+                f"{'store' if effect.initial else 'stage'} {' '.join(f'#{each}' for each in effect.chunks)}"
+            )
         case plane.UpdatePart():
             return f"update step {effect.step}{'' if effect.applied else ' skipped'}"
         case plane.MakeWeights():
@@ -132,20 +134,22 @@ class Dialogue:
         """Give a chunk of a step's sum."""
         findings = None if index or kind != GRADIENT else Findings(count=1)
         values = {"job": "a", "epoch": self.core.epoch, "index": index, "findings": findings, **fields}
-        return self.give(ev.ChunkArrived(ChunkHeader(generation=generation, step=step, kind=kind, **values)))
+        header = ChunkHeader(generation=generation, step=step, kind=kind, **values)
+        return self.give(ev.ChunksArrived(header, [header.index]))
 
     def initial(self, index: int, job: str = "a") -> list[str]:
         """Give a chunk of initial weights."""
         return self.chunk(index, 0, 0, kind=INITIAL_WEIGHTS, job=job)
 
-    def report(self, body: plane.StagedChunk | plane.UpdatedPart, stripe: Stripe | None = None) -> list[str]:
+    def report(self, body: plane.StagedChunks | plane.UpdatedPart, stripe: Stripe | None = None) -> list[str]:
         """Give a report of the only plane, or of the one with this stripe."""
         return self.give(ev.FromPlane(stripe or Stripe(), body, self.now_seconds))
 
     def staged(self, finite: bool = True, chunks: Iterable[int] = (0, 1), job: str = "a") -> list[str]:
         """Report that these chunks are staged; the norm of both is 2."""
         sums = [2.0 if finite else math.inf]
-        reports = [plane.StagedChunk(job=job, chunk=chunk, block_sums=sums) for chunk in chunks]
+        staged = [plane.StagedChunk(chunk=chunk, block_sums=sums) for chunk in chunks]
+        reports = [plane.StagedChunks(job=job, chunks=[each]) for each in staged]
         return [each for report in reports for each in self.report(report)]
 
     def updated(self, step: int, chunks: Iterable[int] = (0, 1), job: str = "a") -> list[str]:

@@ -13,7 +13,7 @@ from services.pipeline.split import StageRun
 from services.protocol.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts, Piece
-from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, arrived
 
 
 class RowDialogue(Dialogue):
@@ -151,7 +151,7 @@ class RowDialogue(Dialogue):
             elements=piece.elements,
             **version,
         )
-        return self.give(ev.ChunkArrived(session, header))
+        return self.give(arrived(session, header))
 
 
 def training_rows(

@@ -9,7 +9,7 @@ from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import Piece
-from tests.support.dialogues.aggregator import layout_ref
+from tests.support.dialogues.aggregator import arrived, layout_ref
 from tests.support.dialogues.rows import RowDialogue, training_rows
 from tests.support.facts import has_facts
 
@@ -74,7 +74,7 @@ def test_gradients_that_are_not_finite_are_those_of_the_worker_that_found_them()
     )
     (forward,) = (
         effect
-        for effect in dialogue.core.handle(ev.ChunkArrived(1, header), dialogue.clock)
+        for effect in dialogue.core.handle(arrived(1, header), dialogue.clock)
         if isinstance(effect, plane.FinishSum)
     )
     assert list(forward.header.findings.non_finite) == [NonFinite(micro_batch=1, parameter="b", worker="w2")]
