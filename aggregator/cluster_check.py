@@ -138,8 +138,8 @@ class ClusterCheck:
         if serving and not sessions:
             jobs = ", ".join(sorted(set(serving.values())))
             raise NotYet(
-                f"all {counted(len(serving), 'worker')} serve jobs ({jobs}), and a check would take their bandwidth; "
-                "check again when some are idle"
+                f"all workers serve jobs ({jobs}), and a check would take their bandwidth; check again when some are "
+                "idle"
             )
         if self._over is not None:
             raise NotYet("another check of this cluster is under way; check again when it has ended")

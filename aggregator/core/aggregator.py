@@ -416,6 +416,8 @@ class AggregatorCore:
         """Return which worker or optimizer a running job lacks to go on; empty if it lacks none."""
         if not self.optimizer:
             return f"waits for the optimizer: {self.optimizer_lost_reason}"
+        if self.assignments.is_checking and not run.members:
+            return "waits for the end of `tiermesh check --cluster`, which has the idle workers"
         return describe_lack(run, now) or ""
 
     # ---- the optimizer ----

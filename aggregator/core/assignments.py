@@ -141,6 +141,11 @@ class Assignments:
         """Keep idle workers from jobs while their meshes and links are checked."""
         self._checked = sessions
 
+    @property
+    def is_checking(self) -> bool:
+        """Whether idle workers are being checked, and so serve no job."""
+        return bool(self._checked)
+
     def end_check(self) -> None:
         """Let the workers of a check serve jobs."""
         self._checked = frozenset()

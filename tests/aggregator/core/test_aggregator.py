@@ -93,5 +93,7 @@ def test_a_job_gets_no_worker_of_a_check_before_its_end() -> None:
     assert "optimizer <- Open" in dialogue.submit(), "it starts meanwhile"
     dialogue.later(1.25, 1)
     assert not dialogue.core.members[1].job
+    dialogue.give(ev.Ticked())
+    assert "the end of `tiermesh check --cluster`" in dialogue.core.runs["a"].job.waiting
     assert "2 <- join" in dialogue.hello(2), "others are free"
     assert "1 <- join" in dialogue.give(ev.ClusterCheckEnded())
