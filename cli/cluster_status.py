@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from cli.client import JobsClient
@@ -37,9 +38,12 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
     yield f"optimizer: {status.optimizer}"
     # An optimizer that is not connected has the reason in place of a name, which its own line says.
     reason = f": {status.optimizer}"
-    waiting = f" ({status.waiting.removesuffix(reason)})" if status.waiting else ""
-    running = status.running_jobs
-    yield f"running {'jobs' if len(running) > 1 else 'job'}: {', '.join(running) or 'none'}{waiting}"
+    if len(status.running_jobs) > 1:
+        for job, waiting in zip_longest(status.running_jobs, status.job_waits, fillvalue=""):
+            yield f"running job: {job}{_in_brackets(waiting.removesuffix(reason))}"
+    else:
+        waiting = _in_brackets(status.waiting.removesuffix(reason))
+        yield f"running job: {''.join(status.running_jobs) or 'none'}{waiting}"
     share = efficiency(status.worker_seconds)
     if share is not None:
         times = describe_times(status.worker_seconds)
@@ -63,9 +67,14 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
         chunk = f", chunk {wait.bucket}" if wait.HasField("bucket") else ""
         waited = spell_duration(wait.seconds)
         peer = wait.role if wait.peer == wait.role else f"{wait.role} {wait.peer}"
-        yield f"waiting {waited} for {peer}: {wait.what.removesuffix(reason)}, step {wait.step}{chunk}"
+        of_job = f"job {wait.job}, " if len(status.running_jobs) > 1 else ""
+        yield f"waiting {waited} for {peer}: {wait.what.removesuffix(reason)}, {of_job}step {wait.step}{chunk}"
     if not status.workers:
         yield f"no workers; start one with: tiermesh worker --aggregator {address}"
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def _describe_workers(status: jobs_pb2.ClusterStatus) -> Iterator[str]:
@@ -134,6 +143,7 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
         "optimizer": status.optimizer,
         "running_jobs": list(status.running_jobs),
         "waiting": status.waiting or None,
+        "job_waits": dict(zip(status.running_jobs, status.job_waits, strict=False)),
         "waits": [
             {
                 "role": wait.role,

@@ -353,7 +353,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("epoch", "tiers", "optimizer", "workers", "waiting", "shards", "waits", "worker_seconds", "leader", "standbys", "running_jobs")
+    __slots__ = ("epoch", "tiers", "optimizer", "workers", "waiting", "shards", "waits", "worker_seconds", "leader", "standbys", "running_jobs", "job_waits")
     class WorkerSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +372,7 @@ class ClusterStatus(_message.Message):
     LEADER_FIELD_NUMBER: _ClassVar[int]
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_JOBS_FIELD_NUMBER: _ClassVar[int]
+    JOB_WAITS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     tiers: int
     optimizer: str
@@ -383,7 +384,8 @@ class ClusterStatus(_message.Message):
     leader: str
     standbys: _containers.RepeatedCompositeFieldContainer[Standby]
     running_jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ..., running_jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    job_waits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ..., running_jobs: _Optional[_Iterable[str]] = ..., job_waits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("name", "seconds_since_heard")

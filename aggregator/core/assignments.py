@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from aggregator.core.job_report import Record
@@ -179,6 +180,8 @@ class Assignments:
             if first is not None:
                 starts.add(first)
                 del self.waits[first]
+        in_order = enumerate(self.waits.items(), 1)
+        self.waits = {job: replace(wait, position=place) for place, (job, wait) in in_order}
         text = f"{MOST_CONSIDERED} jobs come before it"
         places_left = enumerate(later, len(self.waits) + 1)
         self.waits.update((record.job.id, Wait(place, text)) for place, (record, _) in places_left)

@@ -9,8 +9,8 @@ from aggregator.core.waits import describe_wait, owed_by_optimizer
 from aggregator.core.worker_activities import find_activity
 from protos.jobs_pb2 import ClusterStatus, Wait
 from protos.jobs_pb2 import Member as MemberStatus
-from services.printable import FAILURE_CHARACTERS, printable
-from services.protocol.bounds import MAX_WAITS
+from services.printable import LINE_CHARACTERS, printable
+from services.protocol.bounds import MAX_JOB_WAITS, MAX_WAITS
 
 
 def make_status(core: AggregatorCore, now: float) -> ClusterStatus:
@@ -26,6 +26,7 @@ def make_status(core: AggregatorCore, now: float) -> ClusterStatus:
         tiers=core.tiers,
         optimizer=core.optimizer or core.optimizer_lost_reason,
         running_jobs=list(core.runs),
+        job_waits=_describe_jobs(core, own_now)[:MAX_JOB_WAITS],
         waiting=describe_waits(core, now) or "",
         waits=find_waits(core, now),
         worker_seconds=core.activities.times.last_hour(own_now),
@@ -79,12 +80,16 @@ def _state_of(run: RunningJob | None, member: Member) -> MemberState:
 
 def describe_waits(core: AggregatorCore, now: float) -> str | None:
     """Return one line on what the running jobs wait for, or the next one; None if there is none."""
-    own_now = core.own_clock.now(now)
     if not core.runs:
         return core.assignments.describe_wait(core.own_clock.lived_seconds(now))
+    texts = _describe_jobs(core, core.own_clock.now(now))
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"job {job}: {text}" for job, text in zip(core.runs, texts, strict=True))
+
+
+def _describe_jobs(core: AggregatorCore, own_now: float) -> list[str]:
+    """Return what each running job waits for."""
     if not core.optimizer:
-        return f"waits for the optimizer: {core.optimizer_lost_reason}"
-    texts = {job: describe_wait(run, own_now) for job, run in core.runs.items()}
-    if len(texts) == 1:
-        return next(iter(texts.values()))
-    return printable("; ".join(f"job {job}: {text}" for job, text in texts.items()), FAILURE_CHARACTERS)
+        return [f"waits for the optimizer: {core.optimizer_lost_reason}"] * len(core.runs)
+    return [printable(describe_wait(run, own_now), LINE_CHARACTERS) for run in core.runs.values()]

@@ -505,7 +505,8 @@ class RunningJob:
 
     def dispatch(self, now: float) -> None:
         """Grant every lease that can be granted now."""
-        if self.claims.contended is not None:
+        has_stopped = self.stops is not None and not self.members
+        if has_stopped or self.claims.contended is not None:
             return
         if self.progress.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):
             return

@@ -47,6 +47,8 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return f"waits for the optimizer's status{detail}"
     if run.progress.phase is JobPhase.CHECKPOINT:
         return f"waits for the optimizer to write the checkpoint of step {run.job.step}{detail}"
+    if run.stops is not None:
+        return f"stops after its step: {run.stops.detail}"
     lack = describe_lack(run, now)
     if lack is not None:
         return lack
@@ -63,7 +65,9 @@ def describe_wait(run: RunningJob, now: float) -> str:
 
 
 def describe_lack(run: RunningJob, now: float) -> str | None:
-    """Return one line on the workers that a job lacks to go on; None if it lacks none."""
+    """Return one line on the workers that a job lacks to go on; None if it lacks none, or is not to go on."""
+    if run.stops is not None:
+        return None
     contention = run.claims.describe_contention()
     if contention is not None:
         return contention

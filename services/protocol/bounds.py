@@ -38,6 +38,8 @@ MAX_WORKERS = 1024
 """Maximum number of workers that are connected to an aggregator."""
 MAX_WAITS = 256
 """Maximum number of waits in a Status, the longest first."""
+MAX_JOB_WAITS = 64
+"""Maximum number of running jobs of which a Status says for what they wait."""
 MAX_SHARDS = 256
 """Maximum number of shards of an aggregator."""
 MAX_STAGES = 1 << 10
@@ -141,6 +143,7 @@ BOUNDS: Mapping[str, Bound] = {
     "ArrayHeader.shape": Bound(count=8),
     "ListRequest.states": Bound(count=8),
     "AxisReport.wrong": Bound(bytes=_LINE.bytes, count=8),
+    "ClusterStatus.job_waits": Bound(bytes=_LINE.bytes, count=MAX_JOB_WAITS),
     "ClusterStatus.running_jobs": Bound(bytes=_ID.bytes, count=MOST_RUNNING_JOBS),
     "ClusterStatus.shards": Bound(count=MAX_SHARDS),
     "ClusterStatus.standbys": Bound(count=64),

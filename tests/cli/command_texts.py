@@ -254,6 +254,7 @@ def _filled() -> FakeAggregator:
     )  # fmt: skip
     fake.status = jobs_pb2.ClusterStatus(
         epoch=3, tiers=2, leader="agg", optimizer="in the aggregator", running_jobs=["job-1"], waiting="gradients",
+        job_waits=["gradients"],
         standbys=[jobs_pb2.Standby(name="agg-2", seconds_since_heard=0.5)],
         shards=[
             jobs_pb2.ShardStatus(index=0, name="shard-1", address="lb-1:7072", seconds_since_heard=0.5),

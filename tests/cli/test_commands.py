@@ -204,6 +204,29 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     assert result["shards"] == []
 
 
+def test_status_has_a_line_for_each_of_several_jobs(
+    aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator.status.running_jobs[:] = ["job-1", "job-2"]
+    aggregator.status.job_waits[:] = ["phase train, step 7", "stops after its step: paused by request"]
+    aggregator.status.waiting = "job job-1: phase train, step 7; job job-2: ..."
+    aggregator.status.waits.add(
+        role="optimizer", peer="opt", job="job-2", step=3, what="the update", seconds=1.5
+    )
+    assert main(["status", "--aggregator", aggregator.address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        "running job: job-1 (phase train, step 7)",
+        "running job: job-2 (stops after its step: paused by request)",
+        "waiting 1.5 s for optimizer opt: the update, job job-2, step 3",
+    ):
+        assert line in lines
+    assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
+    result = last_json(capsys.readouterr().out)
+    waits = {"job-1": "phase train, step 7", "job-2": "stops after its step: paused by request"}
+    assert result["job_waits"] == waits
+
+
 def test_status_shows_the_shards(aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]) -> None:
     aggregator.status.shards.add(index=0, address="a:7073", name="host-a", seconds_since_heard=0.5)
     aggregator.status.shards.add(index=1, address="b:7073", detail="connection refused")

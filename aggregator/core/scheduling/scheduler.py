@@ -150,7 +150,7 @@ class _Scheduler:
                 self._run(job, found)
             else:
                 workers = counted(job.least, "worker")
-                reason = f"{len(found)} of the {workers} it needs are not taken by jobs that come first"
+                reason = f"it needs {workers}, and jobs that come first leave {len(found)}"
                 self._wait(job, reason, self._expect_start(job))
                 self._reserve(job)
 

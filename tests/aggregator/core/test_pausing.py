@@ -16,6 +16,7 @@ def test_a_paused_job_stops_after_the_commit_of_its_step() -> None:
     dialogue.submit("b")
     assert dialogue.pause() == ["save b running", "optimizer <- Open"], "its worker comes after the step"
     assert (dialogue.job().state, dialogue.job().pausing) == (RUNNING, True)
+    assert dialogue.status().job_waits[0] == "stops after its step: paused by request"
     assert dialogue.computed(1) == []
     assert dialogue.chunk(1, 1, 0, 0, losses=(1.0,) * 4)[-1] == "forward #0", "its work is not lost"
     lines = dialogue.commits(1, 0)

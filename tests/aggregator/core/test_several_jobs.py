@@ -10,7 +10,7 @@ from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.setting_aside import MOST_CRASHES
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, QUEUED, RUNNING, Job
+from protos.jobs_pb2 import FAILED, PAUSED, QUEUED, RUNNING, Job
 from services.protocol.plan import JobPlan
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue
@@ -239,6 +239,33 @@ def test_a_worker_beside_the_optimizer_serves_no_job_that_its_host_has_no_memory
         dialogue.hello(session, host=host, memory_bytes=100 * GB, memory_free_bytes=100 * GB)
     dialogue.later(1.25, 1, 2)
     assert jobs_of(dialogue) == "-a"
+
+
+def test_places_in_the_queue_begin_with_1_whichever_job_starts_without_workers() -> None:
+    dialogue = Dialogue()
+    for job in "abc":
+        dialogue.submit(job)
+    assert list(dialogue.core.runs) == ["a"]
+    assert [each.position for each in dialogue.core.assignments.waits.values()] == [1, 2]
+
+
+def test_places_in_the_queue_are_those_after_jobs_that_are_about_to_stop() -> None:
+    dialogue = two_jobs()
+    dialogue.submit("c", priority=1, min_workers=2)
+    dialogue.submit("d")
+    assert list(dialogue.core.runs) == ["a", "b", "c"], "a and b work on a step"
+    assert {job: each.position for job, each in dialogue.core.assignments.waits.items()} == {"d": 1}
+    waits = dict(zip(dialogue.status().running_jobs, dialogue.status().job_waits, strict=True))
+    assert waits["a"] == waits["b"] == "stops after its step: its workers serve jobs that come first"
+
+
+def test_a_job_that_stops_does_not_say_that_it_waits_for_workers() -> None:
+    dialogue = two_jobs(workers=4, min_workers=2)
+    before = len(dialogue.notes)
+    dialogue.pause("b")
+    dialogue.goes_by(STANDARD_TIMEOUTS.stall + 5, 1, 2, 3, 4)
+    assert dialogue.saved["b"].job.state == PAUSED
+    assert not [note for note in dialogue.notes[before:] if note.startswith("the job waits")]
 
 
 def test_ten_thousand_queued_jobs_cost_a_decision_little_and_each_knows_its_place() -> None:
