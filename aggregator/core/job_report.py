@@ -127,7 +127,8 @@ class JobReport:
 
     def enter(self, version: Version) -> None:
         """Record that the job continues at a version; results of later steps are void."""
-        went_back = 0 < self.job.generation < version.generation
+        opened_again = 0 < self.job.generation < version.generation
+        has_all = self.job.step == self.job.checkpoint_step == version.step
         self.job.generation, self.job.step = version
         self.job.ClearField("loss")  # of a step this aggregator did not see
         self._unreported = {version: CommittedStep()}  # its COMMIT may come again
@@ -140,9 +141,9 @@ class JobReport:
             bind_own(self.job)
         self._pace.enter()
         self.save()
-        if went_back:
-            text = f"the optimizer went back to step {version.step}, generation {version.generation}"
-            self.note("state", text)
+        if opened_again:
+            what = "goes on from its checkpoint of" if has_all else "the optimizer went back to"
+            self.note("state", f"{what} step {version.step}, generation {version.generation}")
 
     def trust(self, worker: str, step: int) -> None:
         """Record that a worker's results are trusted for the steps before this one, and not yet from here on."""
