@@ -449,7 +449,8 @@ class AggregatorService:
         if elements is None:
             return  # its job is over
         check_chunk(chunk, elements, self.core.wire_type(chunk.header.job, WEIGHTS))
-        timeline.mark("from optimizer", "weights", chunk.header.step, chunk=chunk.header.index)
+        header = chunk.header
+        timeline.mark("from optimizer", "weights", header.step, job=header.job, chunk=header.index)
         self.feed(ev.WeightsArrived(chunk.header), chunk, message)
 
     # ---- trackers ----

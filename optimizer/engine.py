@@ -201,7 +201,7 @@ class OptimizerEngine:
                 self._planes.send_order(effect)
                 self._expect(effect.job, "its part of the norm", self._planes.link_of_chunk(effect.chunk))
             case plane.UpdatePart():
-                timeline.mark("kernel", "COMMIT", effect.step)
+                timeline.mark("kernel", "COMMIT", effect.step, job=effect.job)
                 self._updating[effect.job] = effect, time.perf_counter()
                 self._planes.send_order(effect)
                 for link in self._planes.links:

@@ -348,7 +348,8 @@ class OptimizerService:
         elements = self.engine.core.expected_elements(chunk.header.job)
         if refusal is None and elements is not None:
             check_chunk(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
-            timeline.mark("receive", "sum", chunk.header.step, chunk=chunk.header.index)
+            header = chunk.header
+            timeline.mark("receive", "sum", header.step, job=header.job, chunk=header.index)
             self.engine.feed(ChunkArrived(chunk.header), chunk.values())
         return refusal
 

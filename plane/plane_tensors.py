@@ -96,7 +96,7 @@ class PlaneTensors:
 
     def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
         """Stage a finished sum, [elements of the chunk] float32, and return its block sums, [blocks] float64."""
-        with timeline.span("kernel", "stage", chunk=chunk):
+        with timeline.span("kernel", "stage", job=self.job, chunk=chunk):
             return self.master.stage(self._stripe.to_local(chunk), values)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
@@ -110,7 +110,8 @@ class PlaneTensors:
             beta1 = order.beta1 if order.HasField("beta1") else None
             self.master.rule.begin(order.learning_rate, order.clip, beta1=beta1)
         for local in range(self.master.layout.chunks):
-            with timeline.span("kernel", "update", order.step, chunk=self._stripe.to_global(local)):
+            chunk = self._stripe.to_global(local)
+            with timeline.span("kernel", "update", order.step, job=self.job, chunk=chunk):
                 if order.applied:
                     self.master.update(local)
                 hit_failpoint("plane.update.mid")

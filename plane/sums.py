@@ -99,7 +99,7 @@ class StoredSums:
                     kept.sums[order.chunk, order.node.first, order.node.count] = chunk
             case pb.MergeSums():
                 left, right = kept.take(order.chunk, order.left), kept.take(order.chunk, order.right)
-                with timeline.span("reduce", "merge", chunk=order.chunk):
+                with timeline.span("reduce", "merge", job=order.job, chunk=order.chunk):
                     pair = SiblingSum(left, right)
                     merged = pair if pair.in_place else _compute(pair)
                     kept.sums[order.chunk, order.parent.first, order.parent.count] = merged
@@ -117,7 +117,7 @@ class StoredSums:
             NotStored: it is not here.
         """
         kept = self._jobs.get(order.job) or _JobSums()
-        with timeline.span("reduce", "finish", chunk=order.chunk):
+        with timeline.span("reduce", "finish", job=order.job, chunk=order.chunk):
             finished = _compute(kept.take(order.chunk, order.node))
             return finished.values() if isinstance(finished, TensorChunk) else finished
 

@@ -260,7 +260,8 @@ class RemoteOptimizerLink:
                     chunk = copy_with_checksum(chunk)
                 parts = serialize_in_parts(chunk)
             await write_message(exchange, *parts)
-            timeline.add("to optimizer", "send", began, chunk.header.step, chunk=chunk.header.index)
+            header = chunk.header
+            timeline.add("to optimizer", "send", began, header.step, job=header.job, chunk=header.index)
 
     def send_order(self, body: OptimizerOrder) -> None:
         """Send an order, or drop it while the link is down: the core sends Open again once it is up."""

@@ -113,9 +113,8 @@ class WorkerDataStreams:
             header = chunk.header
             wire_type = self._core.wire_type(header.job, header.kind)
             check_chunk(chunk, elements, wire_type, pieces=self._core.sends_pieces(header.job))
-            timeline.mark(
-                f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
-            )
+            of_lease: dict[str, Any] = {"lease": header.lease, "chunk": header.index}
+            timeline.mark(f"from {session.name}", "gradient", header.step, job=header.job, **of_lease)
             self._arrived(session.number, chunk)
         return refusal
 
@@ -134,9 +133,8 @@ class WorkerDataStreams:
             began = timeline.now()
             await self._newest.send(link, headers, partial(write_message, context))
             for header in headers:
-                timeline.add(
-                    f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
-                )
+                facts: dict[str, Any] = {"worker": session.name, "chunk": header.index}
+                timeline.add(f"to {session.name}", "send", began, header.step, job=header.job, **facts)
                 self._metrics.count_sent(header.job, header.elements * bytes_per_element(header.dtype))
             headers.clear()
 
