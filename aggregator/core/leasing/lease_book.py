@@ -261,7 +261,11 @@ class LeaseBook:
                 self._orders.train(row.session, step_sum, assignment, now, in_place=row.in_place)
 
     def _plan_orphans(self, step_sum: StepSum, able: Iterable[Row], now: float) -> None:
-        """Plan orphans for idle rows; leave to busy ones what they will soon be free for."""
+        """Plan orphans for idle rows; leave to busy ones what they will soon be free for.
+
+        Until a row has done its part of the step, those that have yet to get weights, such as at a job's start, are
+        left theirs, too. Else the first one would take the whole step.
+        """
         busy_sessions = step_sum.busy_sessions()
         idle = [
             row for row in able if row.loaded_version == step_sum.version and row.session not in busy_sessions
@@ -269,8 +273,11 @@ class LeaseBook:
         if not idle or not step_sum.orphans():
             return
         busy = [row for row in able if row.receives_weights and row.session in busy_sessions]
-        known = speeds([*idle, *busy])
+        begun = any(each.computed for each in step_sum.assignments)
+        coming = [] if begun else [row for row in self._rows.values() if row.prepares]
+        known = speeds([*idle, *busy, *coming])
         left = {each.session: step_sum.busy_seconds(each.session, known[each.session], now) for each in busy}
+        left.update((each.session, 0.0) for each in coming)
         step_sum.distribute(known, now, left)
 
     def grant_evaluation(self, evaluation: Evaluation, version: Version, now: float) -> None:
