@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,10 @@ def test_a_killed_aggregator_resumes_all_jobs(tmp_path: Path, corpus: Path, undi
 
 
 def run_schedule(folder: Path, corpus: Path, undisturbed: Bits, seed: int) -> None:
-    """Run five jobs on 1 to 6 workers with drawn arrivals, priorities, deaths, pauses and restarts."""
+    """Run five jobs on 1 to 6 workers with drawn arrivals, priorities, deaths, pauses and restarts.
+
+    The last job comes first, needs all workers, and is submitted while others compute: it stops them.
+    """
     draw = random.Random(seed)
     workers = draw.randint(1, 6)
     arrangement = draw.choice(({"tiers": 2}, {"tiers": 3}, {"shards": 2}))
@@ -77,12 +81,23 @@ def run_schedule(folder: Path, corpus: Path, undisturbed: Bits, seed: int) -> No
         submitted: list[str] = []
         for number in range(5):
             least = draw.randint(1, min(2, workers))
-            limits = {"min_workers": least, "max_workers": draw.randint(least, 4)}
-            submitted.append(cluster.submit(spec(folder, corpus, f"job-{number}", **limits)))
+            settings = {"min_workers": least, "max_workers": draw.randint(least, 4)}
+            if number == 4:
+                settings = {"min_workers": workers, "priority": 5}
+                eventually(lambda: makes_steps(cluster, submitted), "a step of a job")
+            submitted.append(cluster.submit(spec(folder, corpus, f"job-{number}", **settings)))
             for _ in range(draw.randint(0, 3)):
                 disturb(cluster, draw, draw.choice(submitted))
         ended = [cluster.finish(job) for job in submitted]
         assert [bits(job) for job in ended] == [undisturbed] * 5, f"schedule {seed}"
+
+
+def makes_steps(cluster: Cluster, submitted: Iterable[str]) -> bool:
+    """Return whether a job makes steps, or all have ended."""
+    found = [cluster.job(job) for job in submitted]
+    return any(each.state == jobs.RUNNING and each.step for each in found) or all(
+        each.state in ENDED for each in found
+    )
 
 
 def disturb(cluster: Cluster, draw: random.Random, job: str) -> None:
