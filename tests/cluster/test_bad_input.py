@@ -152,6 +152,7 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
     rogue.say(
         ready=pb.Ready(
             job=join.job,
+            build=join.build,
             layout_hash=layout.hash,
             elements=layout.elements,
             evaluation_batches=cluster.job(job).claims[0].evaluation_batches,
@@ -315,6 +316,7 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
     rogue.say(
         ready=pb.Ready(
             job=join.job,
+            build=join.build,
             layout_hash=layout.hash,
             elements=layout.elements,
             evaluation_batches=cluster.job(job).claims[0].evaluation_batches,
@@ -335,6 +337,7 @@ def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: Stock
     rogue.say(
         ready=pb.Ready(
             job=join.job,
+            build=join.build,
             layout_hash="f" * 64,
             elements=own.elements,
             evaluation_batches=own.evaluation_batches,
@@ -461,14 +464,15 @@ def test_an_invalid_layout_fails_the_job(tmp_path: Path, tiers: int, short_spec:
         rogue.join()
         for layout in BAD_LAYOUTS:
             job = cluster.submit(short_spec)
-            assert rogue.order("join").job == job
+            join = rogue.order("join")
+            assert join.job == job
             config = JobConfig.from_json(short_spec)
             sizes = {
                 "elements": config.parameters.number,
                 "evaluation_batches": config.evaluation_batches or 0,
             }
             ref = upload_file(rogue.channel, layout.encode())
-            rogue.say(ready=pb.Ready(job=job, layout_hash=ref.sha256, **sizes))
+            rogue.say(ready=pb.Ready(job=job, build=join.build, layout_hash=ref.sha256, **sizes))
             lease = rogue.order("lease")
             rogue.say(description=pb.Description(job=job, lease=lease.lease, layout=ref))
             ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")

@@ -283,6 +283,7 @@ class ServedAggregator(ServedRole):
         await worker.hear("join")
         ready = cluster.Ready(
             job=JOB,
+            build=1,
             layout_hash=LAYOUT.hash,
             elements=LAYOUT.elements,
             evaluation_batches=EVALUATION_BATCHES,

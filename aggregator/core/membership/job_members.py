@@ -64,10 +64,11 @@ class JobMembers:
             self._orders.leave(member.session, str(refusal))
         return refusal is None
 
-    def build(self, member: Member, now: float, stages: StageRun, build: int = 0) -> None:
-        """Order a worker to build stages of the job, by an order with a number."""
+    def build(self, member: Member, now: float, stages: StageRun) -> None:
+        """Order a worker to build stages of the job."""
         member.building_since_seconds = now
-        self._orders.join(member.session, self._report.spec_json, stages, build)
+        member.builds += 1
+        self._orders.join(member.session, self._report.spec_json, stages, member.builds)
 
     def admit(self, member: Member, ready: pb.Ready, *, leased: bool) -> Refusal | None:
         """Admit a worker that has built the job, or have it wait; return why it doesn't fit, None if it does.

@@ -99,6 +99,7 @@ class Member:
         pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
         spare: whether it has no stages of its job, and waits until a row needs it.
         spare_reason: why a row can't need it; empty if one may.
+        builds: number of orders to build a job, or stages of one, that its connection has had.
         building_since_seconds: since when it builds the job; None if it does not.
         fetch: what it reads, from the aggregator or on its own host, before it can build the job; None for nothing.
         claim_wait: why it waits until the job changes its code, or until a claim is decided; None if it does not.
@@ -132,6 +133,7 @@ class Member:
     brought: tuple[str, StageRun] | None = None
     spare: bool = False
     spare_reason: str = ""
+    builds: int = 0
     building_since_seconds: float | None = None
     fetch: Fetch | None = None
     claim_wait: ClaimWait | None = None

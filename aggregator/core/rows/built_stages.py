@@ -19,15 +19,13 @@ class Build:
 
     Attributes:
         ordered: the stages of its last Join.
-        number: the number of that Join.
         parts: the parts of the layout whose gradients it sends; None until it is ready.
         loads: the parts of the layout whose weights it is sent; none until it is ready.
         elements: number of elements of the whole layout; 0 until it is ready.
     """
 
-    def __init__(self, ordered: StageRun, number: int) -> None:
+    def __init__(self, ordered: StageRun) -> None:
         self.ordered = ordered
-        self.number = number
         self.parts: LayoutParts | None = None
         self.loads = NOTHING
         self.elements = 0
@@ -38,15 +36,13 @@ class BuiltStages:
 
     def __init__(self) -> None:
         self._builds: dict[int, Build] = {}
-        self._orders = 0
 
-    def order(self, session: int, stages: StageRun) -> int | None:
-        """Record that a worker is to build stages; return the order's number, None if that is what it was told last."""
+    def order(self, session: int, stages: StageRun) -> bool:
+        """Record that a worker is to build stages; return False if that is what it was told last."""
         if self.ordered(session) == stages:
-            return None
-        self._orders += 1
-        self._builds[session] = Build(stages, self._orders)
-        return self._orders
+            return False
+        self._builds[session] = Build(stages)
+        return True
 
     def ordered(self, session: int) -> StageRun | None:
         """Return the stages that a worker was told last; None if it was told none."""
@@ -61,14 +57,6 @@ class BuiltStages:
         """Forget all other workers."""
         for gone in self._builds.keys() - sessions:
             del self._builds[gone]
-
-    def expects(self, session: int, ready: Ready) -> bool:
-        """Return whether a worker has built the stages that it was told last.
-
-        The stages alone do not say it: a worker that is told others, and the first ones again, builds them twice.
-        """
-        build = self._builds.get(session)
-        return build is not None and ready.build == build.number and _stages_of(ready) == build.ordered
 
     def note(self, session: int, ready: Ready) -> Refusal | None:
         """Record which parts of the layout a worker has built; return why they can't be, None if they can."""
@@ -113,5 +101,6 @@ class BuiltStages:
         return Refusal(f"{found} are no piece of the parts of the layout that this worker has built")
 
 
-def _stages_of(ready: Ready) -> StageRun:
+def stages_of(ready: Ready) -> StageRun:
+    """Return the stages that a worker has built."""
     return StageRun(ready.first_stage, ready.stages)

@@ -85,8 +85,12 @@ class JobRows:
                 del self._stalls[next(iter(self._stalls))]
 
     def expects(self, member: Member, ready: pb.Ready) -> bool:
-        """Return whether a worker has built what it was told last."""
-        return True
+        """Return whether a worker has built what it was told last.
+
+        Job and stages alone don't say it: a worker that leaves, and comes back before its report of the first time,
+        builds them twice.
+        """
+        return ready.build == member.builds
 
     def note_built(self, member: Member, ready: pb.Ready, now: float) -> Refusal | None:
         """Record which parts of the layout a worker has built; return why they can't be, None if they can."""

@@ -9,7 +9,7 @@ from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.results import Reports
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
-from aggregator.core.rows.built_stages import NOTHING, BuiltStages
+from aggregator.core.rows.built_stages import NOTHING, BuiltStages, stages_of
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.row import Row
@@ -86,7 +86,7 @@ class PipelineRows(JobRows):
 
     def expects(self, member: Member, ready: pb.Ready) -> bool:
         """Return whether a worker has built the stages that it was told last."""
-        return self._built.expects(member.session, ready)
+        return super().expects(member, ready) and self._built.ordered(member.session) == stages_of(ready)
 
     def note_built(self, member: Member, ready: pb.Ready, now: float) -> Refusal | None:
         """Record which parts of the layout a worker has built; return why they can't be, None if they can."""

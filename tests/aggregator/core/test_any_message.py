@@ -175,7 +175,7 @@ def test_a_duration_that_can_not_be_is_that_of_the_aggregators_clock(seconds: fl
 def test_too_many_held_out_batches_are_refused() -> None:
     dialogue = connected()
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    body = pb.Ready(job="a", elements=1, evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
+    body = pb.Ready(job="a", build=1, elements=1, evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
     line = dialogue.says(1, body)[0]
     assert line.startswith("1 <- leave: ")
     assert has_facts(line, "4294967295 held-out batches ... 262144 ... validation_batch_size")

@@ -126,7 +126,7 @@ def test_a_worker_that_says_what_can_not_be_claims_nothing_any_more() -> None:
     dialogue.submit(parameters=ParameterCount(layout_of(1).elements, ""))
     dialogue.optimizer()
     comes(dialogue, 1, blas="liar's")
-    dialogue.says(1, pb.Ready(job="a", layout_hash="0" * 64, elements=7))
+    dialogue.says(1, pb.Ready(job="a", build=1, layout_hash="0" * 64, elements=7))
     comes(dialogue, 2)
     dialogue.stands(1, 0, state=EMPTY)
     dialogue.ready(2, blas="x")
@@ -305,7 +305,9 @@ def test_a_worker_whose_layout_has_another_size_than_it_said_is_excluded() -> No
     dialogue = begun()
     dialogue.hello(1)
     dialogue.give(ev.DataStreamOpened(1))
-    dialogue.says(1, pb.Ready(job="a", layout_hash=dialogue.layout.hash, elements=7, evaluation_batches=3))
+    dialogue.says(
+        1, pb.Ready(job="a", build=1, layout_hash=dialogue.layout.hash, elements=7, evaluation_batches=3)
+    )
     comes(dialogue, 2)
     assert states(dialogue) == {"w1": "computing", "w2": "refused"}
     dialogue.stands(1, 0, state=RECEIVING)

@@ -96,6 +96,7 @@ def start(**plan: Any) -> TimedDialogue:
             session,
             pb.Ready(
                 job="a",
+                build=1,
                 layout_hash=dialogue.layout.hash,
                 elements=dialogue.layout.elements,
                 evaluation_batches=MOST_EVALUATION_BATCHES,

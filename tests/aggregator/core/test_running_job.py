@@ -47,7 +47,7 @@ def overstated(elements: int) -> tuple[Dialogue, pb.Ready]:
     dialogue.submit(parameters=ParameterCount(dialogue.layout.elements, ""))
     dialogue.optimizer()
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    return dialogue, pb.Ready(job="a", layout_hash="x", elements=elements, fingerprint=FINGERPRINT)
+    return dialogue, pb.Ready(job="a", build=1, layout_hash="x", elements=elements, fingerprint=FINGERPRINT)
 
 
 @pytest.mark.parametrize("elements", [1, 300_000_000, 1 << 40, (1 << 64) - 1])
@@ -77,6 +77,7 @@ def test_a_worker_with_another_number_of_held_out_batches_than_the_submitter_s_i
         dialogue.give(ev.DataStreamOpened(session))
     ready = pb.Ready(
         job="a",
+        build=1,
         layout_hash=dialogue.layout.hash,
         elements=dialogue.layout.elements,
         evaluation_batches=batches,
@@ -91,7 +92,10 @@ def test_a_number_of_held_out_batches_ends_with_the_claim_that_says_it() -> None
     dialogue.submit(steps=1, micro_batches=1)
     dialogue.hello(1)
     dialogue.says(
-        1, pb.Ready(job="a", layout_hash="x", elements=1, evaluation_batches=7, fingerprint=FINGERPRINT)
+        1,
+        pb.Ready(
+            job="a", build=1, layout_hash="x", elements=1, evaluation_batches=7, fingerprint=FINGERPRINT
+        ),
     )
     dialogue.give(ev.WorkerLost(1, "gone"))
     dialogue.optimizer()

@@ -252,3 +252,20 @@ def test_ten_thousand_queued_jobs_cost_a_decision_little_and_each_knows_its_plac
     assert len(waits) == 10_000 and waits["q9999"].position == 10_000
     assert waits["q9999"].reason == "100 jobs come before it"
     assert jobs_of(dialogue) == "ab"
+
+
+def test_reports_from_before_a_worker_left_say_nothing_when_it_is_back() -> None:
+    dialogue = Dialogue()
+    dialogue.optimizer()
+    dialogue.submit("a", max_workers=1)
+    dialogue.hello(1)
+    dialogue.give(ev.DataStreamOpened(1))
+    first = dialogue.orders[1]
+    dialogue.pause("a")
+    dialogue.resume("a")
+    dialogue.stands(2, 0)
+    assert jobs_of(dialogue) == "a" and dialogue.orders[1] > first
+    assert dialogue.ready(1, build=first) == []
+    assert dialogue.weights_loaded(1, 2, 0) == []
+    assert dialogue.status().workers[0].state == "building"
+    assert dialogue.ready(1) != []

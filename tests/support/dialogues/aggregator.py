@@ -55,6 +55,7 @@ class Dialogue:
         core: the core under test.
         now: the virtual time, in seconds.
         leases: the newest lease of each session.
+        orders: the number of the last order to build a job, or stages of one, of each session.
         saved: the jobs as they were last saved.
         notes: the lines that were published to users.
         devices: what workers say of their devices in heartbeats, by session; as time passes, none gets on.
@@ -69,6 +70,7 @@ class Dialogue:
         self.layout = layout_of(chunks)
         self.now = 100.0
         self.leases: dict[int, int] = {}
+        self.orders: dict[int, int] = {}
         self.saved: dict[str, Record] = {}
         self.published: list[ev.Note] = []
         self.devices: dict[int, pb.DeviceReport] = {}
@@ -115,6 +117,8 @@ class Dialogue:
                 self._save(effect.job)
             if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Lease):
                 self.leases[effect.session] = effect.body.lease
+            if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Join):
+                self.orders[effect.session] = effect.body.build
             if isinstance(effect, ev.Note):
                 self.published.append(effect)
             if isinstance(effect, plane.PassJob):
@@ -263,11 +267,13 @@ class Dialogue:
         layout: Layout | None = None,
         flops_per_token: int | None = None,
         peak_flops: float | None = None,
+        build: int | None = None,
         **fingerprint: str,
     ) -> list[str]:
-        """Report that a worker has built the job."""
+        """Report that a worker has built the job, by default as it was told last."""
         body = pb.Ready(
             job=job,
+            build=self.orders.get(session, 0) if build is None else build,
             layout_hash=(layout or self.layout).hash,
             elements=(layout or self.layout).elements,
             evaluation_batches=3,

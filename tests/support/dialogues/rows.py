@@ -29,14 +29,12 @@ class RowDialogue(Dialogue):
     Attributes:
         stages: number of stages.
         told: the stages that each session was told to build last.
-        orders: the number of that order.
     """
 
     def __init__(self, stages: int = 2, chunks: int = 0) -> None:
         super().__init__(chunks=chunks or stages)
         self.stages = stages
         self.told: dict[int, StageRun] = {}
-        self.orders: dict[int, int] = {}
         self._built: dict[int, StageRun] = {}
         self._rows: dict[int, int] = {}
 
@@ -46,7 +44,6 @@ class RowDialogue(Dialogue):
             order = effect.body
             if isinstance(order, pb.Join):
                 self.told[effect.session] = StageRun(order.first_stage, order.stages)
-                self.orders[effect.session] = order.build
             if isinstance(order, pb.Row):
                 self._rows[effect.session] = order.row
             if isinstance(order, pb.Lease):

@@ -178,7 +178,7 @@ def test_after_a_restart_a_refused_worker_may_come_first() -> None:
     [
         pb.Failure(job="a", reason="no such corpus"),
         pb.Failure(job="a", reason="too large", too_large=True, stages=7),
-        pb.Ready(job="a", elements=1, evaluation_batches=(1 << 32) - 1),
+        pb.Ready(job="a", build=1, elements=1, evaluation_batches=(1 << 32) - 1),
     ],
     ids=["can't", "too large", "too many batches"],
 )
