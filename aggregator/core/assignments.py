@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from aggregator.core.job_report import Record
 from aggregator.core.live_jobs import LiveJobs
@@ -30,6 +30,20 @@ MOST_CONSIDERED = 100
 """Number of waiting jobs that a decision considers, those that come first."""
 MOST_KNOWN = 1024
 """Number of workers whose last job is remembered, those that were lost last."""
+
+
+class Misfit(NamedTuple):
+    """Why a worker does not fit a job, as the job has found.
+
+    Attributes:
+        reason: the reason.
+        until_seconds: until when that is believed.
+        may_pass: whether it may fit later, in the same process: it could not open its mesh, or lacks an input.
+    """
+
+    reason: str
+    until_seconds: float
+    may_pass: bool
 
 
 class Assignments:
@@ -72,8 +86,7 @@ class Assignments:
         self._checked: frozenset[int] = frozenset()  # sessions of workers that take part in a check of links
         self._last_jobs: dict[str, str] = {}  # by worker's name: the job that it served when it was lost
         self._short_since: dict[str, float] = {}  # by job
-        # By job and incarnation of a worker: why it does not fit, and until when that is believed.
-        self._misfits: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
+        self._misfits: dict[str, dict[str, Misfit]] = defaultdict(dict)  # by job and incarnation of a worker
         self._needed: dict[
             str, int
         ] = {}  # by job: workers without which no row of it is complete, if that was learned
@@ -87,8 +100,8 @@ class Assignments:
         self._due = True
 
     def note_tick(self) -> None:
-        """Have workers be shared out again if time alone may change something: jobs wait, or lack workers."""
-        self._due = self._due or bool(self.waits or self._short_since) or len(self._runs) > 1
+        """Have workers be shared out again, unless there is no job: one may have lost a worker without a report."""
+        self._due = self._due or bool(self.waits or self._runs)
 
     def note_memory(self, role: str, name: str, told: ToldMemory) -> None:
         """Take what a process has told of its host's memory."""
@@ -182,8 +195,11 @@ class Assignments:
         text = f"{MOST_CONSIDERED} jobs come before it"
         places_left = enumerate(later, len(self.waits) + 1)
         self.waits.update((record.job.id, Wait(place, text)) for place, (record, _) in places_left)
-        for job in decision.requeued if decision.starts else ():
-            self._runs[job].stop(QUEUED, "its workers serve jobs that come first", now)
+        going_on = sum(run.stops is None for run in self._runs.values())
+        # Without a reason to stop, a job that lacks workers waits for them as a running one.
+        if decision.starts or going_on > self._settings.max_running_jobs:
+            for job in decision.requeued:
+                self._runs[job].stop(QUEUED, "its workers serve jobs that come first", now)
         self._direct(decision, starts, now)
         return [(record, plan) for record, plan in waiting if record.job.id in starts]
 
@@ -204,13 +220,14 @@ class Assignments:
             if reason is not None and member.job:
                 known = self._misfits[member.job]
                 known.pop(member.incarnation, None)
-                known[member.incarnation] = str(reason), now + self._unfit_seconds
+                until_seconds = now + self._unfit_seconds
+                known[member.incarnation] = Misfit(str(reason), until_seconds, member.refusal is None)
                 while len(known) > MOST_KNOWN:
                     del known[next(iter(known))]
             elif member.job in self._misfits:
                 self._misfits[member.job].pop(member.incarnation, None)  # it was asked again
         for known in self._misfits.values():
-            for incarnation in [each for each, (_, until) in known.items() if until < now]:
+            for incarnation in [each for each, misfit in known.items() if misfit.until_seconds < now]:
                 del known[incarnation]
 
     # ---- what the scheduler is told ----
@@ -295,13 +312,21 @@ class Assignments:
         """Return whether there are workers that don't serve a job, and are not known not to fit it."""
         return any(each.job != job and not self._find_misfits(each, [job]) for each in self._members.values())
 
-    def _find_misfits(self, member: Member, jobs: Collection[str]) -> dict[str, str]:
-        """Return which of some jobs a worker does not fit, as far as is known, with the reasons."""
+    def _find_misfits(
+        self, member: Member, jobs: Collection[str], *, lasting: bool = False
+    ) -> dict[str, str]:
+        """Return which of some jobs a worker does not fit, as far as is known, with the reasons.
+
+        Args:
+            member: the worker.
+            jobs: ids of the jobs.
+            lasting: whether only reasons count that don't pass by themselves.
+        """
         running = self._needs_of_runs(with_workers=False) if self._memories.shares_host(member.name) else None
         found = {}
         for job in jobs:
             record, known = self._jobs.records[job], self._misfits.get(job, {}).get(member.incarnation)
-            reason = "" if known is None else known[0]
+            reason = "" if known is None or (lasting and known.may_pass) else known.reason
             for each in record.job.excluded:
                 if each.worker == member.name:
                     reason = each.reason
@@ -316,7 +341,8 @@ class Assignments:
     def _direct(self, decision: Decision, starts: Collection[str], now: float) -> None:
         """Note for each worker which job it is to serve. One that no job needs is lent to one that may use it."""
         self._lent.clear()
-        room = {job: self._room_of(job, decision) for job in [*self._runs, *starts]}
+        going_on = [job for job, run in self._runs.items() if run.stops is None]
+        room = {job: self._room_of(job, decision) for job in [*going_on, *starts]}
         for session, member in self._members.items():
             if session in self._checked:
                 continue
@@ -327,23 +353,21 @@ class Assignments:
 
     def _room_of(self, job: str, decision: Decision) -> int:
         """Return how many workers a job may have beyond those that the scheduler gives it: those that it waits for."""
-        record, run = self._jobs.records[job], self._runs.get(job)
-        plan = record.plan
+        plan = self._jobs.records[job].plan
         assert isinstance(plan, JobPlan)
-        if run is not None and run.stops is not None:
-            return 0
         given = sum(each == job for each in decision.assignment.values())
         return (plan.max_workers if plan.stages > 1 else plan.min_workers) - given
 
     def _lend(self, member: Member, room: dict[str, int]) -> str:
         """Return the job that a worker is lent to: its own, or another that it fits; empty for none."""
-        own = member.job if member.job in self._runs and self._runs[member.job].stops is None else ""
+        own = member.job if member.job in room else ""
         if own and not member.fits:
             self._lent.add(member.session)
             return own  # it may fit later
         misfits = self._find_misfits(member, room)
-        for job in sorted(room, key=lambda each: each != own):
-            if room[job] > 0 and job not in misfits:
+        lasting = self._find_misfits(member, room, lasting=True)  # to ask an idle worker again costs nothing
+        for job in sorted(room, key=lambda each: (each in misfits, each != own)):
+            if room[job] > 0 and job not in lasting:
                 room[job] -= 1
                 self._lent.add(member.session)
                 return job

@@ -10,7 +10,7 @@ from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.setting_aside import MOST_CRASHES
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, QUEUED, RUNNING, Job
+from protos.jobs_pb2 import FAILED, PAUSED, QUEUED, RUNNING, Job
 from services.protocol.plan import JobPlan
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue
@@ -252,6 +252,66 @@ def test_ten_thousand_queued_jobs_cost_a_decision_little_and_each_knows_its_plac
     assert len(waits) == 10_000 and waits["q9999"].position == 10_000
     assert waits["q9999"].reason == "100 jobs come before it"
     assert jobs_of(dialogue) == "ab"
+
+
+def test_an_idle_worker_whose_mesh_could_not_be_opened_is_asked_again() -> None:
+    dialogue = Dialogue()
+    dialogue.optimizer()
+    dialogue.submit("a", min_workers=2, max_workers=2)
+    for session in (1, 2):
+        dialogue.hello(session)
+        dialogue.give(ev.DataStreamOpened(session))
+    dialogue.ready(1, job="a")
+    dialogue.says(2, pb.Failure(job="a", reason="the mesh can't be opened", retries=True))
+    dialogue.submit("b", max_workers=1)
+    assert jobs_of(dialogue) == "ab"
+    dialogue.cancel("b")
+    assert jobs_of(dialogue) == "aa"
+
+
+def test_an_idle_worker_takes_the_place_of_one_that_is_found_faulty() -> None:
+    dialogue = Dialogue()
+    dialogue.optimizer()
+    dialogue.submit("a", min_workers=2, max_workers=2)
+    for session in (1, 2, 3):
+        dialogue.hello(session)
+        dialogue.give(ev.DataStreamOpened(session))
+    assert jobs_of(dialogue) == "aa-"
+    for session in (1, 2):
+        dialogue.ready(session, job="a")
+    run = dialogue.core.runs["a"]
+    run.exclude_liars(["w2"], "of its checks", dialogue.now)
+    dialogue.later(1.25, 1, 2, 3)
+    assert dialogue.core.members[3].job == "a"
+
+
+def test_an_excluded_worker_does_not_keep_a_job_from_stopping() -> None:
+    dialogue = Dialogue()
+    dialogue.optimizer()
+    dialogue.submit("a", max_workers=1)
+    for session in (1, 2):
+        dialogue.hello(session)
+        dialogue.give(ev.DataStreamOpened(session))
+    dialogue.ready(1, job="a")
+    dialogue.core.runs["a"].exclude_liars(["w1"], "of its checks", dialogue.now)
+    dialogue.later(1.25, 1, 2)
+    assert jobs_of(dialogue) == "aa", "it says why the first one takes no part"
+    dialogue.pause("a")
+    assert dialogue.job("a").state == PAUSED and jobs_of(dialogue) == "--"
+
+
+def test_a_job_that_is_resumed_while_it_stops_leaves_no_more_jobs_running_than_allowed() -> None:
+    dialogue = Dialogue(max_running_jobs=1)
+    dialogue.optimizer()
+    dialogue.submit("a")
+    dialogue.joins(1)
+    dialogue.stands(1, 0)
+    dialogue.weights_loaded(1, 1, 0)
+    dialogue.submit("b")
+    dialogue.pause("a")
+    assert list(dialogue.core.runs) == ["a", "b"], "b starts while a computes its last step"
+    dialogue.resume("a")
+    assert list(dialogue.core.runs) == ["a"] and dialogue.job("b").state == QUEUED
 
 
 def test_reports_from_before_a_worker_left_say_nothing_when_it_is_back() -> None:
