@@ -93,6 +93,7 @@ class JobReport:
         self.saved = copy_job(job)
         self._out = out
         self._unreported: dict[Version, CommittedStep] = {}
+        self._entered: Version | None = None  # its COMMIT has been published, or may never come again
         self._pace = Pace(job, plan)
         self._told_share, self._told_seconds = 0, 0.0
         self._refusals: dict[str, str] = {}  # not yet published, by worker
@@ -131,6 +132,7 @@ class JobReport:
         self.job.generation, self.job.step = version
         self.job.ClearField("loss")  # of a step this aggregator did not see
         self._unreported = {version: CommittedStep()}  # its COMMIT may come again
+        self._entered = version
         if version.step < self.job.validation_step:
             self.job.ClearField("validation_loss")
             self.job.ClearField("validation_step")
@@ -212,7 +214,7 @@ class JobReport:
 
     def awaits_commit(self, version: Version) -> bool:
         """Return whether the COMMIT that led to this version has yet to be published."""
-        return version in self._unreported
+        return version in self._unreported and version != self._entered
 
     @property
     def evaluated_step(self) -> int | None:

@@ -125,3 +125,11 @@ def test_what_a_paused_job_was_sent_late_changes_nothing() -> None:
     assert dialogue.give(ev.Ticked()) == []
     assert dialogue.job("b").state == PAUSED
     assert dialogue.resume("b")[0] == "save b running" and dialogue.job("a").state != QUEUED
+
+
+def test_an_optimizer_that_goes_back_meanwhile_does_not_hold_a_pause_up() -> None:
+    dialogue = training(1, step=3, steps=10)
+    dialogue.pause()
+    dialogue.give(ev.OptimizerLost("it died"))
+    dialogue.optimizer()
+    assert "save a paused" in dialogue.stands(2, 1), "no COMMIT is on the way"
