@@ -247,8 +247,7 @@ class Assignments:
         views = []
         for job in ranked:
             record, plan = self._jobs.records[job].job, plans[job]
-            least = max(plan.min_workers, self._needed.get(job, 1))
-            most = max(plan.max_workers, least)
+            least, most = self._limits_of(job, plan)
             if self._max_workers_per_person is not None and record.owner:
                 left.setdefault(record.owner, self._max_workers_per_person)
                 most = min(most, left[record.owner])
@@ -272,6 +271,11 @@ class Assignments:
                 )
             )
         return views
+
+    def _limits_of(self, job: str, plan: JobPlan) -> tuple[int, int]:
+        """Return the least and the largest number of workers of a job, whose stages may need more than it says."""
+        least = max(plan.min_workers, self._needed.get(job, 1))
+        return least, max(plan.max_workers, least)
 
     def _state_of(self, job: str, starts: Collection[str]) -> State:
         run = self._runs.get(job)
@@ -355,8 +359,9 @@ class Assignments:
         """Return how many workers a job may have beyond those that the scheduler gives it: those that it waits for."""
         plan = self._jobs.records[job].plan
         assert isinstance(plan, JobPlan)
+        least, most = self._limits_of(job, plan)
         given = sum(each == job for each in decision.assignment.values())
-        return (plan.max_workers if plan.stages > 1 else plan.min_workers) - given
+        return (most if plan.stages > 1 else least) - given
 
     def _lend(self, member: Member, room: dict[str, int]) -> str:
         """Return the job that a worker is lent to: its own, or another that it fits; empty for none."""
