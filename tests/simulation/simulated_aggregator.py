@@ -159,6 +159,16 @@ class SimulatedAggregator(Process):
             resume_job(resumed)
             self._write_and_feed(ev.SaveJob(resumed), ev.ResumeRequested(job))
 
+    def set_priority(self, job: str, priority: int) -> bool:
+        """Change a job's priority: on disk first, then in the core; return whether it had another one."""
+        live = self.core.jobs.records.get(job)
+        if live is None or live.job.priority == priority:
+            return False
+        changed = copy_job(live.job)
+        changed.priority = priority
+        self._write_and_feed(ev.SaveJob(changed), ev.PriorityRequested(job, priority))
+        return True
+
     def trust(self, job: str, worker: str) -> bool:
         """Trust what a worker says of a job: on disk first, then in the core; return whether that could be done."""
         live = self.core.jobs.records.get(job)
@@ -180,8 +190,11 @@ class SimulatedAggregator(Process):
 
     def _handle(self, event: ev.Input, clock: Clock) -> list[ev.Effect]:
         """Call the core. After an error, note it in the jobs' records as the service does, and die."""
+        contention = self.cluster.contention
         try:
+            contention.before(self, event)
             effects = self.core.handle(event, clock)
+            contention.after(self, event, effects)
             orders = (each.body for each in effects if isinstance(each, ev.ToWorker))
             self._left = Counter(each.job for each in orders if isinstance(each, pb.Leave))
             self._check_rows()
@@ -215,6 +228,9 @@ class SimulatedAggregator(Process):
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
                     self._check_quorum(effect.body)
+                member = self.core.members.get(effect.session)
+                if isinstance(effect.body, pb.Leave) and member is not None and member.refusal is not None:
+                    self.cluster.workers[member.name].refused(effect.body.job)
                 if isinstance(effect.body, pb.Welcome):
                     effect.body.cluster = CLUSTER
                     if self.sharded is not None:
@@ -332,6 +348,7 @@ class SimulatedAggregator(Process):
         self.feed(ev.Ticked())
         if self.alive:
             self.check_consistency()
+            self.cluster.contention.ticked(self)
             self.later(self.core.timeouts.tick, self.tick)
 
     def beat(self) -> None:

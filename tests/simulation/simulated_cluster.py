@@ -20,6 +20,7 @@ from protos.jobs_pb2 import QUEUED, Job
 from protos.plane_pb2 import UpdatePart
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
+from tests.simulation.contention_checks import ContentionChecks
 from tests.simulation.disk import Disk, QueueBackup
 from tests.simulation.faults import HANG_SECONDS, LONG_PART_SECONDS, Faults
 from tests.simulation.job_checks import JobChecks
@@ -87,6 +88,7 @@ class SimulatedCluster:
         self.commits = 0
         self.history = history.HistoryChecker()
         self.checks = JobChecks(self.jobs, self.history)
+        self.contention = ContentionChecks(self)
         self.faults = Faults(self)
         self.code = "old"
         self._lives = 0
@@ -112,10 +114,12 @@ class SimulatedCluster:
             self.loop.at(job.submitted_seconds, self._submit, job.id)
             if job.cancelled_seconds is not None:
                 self.loop.at(job.cancelled_seconds, self._cancel, job.id)
-            if job.pause is not None:
-                begins_seconds, lasts_seconds = job.pause
-                self.loop.at(begins_seconds, self._pause, job.id)
-                self.loop.at(begins_seconds + lasts_seconds, self._resume, job.id)
+            for seconds, _ in job.pauses:
+                self.loop.at(seconds, self._pause, job.id)
+            if job.pauses:
+                self.loop.at(job.pauses[0][0], self._resume, job.id)
+            for seconds, priority in job.priorities:
+                self.loop.at(seconds, self._set_priority, job.id, priority)
         for index in range(self.scenario.shards):
             self._start_shard(index)
         self._start_optimizer()
@@ -186,7 +190,7 @@ class SimulatedCluster:
             if saved.job.state in LIVE_STATES:
                 found = self.disk.newest_checkpoint(job.id)
                 left += (job.plan.steps - (found[0].step if found else 0)) * (1 + job.plan.verify_fraction)
-                left_pauses += job.pause is not None
+                left_pauses += len(job.pauses)
         left_seconds = RECOVERY_SECONDS + left * self.scenario.step_seconds
         if self.scenario.upgrade_seconds is not None:  # workers of old code are waited for first
             left_seconds += STANDARD_TIMEOUTS.comeback
@@ -240,15 +244,23 @@ class SimulatedCluster:
         """Pause a job, if it is in the queue and an aggregator answers."""
         if self.aggregator is not None and self.aggregator.running:
             self.injected["pause of a job"] += self.aggregator.pause(job)
+            self.contention.paused(job)
 
     def _resume(self, job: str) -> None:
-        """Resume a job, again and again, since a restored queue may have it paused."""
+        """Resume a job whenever nobody wants it paused, again and again, since a restored queue may have it paused."""
         saved = self.disk.jobs.get(job)
         if saved is not None and saved.job.state not in LIVE_STATES:
             return
-        if self.aggregator is not None and self.aggregator.running:
+        wanted = not self.jobs[job].is_paused_at(self.loop.now)
+        if wanted and self.aggregator is not None and self.aggregator.running:
+            self.contention.resumes(job)
             self.aggregator.resume(job)
         self.loop.after(1.0, self._resume, job)
+
+    def _set_priority(self, job: str, priority: int) -> None:
+        """Change a job's priority, if it is in the queue and an aggregator answers."""
+        if self.aggregator is not None and self.aggregator.running:
+            self.injected["change of a priority"] += self.aggregator.set_priority(job, priority)
 
     def _decide(self) -> None:
         """Trust an honest worker where workers disagree, unless the one that is distrusted leaves by itself."""
@@ -358,7 +370,7 @@ class SimulatedCluster:
             others = [
                 each
                 for each in self.workers.values()
-                if each.alive and each.name not in ("odd", IMPOSTOR, OVERSTATER)
+                if each.alive and each.name not in ("odd", IMPOSTOR, OVERSTATER, LIAR)
             ]
             if process.name == IMPOSTOR and self.scenario.impostor_leaves and process.left:
                 return
@@ -407,6 +419,7 @@ class SimulatedCluster:
             f"{count} tokens count in step {order.step}, expected {counted}",
         )
         self.checks.committed(order)
+        self.contention.committed(order)
         self.commits += 1
         self.moved()
         self.faults.advance(self.commits)

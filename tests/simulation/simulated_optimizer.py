@@ -232,6 +232,7 @@ class SimulatedOptimizer(Process):
         if copying is not None:
             failed = ev.SaveFailed(copying.job, copying.generation, copying.step, reason)
             self.later(0.0, self.feed, failed)
+        self.cluster.contention.may_lose_steps(*self.cluster.jobs)
         self.feed(ev.TensorsLost())
 
     # ---- slow work ----
@@ -248,6 +249,8 @@ class SimulatedOptimizer(Process):
             weights = job.weights[job.first_step]
             self.cluster.disk.write_checkpoint(written_of(job, 0, job.first_step, weights), weights, 0)
         found = self.cluster.disk.newest_checkpoint(job.id, effect.void)
+        if not (effect.void or self.fenced):
+            self.cluster.contention.loaded(job.id, found[0].step if found else 0)
         if found is None:
             self.feed(ev.Loaded(job.id, job.plan, generation))
             return
@@ -339,6 +342,7 @@ class SimulatedOptimizer(Process):
             self.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, "disk broken"))
             return
         if fails:
+            self.cluster.contention.may_lose_steps(effect.job)
             self.feed(
                 ev.SaveFailed(effect.job, effect.generation, effect.step, "disk full", out_of_space=True)
             )

@@ -65,7 +65,7 @@ def test_progress_and_injected_faults_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(seeds, "PROGRESS_SECONDS", 0.0)
-    assert seeds.run_seeds(0, 6, 2, False) == 0
+    assert seeds.run_seeds(0, 6, 2) == 0
     printed = capsys.readouterr()
     assert "1 of 6 seeds, 0 failed" in printed.err and "min left" in printed.err
     assert re.search(
