@@ -195,10 +195,13 @@ class Assignments:
         text = f"{MOST_CONSIDERED} jobs come before it"
         places_left = enumerate(later, len(self.waits) + 1)
         self.waits.update((record.job.id, Wait(place, text)) for place, (record, _) in places_left)
-        going_on = sum(run.stops is None for run in self._runs.values())
+        going_on = len(starts) + sum(run.stops is None for run in self._runs.values())
         # Without a reason to stop, a job that lacks workers waits for them as a running one.
         if decision.starts or going_on > self._settings.max_running_jobs:
-            for job in decision.requeued:
+            starts.difference_update(
+                decision.requeued
+            )  # one that ran at the end of the aggregator before this one
+            for job in filter(self._runs.__contains__, decision.requeued):
                 self._runs[job].stop(QUEUED, "its workers serve jobs that come first", now)
         self._direct(decision, starts, now)
         return [(record, plan) for record, plan in waiting if record.job.id in starts]

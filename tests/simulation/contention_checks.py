@@ -143,7 +143,10 @@ class ContentionChecks:
                     found == event.priority, f"{event.job} has priority {found}, a user set {event.priority}"
                 )
         going_on = [job for job, run in core.runs.items() if run.stops is None]
-        most = self._cluster.scenario.max_running_jobs
+        fixed = sum(
+            not core.runs[job].plan.preemptible for job in going_on
+        )  # one may be resumed while it stops
+        most = max(self._cluster.scenario.max_running_jobs, fixed)
         require(len(going_on) <= most, f"{going_on} run at once, expected at most {most}")
         self._check_stops(aggregator)
         if isinstance(event, ev.FromWorker) and isinstance(event.body, pb.Failure):
