@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import cancel_job, copy_job, pause_job, resume_job
+from aggregator.core.leasing.failures import MOST_FAILURES
 from aggregator.core.membership.claims import trust
+from aggregator.core.membership.members import Member
 from aggregator.core.running_job import RunningJob
 from plane.sums import SumOrder
 from protos import cluster_pb2 as pb
@@ -34,6 +36,11 @@ from tests.simulation.simulated_worker import HUGE_LAYOUT, HUGE_LAYOUT_REF
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
+
+
+def _refuses(member: Member, leave: pb.Leave) -> bool:
+    """Return whether a job sends a worker away since it refuses it, also if that serves another job at once."""
+    return member.refusal is not None or leave.reason.startswith(f"{MOST_FAILURES} leases in a row failed")
 
 
 class SimulatedAggregator(Process):
@@ -229,7 +236,7 @@ class SimulatedAggregator(Process):
                 if isinstance(effect.body, pb.Lease):
                     self._check_quorum(effect.body)
                 member = self.core.members.get(effect.session)
-                if isinstance(effect.body, pb.Leave) and member is not None and member.refusal is not None:
+                if isinstance(effect.body, pb.Leave) and member is not None and _refuses(member, effect.body):
                     self.cluster.workers[member.name].refused(effect.body.job)
                 if isinstance(effect.body, pb.Welcome):
                     effect.body.cluster = CLUSTER
