@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aggregator.core.membership.members import Member
 from aggregator.core.running_job import RunningJob
 from protos import plane_pb2 as plane
 from services.protocol.versions import Version
@@ -16,12 +17,18 @@ def send_weights(run: RunningJob, now: float) -> None:
     version = run.router.weights.version
     if version is None:
         return
-    lacking = [each for each in run.members.values() if each.lacks(version)]
+    lacking = [each for each in run.members.values() if each.lacks(version) and _has_use(run, each)]
     first = _find_first(run, version, now) if lacking else frozenset[int]()
     for member in lacking:
         parts = run.rows.weights_of(member)
         if (parts is None or parts) and (not first or member.session in first):
             run.router.send_weights(member, version, parts)
+
+
+def _has_use(run: RunningJob, member: Member) -> bool:
+    """Return whether a worker has use for weights: it stays, or leaves only after a lease that was just granted."""
+    row = run.rows.find(member)
+    return member.leaving_since_seconds is None or (row is not None and run.lease_book.holds_lease(row))
 
 
 def _find_first(run: RunningJob, version: Version, now: float) -> frozenset[int]:

@@ -176,8 +176,7 @@ class Member:
 
     def lacks(self, version: Version) -> bool:
         """Return whether the planes must be ordered to send it the weights of a version."""
-        stays = self.leaving_since_seconds is None
-        return stays and self.able and version not in (self.loaded_version, self.sent_version)
+        return self.able and version not in (self.loaded_version, self.sent_version)
 
     @property
     def state(self) -> MemberState:

@@ -329,3 +329,19 @@ def test_reports_from_before_a_worker_left_say_nothing_when_it_is_back() -> None
     assert dialogue.weights_loaded(1, 2, 0) == []
     assert dialogue.status().workers[0].state == "building"
     assert dialogue.ready(1) != []
+
+
+def test_a_worker_that_is_to_leave_gets_the_weights_of_a_lease_that_was_just_granted() -> None:
+    dialogue = two_jobs(workers=2)
+    dialogue.core.assignments._bucket.take(
+        50, dialogue.now
+    )  # the decision comes with the next version's lease
+    dialogue.submit("c", priority=5, min_workers=2, max_workers=2)
+    assert all(each.leaving_since_seconds is None for each in dialogue.core.members.values())
+    dialogue.computed(1)
+    dialogue.chunk(1, 1, 0, 0, losses=(1.0,) * 4)
+    dialogue.now += 60
+    lines = dialogue.weights(1, 1, 0)
+    member = dialogue.core.members[1]
+    assert "1 <- train 0-3 of 1.1" in " ".join(lines) and member.leaving_since_seconds is not None
+    assert member.sent_version == (1, 1)
