@@ -532,7 +532,7 @@ class LinkChecked(_message.Message):
     def __init__(self, number: _Optional[int] = ..., report: _Optional[_Union[_checks_pb2.LinkReport, _Mapping]] = ...) -> None: ...
 
 class OptimizerCommand(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "start_over", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "start_over", "save_checkpoint", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +541,7 @@ class OptimizerCommand(_message.Message):
     SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
+    SAVE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
@@ -550,8 +551,9 @@ class OptimizerCommand(_message.Message):
     send_weights: SendWeights
     close: Close
     start_over: StartOver
+    save_checkpoint: SaveCheckpoint
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., start_over: _Optional[_Union[StartOver, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., start_over: _Optional[_Union[StartOver, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class OptimizerMessage(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "optimizer_status", "commit", "checkpoint_written", "failure", "checkpoint_missed", "own_crc32c")
@@ -657,6 +659,12 @@ class Close(_message.Message):
     job: str
     checkpoint: bool
     def __init__(self, job: _Optional[str] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
+
+class SaveCheckpoint(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class StartOver(_message.Message):
     __slots__ = ("job", "generation")

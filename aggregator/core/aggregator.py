@@ -38,7 +38,6 @@ from aggregator.core.events import (
     Stopping,
     Submitted,
     Ticked,
-    ToOptimizer,
     ToWorker,
     TrustRequested,
     WeightsArrived,
@@ -294,6 +293,8 @@ class AggregatorCore:
         for run in [each for each in self.runs.values() if each.ended]:
             if run.job.state not in (QUEUED, PAUSED):
                 del self.jobs.records[run.job.id]
+            elif self.optimizer:
+                self.jobs.suspended.add(run.job.id)
             self._remove(run)
 
     def _take_effects(self, clock: Clock) -> list[Effect]:
@@ -433,6 +434,7 @@ class AggregatorCore:
             if self.optimizer:
                 run.report.note("member", f"optimizer {self.optimizer} is gone: {reason}")
         self.optimizer, self.optimizer_lost_reason = None, reason
+        self.jobs.suspended.clear()  # the next one tells what it has open
 
     def _from_optimizer(self, event: FromOptimizer, now: float) -> None:
         body = event.body
@@ -444,8 +446,10 @@ class AggregatorCore:
                 take_optimizer_report(run, self.optimizer or "", body, now)
         elif isinstance(body, pb.CheckpointWritten | pb.CheckpointMissed):
             self.jobs.record_checkpoint(body)
-        elif isinstance(body, pb.OptimizerStatus):  # the Close of a job that has ended got lost
-            self._out.put(ToOptimizer(pb.Close(job=body.job, checkpoint=True)))
+        elif isinstance(body, pb.OptimizerStatus):
+            self.assignments.note_open(body.job)
+        elif isinstance(body, pb.Failure):
+            self.jobs.close(body.job)  # it is read from disk when it runs again
 
     # ---- jobs ----
 
@@ -454,7 +458,7 @@ class AggregatorCore:
         if run is not None:
             run.end(CANCELLED, "cancelled by request", checkpoint=not event.now)
         else:
-            self.jobs.cancel(event.job)
+            self.jobs.cancel(event.job, checkpoint=not event.now)
 
     def _pause(self, job: str, now: float) -> None:
         run = self.runs.get(job)
@@ -520,6 +524,7 @@ class AggregatorCore:
             now=now,
         )
         self.runs[record.job.id] = run
+        self.jobs.suspended.discard(record.job.id)
         run.report.begin()
         if self.optimizer:
             run.open()

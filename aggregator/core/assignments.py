@@ -93,7 +93,22 @@ class Assignments:
     def note_memory(self, role: str, name: str, told: ToldMemory) -> None:
         """Take what a process has told of its host's memory."""
         self._due = True
-        self._memories.note(role, name, told, self._needs_of_runs(with_workers=True))
+        suspended = [
+            JobNeeds(job, self._jobs.records[job].needs, frozenset()) for job in self._jobs.suspended
+        ]
+        self._memories.note(role, name, told, [*self._needs_of_runs(with_workers=True), *suspended])
+
+    def note_open(self, job: str) -> None:
+        """Take account of a job that does not run, and that an optimizer which was connected has open."""
+        self._due = True
+        if job in self._jobs.suspended:
+            return
+        self._jobs.suspended.add(job)
+        if job not in self._jobs.records:
+            self._jobs.close(job)  # the Close at its end got lost
+            return
+        needs = JobNeeds(job, self._jobs.records[job].needs, frozenset())
+        self._memories.note_open(needs, self._needs_of_runs(with_workers=True))
 
     def _needs_of_runs(self, *, with_workers: bool) -> list[JobNeeds]:
         """Return the memory that the running jobs need, with or without that of the workers that serve them."""
@@ -185,6 +200,7 @@ class Assignments:
         for job in decision.requeued if decision.starts else ():
             self._runs[job].stop(QUEUED, "its workers serve jobs that come first", now)
         self._direct(decision, starts, now)
+        self._make_room(starts)
         return [(record, plan) for record, plan in waiting if record.job.id in starts]
 
     def _find_short_of_memory(self, waiting: Collection[tuple[Record, JobPlan]]) -> dict[str, str]:
@@ -364,6 +380,26 @@ class Assignments:
         self._targets[member.session] = target
         if member.job and member.leaving_since_seconds is None:
             member.leaving_since_seconds = now
+
+    def _make_room(self, starts: Collection[str]) -> None:
+        """Close jobs that don't run and are open, unless there are memory and places for them beside those that run."""
+        suspended = [job for job in self._jobs.rank_suspended() if job not in starts]
+        if not suspended:
+            return
+        workers: dict[str, set[str]] = defaultdict(set)
+        for session, member in self._members.items():
+            workers[self._targets.get(session, member.job)].add(member.name)
+        running = [
+            JobNeeds(job, self._jobs.records[job].needs, frozenset(workers[job]))
+            for job in [*self._runs, *starts]
+        ]
+        needs = {job: self._jobs.records[job].needs for job in suspended}
+        short = self._memories.find_shortages(needs, running)
+        kept = [job for job in suspended if job not in short]
+        del kept[max(0, self._settings.max_running_jobs - len(running)) :]
+        for job in suspended:
+            if job not in kept:
+                self._jobs.close(job)
 
     # ---- moves ----
 

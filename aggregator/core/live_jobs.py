@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from aggregator.core.events import Note, Outbox, SaveJob, Submitted
+from aggregator.core.events import Note, Outbox, SaveJob, Submitted, ToOptimizer
 from aggregator.core.job_report import (
     PAUSED_BY_REQUEST,
     Record,
@@ -38,10 +38,12 @@ class LiveJobs:
 
     Attributes:
         records: the jobs by id, in order of submission.
+        suspended: ids of the jobs that don't run, and are open at the connected optimizer all the same.
     """
 
     def __init__(self, records: Iterable[Record], max_parameters: int, out: Outbox) -> None:
         self.records = {record.job.id: record for record in records}
+        self.suspended: set[str] = set()
         self._max_parameters = max_parameters
         self._out = out
 
@@ -53,10 +55,11 @@ class LiveJobs:
         self.records[job.id] = Record(copy_job(job), submitted.spec_json, submitted.plan, submitted.needs)
         self._out.put(Note("state", f"queued: {job.name}", copy_job(job)))
 
-    def cancel(self, job: str) -> None:
-        """Remove a job that does not run, if there is such a one."""
+    def cancel(self, job: str, *, checkpoint: bool) -> None:
+        """Remove a job that does not run, if there is such a one; perhaps with a checkpoint of its last COMMIT."""
         record = self.records.pop(job, None)
         if record is not None:
+            self.close(job, checkpoint=checkpoint)
             cancel_job(record.job)
             self._out.put(Note("state", "cancelled", copy_job(record.job)))
 
@@ -124,9 +127,25 @@ class LiveJobs:
     def _set_aside(self, record: Record, refusal: Refusal) -> None:
         """End a job that can't be started, or that took the aggregator down too often."""
         del self.records[record.job.id]
+        self.close(record.job.id)
         end_job(record.job, FAILED, refusal.reason)
         self._out.put(SaveJob(copy_job(record.job)))
         self._out.put(Note("state", f"failed: {record.job.detail}", copy_job(record.job)))
+
+    # ---- suspended jobs ----
+
+    def close(self, job: str, *, checkpoint: bool = True) -> None:
+        """Have the optimizer close a job that does not run, if it is open there."""
+        if job in self.suspended:
+            self.suspended.remove(job)
+            self._out.put(ToOptimizer(pb.Close(job=job, checkpoint=checkpoint)))
+
+    def rank_suspended(self) -> list[str]:
+        """Return the jobs that are open and don't run: first those that wait for their start, in their order."""
+        found = [record.job for job, record in self.records.items() if job in self.suspended]
+        return [each.id for each in sorted(found, key=lambda job: (job.state == PAUSED, -job.priority))]
+
+    # ---- what jobs wait for ----
 
     def describe_probation(self, runs: Container[str], lived_seconds: float) -> dict[str, str]:
         """Return what jobs wait for that the aggregator may have died of, by job.
@@ -153,6 +172,8 @@ class LiveJobs:
                     f"job {job.id} starts once job {first.id} is past step {first.crash.step}: {text}"
                 )
         return found
+
+    # ---- late checkpoints ----
 
     def record_late_checkpoint(
         self, record: Job, outcome: pb.CheckpointWritten | pb.CheckpointMissed

@@ -210,7 +210,7 @@ class RunningJob:
         self.close(checkpoint=checkpoint)
 
     def stop(self, state: JobState, detail: str, now: float) -> None:
-        """End the job for now, with a checkpoint of its last COMMIT, once its workers have left."""
+        """End the job for now, once its workers have left."""
         self.stops = Stop(state, detail, self.progress.version, now + self.timeouts.stall)
 
     def pause(self, now: float) -> None:
@@ -228,7 +228,10 @@ class RunningJob:
             self.report.note("state", "goes on")
 
     def end_if_left(self, now: float) -> None:
-        """End the job if it is to stop, its workers have left, and the optimizer has told of its last COMMIT."""
+        """End the job if it is to stop, its workers have left, and the optimizer has told of its last COMMIT.
+
+        It stays open at the optimizer, which saves its weights.
+        """
         stop, version = self.stops, self.progress.version
         if stop is None or self.members or self.ended or self.progress.phase is JobPhase.CHECKPOINT:
             return
@@ -236,11 +239,17 @@ class RunningJob:
         if made_since and now < stop.deadline_seconds:
             return  # its weights have come before it
         take_back_start(self.job)
-        self.end(stop.state, stop.detail, checkpoint=True)
+        self.report.end(stop.state, stop.detail)
+        self.out.put(ToOptimizer(pb.SaveCheckpoint(job=self.job.id)))
+        self._drop_chunks()
 
     def close(self, *, checkpoint: bool) -> None:
         """Have the optimizer close the job, and planes forget it."""
         self.out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
+        self._drop_chunks()
+
+    def _drop_chunks(self) -> None:
+        """Have planes forget the job, but for its tensors."""
         self.router.drop_all()
         if self.passed_elements:
             self.out.put(plane.PassJob(job=self.job.id))

@@ -44,9 +44,9 @@ class CheckpointSchedule:
         """Return whether a checkpoint of this job is being written, taken since it was opened."""
         return self._writing is not None and job.owns(self._writing.job, self._writing.generation)
 
-    def writes_newest(self, job: OpenJob) -> bool:
-        """Return whether the checkpoint that is being written is of the job's newest weights."""
-        return self._writing == Snapshot(job.job, job.generation, job.step)
+    def lacks_newest(self, job: OpenJob) -> bool:
+        """Return whether a step was committed since the newest checkpoint, the one that is being written included."""
+        return job.has_unsaved_step and self._writing != Snapshot(job.job, job.generation, job.step)
 
     def is_due(self, job: OpenJob) -> bool:
         """Return whether a checkpoint of this job is to be taken as soon as weights and disk allow it."""

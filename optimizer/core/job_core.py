@@ -83,6 +83,8 @@ class JobCore:
                 self._send_weights(body)
             case pb.Close():
                 self._close(body.checkpoint)
+            case pb.SaveCheckpoint():
+                self._save_checkpoint()
             case pb.StartOver():
                 self._start_over(body)
 
@@ -148,10 +150,7 @@ class JobCore:
             self._loads, self.is_over = False, True
         elif not self.opened.closing:
             self.opened.closing = True
-            wanted = checkpoint and self.opened.has_unsaved_step
-            self._checkpoints.set_due(
-                self.opened, wanted and not self._checkpoints.writes_newest(self.opened)
-            )
+            self._checkpoints.set_due(self.opened, checkpoint and self._checkpoints.lacks_newest(self.opened))
 
     def finish_closing(self) -> None:
         """Drop the job if it closes, once its last checkpoint has begun; open it again if that was ordered."""
@@ -336,6 +335,11 @@ class JobCore:
         self._out.send(job.optimizer_status())
 
     # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        """Have the newest weights become a checkpoint in its turn."""
+        if self.opened is not None and self._checkpoints.lacks_newest(self.opened):
+            self._checkpoints.set_due(self.opened, True)
 
     def owns(self, generation: int) -> bool:
         """Return whether a checkpoint of the job was taken since it was opened, in this or an earlier generation."""

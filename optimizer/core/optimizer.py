@@ -174,7 +174,7 @@ class OptimizerCore:
         return check_hello(hello, HelloExpectations("optimizer", Role.AGGREGATOR, self.epoch))
 
     def _connect(self, hello: pb.Hello) -> None:
-        """Obey an aggregator. It closes each job of whose state it is told, and which it does not run."""
+        """Obey an aggregator. It is told the state of each open job, and closes those for which it has no use."""
         refusal = self.check_hello(hello)
         if refusal is not None:
             self._out.put(ev.Refuse(refusal.reason))

@@ -49,7 +49,11 @@ def test_a_paused_job_makes_room_and_goes_on_to_the_same_bits(
         cluster.finish(waiting)
         code, result, errors = run(cluster, "resume", job)
         assert (code, result["pausing"]) == (0, False), errors
-        assert bits(cluster.finish(job)) == undisturbed
+        ended = cluster.finish(job)
+        assert bits(ended) == undisturbed
+        assert ended.generation == 1, (
+            "it stayed open: an optimizer that loads a checkpoint raises the generation"
+        )
         for command in ("pause", "resume"):
             code, _, errors = run(cluster, command, job)
             assert code == 2 and f"job {job} is succeeded already; only jobs that have not ended" in errors
@@ -74,7 +78,9 @@ def test_a_pause_that_was_acknowledged_survives_kill_9(
         assert not cluster.status().running_jobs
         cluster.allow_steps(None)
         assert run(cluster, "resume", job)[0] == 0
-        assert bits(cluster.finish(job)) == undisturbed
+        ended = cluster.finish(job)
+        assert bits(ended) == undisturbed
+        assert ended.generation == 1, "it stayed open"
         code, _, errors = run(cluster, "resume", job)
         assert code == 2 and "succeeded already" in errors
         cluster.stub.Cancel(jobs.CancelRequest(job=queued), timeout=LIMIT_SECONDS)

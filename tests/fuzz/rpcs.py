@@ -187,6 +187,7 @@ def _streams() -> dict[str, list[list[Message]]]:
                 ),
                 cluster.OptimizerCommand(epoch=EPOCH, send_weights=cluster.SendWeights(job=job)),
                 cluster.OptimizerCommand(epoch=EPOCH, start_over=cluster.StartOver(job=job, generation=1)),
+                cluster.OptimizerCommand(epoch=EPOCH, save_checkpoint=cluster.SaveCheckpoint(job=job)),
                 cluster.OptimizerCommand(epoch=EPOCH, close=cluster.Close(job=job)),
             ]
         ],

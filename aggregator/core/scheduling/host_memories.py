@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from aggregator.core.scheduling.room import HostedRole, JobNeeds, RoleNeed, Room, taken_by_others
@@ -41,6 +42,19 @@ class HostMemories:
         needed_bytes = Room(self._roles.values(), running).needed_bytes(told.host)
         taken_bytes = taken_by_others(told.memory_bytes, told.free_bytes, needed_bytes)
         self._roles[role, name] = HostedRole(role, name, told.host, told.memory_bytes, taken_bytes)
+
+    def note_open(self, job: JobNeeds, running: Collection[JobNeeds]) -> None:
+        """Count the memory that an open job has as its own need. It was told of as that of other processes.
+
+        Args:
+            job: what the job needs.
+            running: what the jobs that run need.
+        """
+        roles = self._roles.values()
+        before, since = Room(roles, running), Room(roles, [*running, job])
+        for key, role in self._roles.items():
+            own_bytes = since.needed_bytes(role.host) - before.needed_bytes(role.host)
+            self._roles[key] = replace(role, taken_bytes=max(role.taken_bytes - own_bytes, 0))
 
     def forget(self, role: str, name: str) -> None:
         """Forget a process that is gone."""

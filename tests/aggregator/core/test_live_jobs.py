@@ -98,7 +98,7 @@ def test_a_higher_priority_preempts_and_others_follow_by_priority_and_age() -> N
     assert dialogue.core.members[1].job == "a", "its worker leaves at the COMMIT"
     lines = dialogue.commits(1, 0)
     assert "1 <- leave: its workers serve jobs that come first" in lines and "save a queued" in lines
-    assert "optimizer <- Close" in lines, "with a checkpoint"
+    assert "optimizer <- SaveCheckpoint" in lines
     assert dialogue.core.members[1].job == "e"
     dialogue.later(1.25, 1)
     assert list(dialogue.core.assignments.waits) == ["a", "c", "d", "b"]

@@ -8,7 +8,7 @@ from protos.jobs_pb2 import CANCELLED, PAUSED, QUEUED, RUNNING, SUCCEEDED
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 
-STOPS = ["1 <- leave: paused by request", "save a paused", "optimizer <- Close", "drop all"]
+STOPS = ["1 <- leave: paused by request", "save a paused", "optimizer <- SaveCheckpoint", "drop all"]
 
 
 def test_a_paused_job_stops_after_the_commit_of_its_step() -> None:
@@ -48,7 +48,7 @@ def test_a_step_that_takes_too_long_does_not_hold_a_pause_up() -> None:
 
 def test_a_job_that_computes_no_step_is_paused_at_once() -> None:
     dialogue = training()
-    assert dialogue.pause() == ["save a paused", "optimizer <- Close", "drop all"]
+    assert dialogue.pause() == ["save a paused", "optimizer <- SaveCheckpoint", "drop all"]
     dialogue = Dialogue()
     dialogue.submit()
     assert dialogue.pause()[0] == "save a paused"
@@ -74,7 +74,7 @@ def test_a_resumed_job_goes_on_where_it_stopped() -> None:
     dialogue.computed(1)
     dialogue.chunk(1, 1, 0, 0, losses=(1.0,) * 4)
     dialogue.commits(1, 0)
-    assert dialogue.checkpoint(1, 1) == ["save a paused"], "the optimizer has closed it with one"
+    assert dialogue.checkpoint(1, 1) == ["save a paused"], "the optimizer has saved its weights"
     job = dialogue.saved["a"].job
     assert (job.checkpoint_step, job.detail, job.state) == (1, "paused by request", PAUSED)
     assert dialogue.resume() == ["save a running", "optimizer <- Open", "1 <- join"]

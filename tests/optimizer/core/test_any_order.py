@@ -35,7 +35,16 @@ LIKELY = {
     "block_sums": st.lists(st.floats(0, 1e80) | st.sampled_from([math.inf, math.nan]), max_size=2),
     "layout": st.just(FileRef(sha256="layout")),
 }
-ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close, pb.StartOver)
+ORDERS = (
+    pb.Hello,
+    pb.Heartbeat,
+    pb.Open,
+    pb.Initialise,
+    pb.SendWeights,
+    pb.Close,
+    pb.SaveCheckpoint,
+    pb.StartOver,
+)
 STEPS = st.integers(0, 4)
 STRIPES = st.sampled_from([Stripe(0, 1), Stripe(0, 2), Stripe(1, 2)])
 INPUTS = st.one_of(

@@ -333,3 +333,59 @@ def test_the_end_waits_for_nothing_that_does_not_come(loss: str) -> None:
     dialogue.order(CLOSE)
     event = ev.TensorsLost() if loss == "tensors" else ev.OperationFailed("a", "broken")
     assert dialogue.give(event)[-1] == "drop job"
+
+
+# ---- a job that stops for now ----
+
+
+SAVE = pb.SaveCheckpoint(job="a")
+
+
+def test_a_job_whose_weights_are_saved_stays_open() -> None:
+    dialogue = training(plan=SELDOM)
+    dialogue.step(1, 0)
+    dialogue.chunk(0, 1, 1)
+    assert dialogue.order(SAVE) == ["snapshot 1.1"]
+    assert dialogue.order(SAVE) == [], "it is being written"
+    assert dialogue.saved(1, 1) == ["send checkpoint 1.1"]
+    assert dialogue.order(SAVE) == [], "it is on disk"
+    assert dialogue.open(generation=1) == ["send training 1.1, missing #1", "send checkpoint 1.1"], "no load"
+    assert dialogue.chunk(1, 1, 1) == ["stage #1"]
+
+
+def test_a_save_waits_for_an_update_and_for_another_jobs_checkpoint() -> None:
+    dialogue = training(plan=SELDOM, jobs="ab")
+    dialogue.step(1, 0, job="b")
+    assert dialogue.order(pb.SaveCheckpoint(job="b")) == ["b: snapshot 1.1"]
+    dialogue.chunk(0)
+    dialogue.chunk(1)
+    dialogue.staged()
+    assert dialogue.order(SAVE) == []
+    assert dialogue.saved(1, 1, job="b") == ["b: send checkpoint 1.1"]
+    assert dialogue.updated(0) == ["snapshot 1.1"]
+
+
+def test_a_job_that_is_closed_while_its_weights_are_saved_leaves_at_once() -> None:
+    dialogue = training(plan=SELDOM)
+    dialogue.step(1, 0)
+    dialogue.order(SAVE)
+    assert dialogue.order(CLOSE) == ["send checkpoint 0.0", "drop job"]
+    assert dialogue.saved(1, 1) == ["send checkpoint 1.1"]
+
+
+def test_a_save_that_fails_costs_nothing() -> None:
+    dialogue = training(plan=SELDOM)
+    dialogue.step(1, 0)
+    dialogue.order(SAVE)
+    assert dialogue.save_failed(1, 1) == ["send no checkpoint 1.1: disk full"]
+    assert dialogue.order(CLOSE)[0] == "snapshot 1.1", "it is tried again at the end"
+
+
+def test_there_is_nothing_to_save_of_a_job_without_steps() -> None:
+    dialogue = Dialogue()
+    assert dialogue.order(SAVE) == []
+    dialogue.open()
+    assert dialogue.order(SAVE) == [], "it loads"
+    dialogue.loaded()
+    assert dialogue.order(SAVE) == [], "it has no weights"
+    assert training().order(SAVE) == []
