@@ -56,7 +56,9 @@ from aggregator.core.optimizer_reports import take_report as take_optimizer_repo
 from aggregator.core.optimizer_reports import take_weights
 from aggregator.core.own_clock import OwnClock
 from aggregator.core.running_job import RunningJob
+from aggregator.core.scheduler_input import SchedulerInput
 from aggregator.core.scheduling.host_memories import ToldMemory
+from aggregator.core.scheduling.views import Settings
 from aggregator.core.setting_aside import count_start, note_crash, take_back_start
 from aggregator.core.sums.plane_orders import discard_piece
 from aggregator.core.waits import OptimizerWaits, describe_lack, owed_by_optimizer
@@ -137,13 +139,15 @@ class AggregatorCore:
         self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
         self._out = Outbox()
         self.jobs = LiveJobs(records, max_parameters, self._out)
+        self._scheduler_input = SchedulerInput(
+            self.members, self.runs, self.jobs, self.timeouts.unfit, max_workers_per_person
+        )
         self.assignments = Assignments(
             self.members,
             self.runs,
             self.jobs,
-            self.timeouts,
-            max_running_jobs=max_running_jobs,
-            max_workers_per_person=max_workers_per_person,
+            self._scheduler_input,
+            Settings(max_running_jobs, self.timeouts.comeback),
         )
 
     # ---- questions of the service ----
@@ -212,7 +216,8 @@ class AggregatorCore:
             case ClusterCheckEnded():
                 self.assignments.end_check()
             case MemoryTold():
-                self.assignments.note_memory(event.role, event.name, event.memory)
+                self._scheduler_input.note_memory(event.role, event.name, event.memory)
+                self.assignments.note_change()
             case OptimizerConnected():
                 self._optimizer_connected(event.name)
             case OptimizerLost():
@@ -343,7 +348,8 @@ class AggregatorCore:
             with self._guard(died_of):
                 died_of.note_predecessor(member, hello)
         told = ToldMemory(hello.host, hello.memory_bytes, hello.memory_free_bytes)
-        self.assignments.connected(member, hello.job, told)
+        self._scheduler_input.worker_connected(member, hello.job, told)
+        self.assignments.note_change()
 
     def _data_stream_opened(self, session: int, now: float) -> None:
         member = self.members.get(session)
@@ -364,6 +370,7 @@ class AggregatorCore:
         member = self.members.pop(session, None)
         if member is None:
             return
+        self._scheduler_input.worker_lost(member)
         self.assignments.lost(member)
         run = self.runs.get(member.job)
         if run is not None and not run.ended:
@@ -447,9 +454,20 @@ class AggregatorCore:
         elif isinstance(body, pb.CheckpointWritten | pb.CheckpointMissed):
             self.jobs.record_checkpoint(body)
         elif isinstance(body, pb.OptimizerStatus):
-            self.assignments.note_open(body.job)
+            self._note_open(body.job)
         elif isinstance(body, pb.Failure):
             self.jobs.close(body.job)  # it is read from disk when it runs again
+
+    def _note_open(self, job: str) -> None:
+        """Take account of a job that does not run, and that the optimizer has open. It is closed if it has ended."""
+        if job in self.jobs.suspended:
+            return
+        if job in self.jobs.records:
+            self._scheduler_input.note_open(job)
+        self.jobs.suspended.add(job)
+        if job not in self.jobs.records:
+            self.jobs.close(job)  # the Close at its end got lost
+        self.assignments.note_change()
 
     # ---- jobs ----
 
@@ -519,7 +537,7 @@ class AggregatorCore:
             tiers=self.tiers,
             shards=self._shards,
             new_lease=self._new_lease,
-            has_others=self.assignments.has_others,
+            has_others=self._scheduler_input.has_others,
             out=self._out,
             now=now,
         )

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from aggregator.core.job_report import Record
 from aggregator.core.live_jobs import LiveJobs
 from aggregator.core.membership.members import Member
-from aggregator.core.pace import estimate_seconds_left
 from aggregator.core.running_job import RunningJob
-from aggregator.core.scheduling.host_memories import HostMemories, ToldMemory
-from aggregator.core.scheduling.room import JobNeeds
+from aggregator.core.scheduler_input import SchedulerInput
 from aggregator.core.scheduling.scheduler import decide
-from aggregator.core.scheduling.views import Decision, JobView, Settings, State, Wait, WorkerView
+from aggregator.core.scheduling.views import Decision, Settings, Wait
 from aggregator.core.token_bucket import TokenBucket
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, RUNNING, Job
+from protos.jobs_pb2 import QUEUED, RUNNING
 from services.protocol.envelope import WorkerBody
 from services.protocol.plan import JobPlan
-from services.timeouts import Timeouts
 
 DECISIONS_AT_ONCE = 50
 """Number of decisions that may follow each other at once; beyond them, there is one a second."""
-UNMEASURED_MOVE_SECONDS = 30.0
-"""Assumed time of a worker's move to another job, until one was measured."""
 MOST_CONSIDERED = 100
 """Number of waiting jobs that a decision considers, those that come first."""
-MOST_KNOWN = 1024
-"""Number of workers whose last job is remembered, those that were lost last."""
 
 
 class Assignments:
@@ -39,9 +31,8 @@ class Assignments:
         members: the connected workers, by session.
         runs: the running jobs, by id.
         jobs: the jobs that have not ended.
-        timeouts: the cluster's timeouts.
-        max_running_jobs: maximum number of jobs that run at once.
-        max_workers_per_person: maximum number of workers of one person's jobs; None for no maximum.
+        scheduler_input: shows jobs and workers to the scheduler.
+        settings: what an operator sets.
 
     Attributes:
         waits: why jobs wait, by job, in the order in which they come.
@@ -52,17 +43,14 @@ class Assignments:
         members: Mapping[int, Member],
         runs: Mapping[str, RunningJob],
         jobs: LiveJobs,
-        timeouts: Timeouts,
-        *,
-        max_running_jobs: int,
-        max_workers_per_person: int | None,
+        scheduler_input: SchedulerInput,
+        settings: Settings,
     ) -> None:
         self._members = members
         self._runs = runs
         self._jobs = jobs
-        self._settings = Settings(max_running_jobs, timeouts.comeback)
-        self._max_workers_per_person = max_workers_per_person
-        self._unfit_seconds = timeouts.unfit
+        self._input = scheduler_input
+        self._settings = settings
         self._bucket = TokenBucket(1.0, DECISIONS_AT_ONCE)
         self._due = True
         self._targets: dict[
@@ -70,14 +58,6 @@ class Assignments:
         ] = {}  # by session: the job of a worker that is on its way to it, or to none
         self._lent: set[int] = set()  # sessions of workers that no job needs, and that one has all the same
         self._checked: frozenset[int] = frozenset()  # sessions of workers that take part in a check of links
-        self._last_jobs: dict[str, str] = {}  # by worker's name: the job that it served when it was lost
-        self._short_since: dict[str, float] = {}  # by job
-        # By job and incarnation of a worker: why it does not fit, and until when that is believed.
-        self._misfits: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
-        self._needed: dict[
-            str, int
-        ] = {}  # by job: workers without which no row of it is complete, if that was learned
-        self._memories = HostMemories()
         self.waits: dict[str, Wait] = {}
 
     # ---- what happens ----
@@ -88,65 +68,13 @@ class Assignments:
 
     def note_tick(self) -> None:
         """Have workers be shared out again if time alone may change something: jobs wait, or lack workers."""
-        self._due = self._due or bool(self.waits or self._short_since) or len(self._runs) > 1
-
-    def note_memory(self, role: str, name: str, told: ToldMemory) -> None:
-        """Take what a process has told of its host's memory."""
-        self._due = True
-        suspended = [
-            JobNeeds(job, self._jobs.records[job].needs, frozenset()) for job in self._jobs.suspended
-        ]
-        self._memories.note(role, name, told, [*self._needs_of_runs(with_workers=True), *suspended])
-
-    def note_open(self, job: str) -> None:
-        """Take account of a job that does not run, and that an optimizer which was connected has open."""
-        self._due = True
-        if job in self._jobs.suspended:
-            return
-        self._jobs.suspended.add(job)
-        if job not in self._jobs.records:
-            self._jobs.close(job)  # the Close at its end got lost
-            return
-        needs = JobNeeds(job, self._jobs.records[job].needs, frozenset())
-        self._memories.note_open(needs, self._needs_of_runs(with_workers=True))
-
-    def _needs_of_runs(self, *, with_workers: bool) -> list[JobNeeds]:
-        """Return the memory that the running jobs need, with or without that of the workers that serve them."""
-        return [
-            JobNeeds(
-                job,
-                self._jobs.records[job].needs,
-                frozenset(each.name for each in run.members.values() if with_workers),
-            )
-            for job, run in self._runs.items()
-            if job in self._jobs.records
-        ]
-
-    def connected(self, member: Member, job: str, told: ToldMemory) -> None:
-        """Take account of a worker that has connected.
-
-        Args:
-            member: the worker.
-            job: the job that it has built; empty for none.
-            told: what it has told of its host's memory.
-        """
-        self.note_memory("worker", member.name, told)
-        for known in self._misfits.values():
-            known.pop(member.incarnation, None)
-        if job:
-            self._last_jobs[member.name] = job
+        self._due = self._due or bool(self.waits) or self._input.lacks_workers or len(self._runs) > 1
 
     def lost(self, member: Member) -> None:
-        """Take account of a worker that is gone; it gets its job again if it comes back soon."""
+        """Take account of a worker that is gone."""
         self._due = True
         self._targets.pop(member.session, None)
         self._lent.discard(member.session)
-        self._memories.forget("worker", member.name)
-        self._last_jobs.pop(member.name, None)
-        if member.job:
-            self._last_jobs[member.name] = member.job
-        while len(self._last_jobs) > MOST_KNOWN:
-            del self._last_jobs[next(iter(self._last_jobs))]
 
     def note_report(self, body: WorkerBody) -> None:
         """Take account of a worker's report, which may have had it admitted or refused."""
@@ -174,18 +102,19 @@ class Assignments:
             return []
         self._bucket.take(1, now)
         self._due = False
-        self._note_misfits(now)
+        self._input.note_misfits(now)
         waiting = self._jobs.startable(self._runs)
         later = waiting[MOST_CONSIDERED:]
         del waiting[MOST_CONSIDERED:]
-        blocked = self._find_short_of_memory(waiting)
+        blocked = self._input.find_short_of_memory(waiting)
         blocked.update(self._jobs.describe_probation(self._runs, lived_seconds))
         resumed = [each for each, _ in waiting if each.job.state == RUNNING and each.job.id not in blocked]
         places = self._settings.max_running_jobs - len(self._runs)
         starts = {each.job.id for each in resumed[: max(0, places)]}
-        views = self._view_jobs(waiting, starts, blocked, now)
-        jobs = [each.id for each in views]
-        decision = decide(views, self._view_workers(jobs, starts), self._settings)
+        jobs = self._input.view_jobs(waiting, starts, blocked, now)
+        free = {session: job for session, job in self._serving().items() if session not in self._checked}
+        workers = self._input.view_workers(free, self._lent, [each.id for each in jobs], starts)
+        decision = decide(jobs, workers, self._settings)
         starts.update(decision.starts)
         self.waits = {job: wait for job, wait in decision.waits.items() if job not in self._runs}
         if not (starts or self._runs):
@@ -203,129 +132,9 @@ class Assignments:
         self._make_room(starts)
         return [(record, plan) for record, plan in waiting if record.job.id in starts]
 
-    def _find_short_of_memory(self, waiting: Collection[tuple[Record, JobPlan]]) -> dict[str, str]:
-        """Return for which memory of roles that are no workers the jobs wait, by job."""
-        needs = {record.job.id: record.needs for record, _ in waiting if record.needs}
-        return self._memories.find_shortages(needs, self._needs_of_runs(with_workers=True)) if needs else {}
-
-    def _note_misfits(self, now: float) -> None:
-        """Remember which workers their jobs have refused, or that lack something for them."""
-        self._needed.update((job, run.rows.needed_workers) for job, run in self._runs.items())
-        known_jobs: tuple[dict[str, Any], ...] = (self._misfits, self._needed)
-        for known_by_job in known_jobs:
-            for job in known_by_job.keys() - self._jobs.records.keys():
-                del known_by_job[job]
-        for member in self._members.values():
-            reason = member.refusal or member.unfit
-            if reason is not None and member.job:
-                known = self._misfits[member.job]
-                known.pop(member.incarnation, None)
-                known[member.incarnation] = str(reason), now + self._unfit_seconds
-                while len(known) > MOST_KNOWN:
-                    del known[next(iter(known))]
-            elif member.job in self._misfits:
-                self._misfits[member.job].pop(member.incarnation, None)  # it was asked again
-        for known in self._misfits.values():
-            for incarnation in [each for each, (_, until) in known.items() if until < now]:
-                del known[incarnation]
-
-    # ---- what the scheduler is told ----
-
-    def _view_jobs(
-        self,
-        waiting: Collection[tuple[Record, JobPlan]],
-        starts: Collection[str],
-        blocked: Mapping[str, str],
-        now: float,
-    ) -> list[JobView]:
-        plans = {record.job.id: plan for record, plan in waiting}
-        plans.update((job, run.plan) for job, run in self._runs.items())
-        order = {job: place for place, job in enumerate(self._jobs.records)}
-        ranked = sorted(plans, key=lambda job: (-self._jobs.records[job].job.priority, order[job]))
-        left: dict[str, int] = {}  # by person: workers that their later jobs may have
-        views = []
-        for job in ranked:
-            record, plan = self._jobs.records[job].job, plans[job]
-            least = max(plan.min_workers, self._needed.get(job, 1))
-            most = max(plan.max_workers, least)
-            if self._max_workers_per_person is not None and record.owner:
-                left.setdefault(record.owner, self._max_workers_per_person)
-                most = min(most, left[record.owner])
-                left[record.owner] -= most
-            reason = blocked.get(job, "")
-            if most < least:
-                reason = f"{record.owner}'s jobs may have {self._max_workers_per_person} workers (workers_per_person)"
-            views.append(
-                JobView(
-                    id=job,
-                    order=order[job],
-                    state=self._state_of(job, starts),
-                    priority=record.priority,
-                    min_workers=least,
-                    max_workers=most,
-                    row_workers=self._row_workers(plan),
-                    preemptible=plan.preemptible,
-                    remaining_seconds=_remaining_seconds(record, plan),
-                    short_seconds=self._seconds_short(job, least, now),
-                    blocked=reason,
-                )
-            )
-        return views
-
-    def _state_of(self, job: str, starts: Collection[str]) -> State:
-        run = self._runs.get(job)
-        if run is not None and run.stops is not None:
-            return State.PAUSED
-        return State.QUEUED if run is None and job not in starts else State.RUNNING
-
-    @staticmethod
-    def _row_workers(plan: JobPlan) -> int:
-        """Return how many workers a further row of a job takes. Fewer than its stages share them, in one row."""
-        return plan.stages if plan.min_workers >= plan.stages else 1
-
-    def _seconds_short(self, job: str, least: int, now: float) -> float:
-        run = self._runs.get(job)
-        fitting = 0 if run is None else sum(each.fits for each in run.members.values())
-        if run is None or fitting >= least:
-            self._short_since.pop(job, None)
-            return 0.0
-        return now - self._short_since.setdefault(job, now)
-
-    def _view_workers(self, jobs: Collection[str], starts: Collection[str]) -> Iterator[WorkerView]:
-        for session, member in self._members.items():
-            if session in self._checked:
-                continue
-            job = self._targets.get(session, member.job)
-            if not job and self._last_jobs.get(member.name) in {*self._runs, *starts}:
-                job = self._last_jobs[member.name]
-            yield WorkerView(
-                id=member.name,
-                job="" if session in self._lent else job,
-                unfit=self._find_misfits(member, jobs),
-                settled=member.ready,
-                # An idle worker costs nobody anything.
-                move_seconds=(member.build_seconds or UNMEASURED_MOVE_SECONDS) if member.job else 0.0,
-            )
-
-    def has_others(self, job: str) -> bool:
-        """Return whether there are workers that don't serve a job, and are not known not to fit it."""
-        return any(each.job != job and not self._find_misfits(each, [job]) for each in self._members.values())
-
-    def _find_misfits(self, member: Member, jobs: Collection[str]) -> dict[str, str]:
-        """Return which of some jobs a worker does not fit, as far as is known, with the reasons."""
-        running = self._needs_of_runs(with_workers=False) if self._memories.shares_host(member.name) else None
-        found = {}
-        for job in jobs:
-            record, known = self._jobs.records[job], self._misfits.get(job, {}).get(member.incarnation)
-            reason = "" if known is None else known[0]
-            for each in record.job.excluded:
-                if each.worker == member.name:
-                    reason = each.reason
-            if running is not None and job != member.job and not reason:
-                reason = self._memories.find_small(member.name, record.needs, running)
-            if reason:
-                found[job] = reason
-        return found
+    def _serving(self) -> dict[int, str]:
+        """Return the job that each worker serves or is on its way to, by session; empty for none."""
+        return {session: self._targets.get(session, each.job) for session, each in self._members.items()}
 
     # ---- what it decides ----
 
@@ -357,7 +166,7 @@ class Assignments:
         if own and not member.fits:
             self._lent.add(member.session)
             return own  # it may fit later
-        misfits = self._find_misfits(member, room)
+        misfits = self._input.find_misfits(member, room)
         for job in sorted(room, key=lambda each: each != own):
             if room[job] > 0 and job not in misfits:
                 room[job] -= 1
@@ -386,17 +195,8 @@ class Assignments:
         suspended = [job for job in self._jobs.rank_suspended() if job not in starts]
         if not suspended:
             return
-        workers: dict[str, set[str]] = defaultdict(set)
-        for session, member in self._members.items():
-            workers[self._targets.get(session, member.job)].add(member.name)
-        running = [
-            JobNeeds(job, self._jobs.records[job].needs, frozenset(workers[job]))
-            for job in [*self._runs, *starts]
-        ]
-        needs = {job: self._jobs.records[job].needs for job in suspended}
-        short = self._memories.find_shortages(needs, running)
-        kept = [job for job in suspended if job not in short]
-        del kept[max(0, self._settings.max_running_jobs - len(running)) :]
+        kept = self._input.find_with_room(suspended, starts, self._serving())
+        del kept[max(0, self._settings.max_running_jobs - len(self._runs) - len(starts)) :]
         for job in suspended:
             if job not in kept:
                 self._jobs.close(job)
@@ -439,12 +239,3 @@ class Assignments:
             return "the next job waits for the end of `tiermesh check --cluster`"
         wait = next(iter(self.waits.values()), None)
         return None if wait is None else wait.reason
-
-
-def _remaining_seconds(job: Job, plan: JobPlan) -> float | None:
-    """Return the time that a job presumably takes, with as many workers as it had last; None if it is unknown."""
-    if job.HasField("seconds_left"):
-        return float(job.seconds_left)
-    if not job.step_seconds:
-        return None
-    return estimate_seconds_left(plan, job.step, job.step_seconds, job.evaluation_seconds)
