@@ -7,7 +7,8 @@ Read the files in this order:
 
 1. events.py: the inputs and effects.
 2. aggregator.py: `AggregatorCore` keeps what outlives a job: the queue (live_jobs.py), the workers, the optimizer.
-   scheduler_input.py shows jobs and workers to the scheduler, assignments.py moves workers as it decides.
+   requests.py has what people ask for. scheduler_input.py shows jobs and workers to the scheduler, assignments.py moves
+   workers as it decides, and job_runs.py starts and ends the runs of jobs.
 3. started_job.py: the parts of a job's run, and how it opens, ends and stops. running_job.py: `RunningJob` takes it
    through its phases: initialise, train, evaluate, checkpoint. worker_reports.py and optimizer_reports.py have what is
    reported to it, job_weights.py who gets its weights first.

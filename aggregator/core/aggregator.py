@@ -1,18 +1,17 @@
 """The core of one aggregator: its jobs, their queue, its workers and the optimizer.
 
-What outlives a job is here. The steps of a running job are in running_job.py, and which worker serves which job is
-decided in assignments.py.
+What outlives a job is here: what the daemons report is taken to the run of its job. What people ask for is in
+requests.py, the start and the end of runs in job_runs.py, and their steps in running_job.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from aggregator.core.assignments import Assignments
 from aggregator.core.events import (
-    CancelRequested,
     CheckClosed,
     ChunkArrived,
     CloseWorker,
@@ -23,7 +22,6 @@ from aggregator.core.events import (
     FromOptimizer,
     FromWorker,
     Input,
-    JobBroke,
     LateCheckpoint,
     MemoryTold,
     MessageRefused,
@@ -31,46 +29,38 @@ from aggregator.core.events import (
     OptimizerConnected,
     OptimizerLost,
     Outbox,
-    PauseRequested,
-    PriorityRequested,
-    ResumeRequested,
     SaveJob,
     Stopping,
-    Submitted,
     Ticked,
     ToWorker,
-    TrustRequested,
     WeightsArrived,
     WorkerConnected,
     WorkerLost,
 )
 from aggregator.core.found_elsewhere import exclude_from_all
-from aggregator.core.job_report import Record, copy_job
+from aggregator.core.job_report import Record
+from aggregator.core.job_runs import JobRuns
 from aggregator.core.job_weights import pass_through, send_weights
 from aggregator.core.live_jobs import LiveJobs
 from aggregator.core.membership.admission import check_identity
-from aggregator.core.membership.claims import trust
 from aggregator.core.membership.devices import Device
 from aggregator.core.membership.members import Member
 from aggregator.core.optimizer_reports import take_report as take_optimizer_report
 from aggregator.core.optimizer_reports import take_weights
 from aggregator.core.own_clock import OwnClock
+from aggregator.core.requests import Request, take_request
 from aggregator.core.running_job import RunningJob
 from aggregator.core.scheduler_input import SchedulerInput
-from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.core.scheduling.views import Settings
-from aggregator.core.setting_aside import count_start, note_crash, take_back_start
 from aggregator.core.sums.plane_orders import discard_piece
 from aggregator.core.waits import OptimizerWaits, describe_lack, owed_by_optimizer
 from aggregator.core.worker_activities import WorkerActivities
 from aggregator.core.worker_reports import take_report
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import CANCELLED, FAILED, PAUSED, QUEUED, RUNNING
+from protos.jobs_pb2 import FAILED, PAUSED, QUEUED, RUNNING
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
-from services.errors import Refusal, name_internal_error
-from services.pipeline.split import StageRun
-from services.protocol.bounds import MAX_WORKERS
-from services.protocol.plan import JobPlan, ParameterCount
+from services.errors import Refusal
+from services.protocol.plan import ParameterCount
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import Timeouts
 
@@ -92,7 +82,7 @@ class AggregatorCore:
         heartbeat_seconds: the heartbeat that all timeouts follow from.
         tiers: 2 if the optimizer runs in this process, else 3.
         max_parameters: maximum number of parameters of a job's model.
-        max_running_jobs: maximum number of jobs that run at once.
+        max_running_jobs: maximum number of jobs that run at once, and of those that are open at the optimizer.
         max_workers_per_person: maximum number of workers of one person's jobs; None for no maximum.
         shards: the number of processes that share the chunks.
         timeout_overrides: timeouts set by hand, in seconds.
@@ -128,7 +118,6 @@ class AggregatorCore:
         self.heartbeat_seconds = heartbeat_seconds
         self.timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self.tiers = tiers
-        self._shards = shards
         self.members: dict[int, Member] = {}
         self.runs: dict[str, RunningJob] = {}
         self.optimizer: str | None = None
@@ -149,6 +138,17 @@ class AggregatorCore:
             self._scheduler_input,
             Settings(max_running_jobs, self.timeouts.comeback),
         )
+        make_run = partial(
+            RunningJob,
+            epoch=epoch,
+            timeouts=self.timeouts,
+            tiers=tiers,
+            shards=shards,
+            new_lease=self._new_lease,
+            has_others=self._scheduler_input.has_others,
+            out=self._out,
+        )
+        self._job_runs = JobRuns(self.runs, self.jobs, self.assignments, make_run, self._out)
 
     # ---- questions of the service ----
 
@@ -197,7 +197,7 @@ class AggregatorCore:
             case WeightsArrived():
                 run = self.runs.get(event.header.job)
                 if run is not None:
-                    with self._guard(run):
+                    with self._job_runs.guard(run):
                         take_weights(run, event.header, now)
             case FromWorker():
                 self._from_worker(event, now)
@@ -222,20 +222,8 @@ class AggregatorCore:
                 self._optimizer_connected(event.name)
             case OptimizerLost():
                 self._optimizer_lost(event.reason)
-            case Submitted():
-                self.jobs.add(event)
-                self.assignments.note_change()
-            case CancelRequested():
-                self._cancel(event)
-            case PauseRequested():
-                self._pause(event.job, now)
-            case ResumeRequested():
-                self._resume(event.job)
-            case PriorityRequested():
-                self.jobs.set_priority(event.job, event.priority)
-                self.assignments.note_change()
-            case TrustRequested():
-                self._trust(event, now)
+            case _ if isinstance(event, Request):
+                take_request(self._job_runs, event, now)
             case MessageRefused():
                 run = self.runs.get(event.job)
                 if run is not None and not run.ended:
@@ -244,63 +232,25 @@ class AggregatorCore:
                 self.own_clock.note_tick(clock.monotonic_seconds)
                 self._ticked(now)
             case Stopping():
-                self._stop()
+                self._job_runs.take_back_starts()
                 return self._take_effects(clock)
         if not isinstance(event, ChunkArrived):  # a gradient changes nothing here
             for run in list(self.runs.values()):
                 exclude_from_all(run, self.runs, self.jobs, now)
-        self._drop_ended_jobs()
+        is_connected = bool(self.optimizer)
+        self._job_runs.drop_ended(optimizer=is_connected)
         if not isinstance(event, ChunkArrived):
-            self._assign(now, clock)
+            lived_seconds = self.own_clock.lived_seconds(clock.monotonic_seconds)
+            self._job_runs.assign(
+                now, lived_seconds=lived_seconds, unix_seconds=clock.unix_seconds, optimizer=is_connected
+            )
             for run in list(self.runs.values()):
-                with self._guard(run):
+                with self._job_runs.guard(run):
                     if self.tiers == 3:
                         pass_through(run)
                     send_weights(run, now)
-        self.activities.follow(event, self.runs, self.members, bool(self.optimizer), now)
+        self.activities.follow(event, self.runs, self.members, is_connected, now)
         return self._take_effects(clock)
-
-    @contextmanager
-    def _guard(self, run: RunningJob) -> Iterator[None]:
-        """Begin a job again after an unexpected error in its own part: its memory can't be trusted, others' can."""
-        kept = len(self._out.effects)
-        try:
-            yield
-        except Exception as error:
-            self._out.withdraw(kept)
-            self._restart(run, error)
-
-    def _restart(self, run: RunningJob, error: Exception) -> None:
-        """Have a job start over from its record, or end if it fails at the same step again and again."""
-        if self.runs.get(run.job.id) is not run:
-            return  # it has failed within this input already
-        step, job = run.job.step, copy_job(run.report.saved)
-        reason = name_internal_error(error)
-        note_crash(job, reason, step)
-        run.job.CopyFrom(job)
-        text = f"the aggregator failed while it ran this job, and starts the job again: {reason}"
-        self._out.put(JobBroke(run.job.id, text, error))
-        self._out.put(SaveJob(copy_job(job)))
-        self._out.put(Note("state", text, copy_job(job)))
-        self._remove(run)
-        for session in run.members:
-            self._out.put(ToWorker(session, pb.Leave(job=run.job.id, reason=text)))
-        run.close(checkpoint=True)
-
-    def _remove(self, run: RunningJob) -> None:
-        """Forget a run, so that its workers can serve another job."""
-        del self.runs[run.job.id]
-        for member in run.members.values():
-            member.leave_job()
-        self.assignments.note_change()
-
-    def _drop_ended_jobs(self) -> None:
-        for run in [each for each in self.runs.values() if each.ended]:
-            if run.job.state not in (QUEUED, PAUSED):
-                del self.jobs.records[run.job.id]
-            elif self.optimizer:
-                self.jobs.suspended.add(run.job.id)
-            self._remove(run)
 
     def _take_effects(self, clock: Clock) -> list[Effect]:
         """Return the effects, with the end time set in the records of jobs that have ended."""
@@ -319,36 +269,20 @@ class AggregatorCore:
         refusal = check_identity(
             hello, members=self.members.values(), now=now, silent_seconds=self.timeouts.silent
         )
-        if refusal is None and len(self.members) >= MAX_WORKERS:
-            refusal = Refusal(
-                f"{MAX_WORKERS} workers are connected, the most that an aggregator takes; stop another one"
-            )
         if refusal is not None:
             self._out.put(CloseWorker(event.session, str(refusal)))
             return
         for old in [each for each in self.members.values() if each.name == hello.name]:
             self._close(old, "replaced by a newer connection of the same worker", now)
-        member = Member(
-            event.session,
-            hello.name,
-            hello.incarnation,
-            now,
-            connected_seconds=now,
-            voice=event.voice,
-            pipeline_address=event.pipeline_address,
-        )
-        if hello.stages:
-            member.brought = hello.job, StageRun(hello.first_stage, hello.stages)
-        self.members[event.session] = member
+        member = self.members[event.session] = Member.connect(event, now)
         self._out.put(
             ToWorker(event.session, pb.Welcome(name=self.name, heartbeat_seconds=self.heartbeat_seconds))
         )
         died_of = self.runs.get(hello.predecessor.job)
         if died_of is not None:
-            with self._guard(died_of):
+            with self._job_runs.guard(died_of):
                 died_of.note_predecessor(member, hello)
-        told = ToldMemory(hello.host, hello.memory_bytes, hello.memory_free_bytes)
-        self._scheduler_input.worker_connected(member, hello.job, told)
+        self._scheduler_input.worker_connected(member, hello)
         self.assignments.note_change()
 
     def _data_stream_opened(self, session: int, now: float) -> None:
@@ -358,7 +292,7 @@ class AggregatorCore:
         member.has_data_stream = True
         run = self.runs.get(member.job)
         if run is not None:
-            with self._guard(run):
+            with self._job_runs.guard(run):
                 run.rows.settle(now)
                 run.dispatch(now)
 
@@ -374,7 +308,7 @@ class AggregatorCore:
         self.assignments.lost(member)
         run = self.runs.get(member.job)
         if run is not None and not run.ended:
-            with self._guard(run):
+            with self._job_runs.guard(run):
                 run.lost(member, reason, now)
 
     def _chunk_arrived(self, event: ChunkArrived, now: float) -> None:
@@ -382,7 +316,7 @@ class AggregatorCore:
         if member is None or run is None or member.job != event.header.job:
             self._out.put(discard_piece(event.header, event.arrival))
             return
-        with self._guard(run):
+        with self._job_runs.guard(run):
             refusal = run.chunk_arrived(member, event, now)
             if refusal is not None:
                 self._close(member, f"refused a chunk: {refusal}", now)
@@ -400,7 +334,7 @@ class AggregatorCore:
         run = self.runs.get(member.job)
         if run is None or run.ended or body.job != member.job or member.refusal is not None:
             return
-        with self._guard(run):
+        with self._job_runs.guard(run):
             take_report(run, member, body, now)
         self.assignments.note_report(body)
 
@@ -412,7 +346,7 @@ class AggregatorCore:
         for run in list(self.runs.values()):
             if run.ended:
                 continue
-            with self._guard(run):
+            with self._job_runs.guard(run):
                 run.tick(now)
                 run.job.waiting = self._describe_lack(run, now) if not run.ended else ""
         self.optimizer_waits.update(
@@ -431,7 +365,7 @@ class AggregatorCore:
     def _optimizer_connected(self, name: str) -> None:
         is_new, self.optimizer = not self.optimizer, name
         for run in list(self.runs.values()):
-            with self._guard(run):
+            with self._job_runs.guard(run):
                 if is_new:
                     run.report.note("member", f"optimizer {name} is connected")
                 run.open()
@@ -449,103 +383,16 @@ class AggregatorCore:
             return
         run = self.runs.get(body.job)
         if run is not None:
-            with self._guard(run):
+            with self._job_runs.guard(run):
                 take_optimizer_report(run, self.optimizer or "", body, now)
         elif isinstance(body, pb.CheckpointWritten | pb.CheckpointMissed):
             self.jobs.record_checkpoint(body)
         elif isinstance(body, pb.OptimizerStatus):
-            self._note_open(body.job)
+            if self.jobs.note_open(body.job):
+                self._scheduler_input.note_open(body.job)
+                self.assignments.note_change()
         elif isinstance(body, pb.Failure):
             self.jobs.close(body.job)  # it is read from disk when it runs again
-
-    def _note_open(self, job: str) -> None:
-        """Take account of a job that does not run, and that the optimizer has open. It is closed if it has ended."""
-        if job in self.jobs.suspended:
-            return
-        if job in self.jobs.records:
-            self._scheduler_input.note_open(job)
-        self.jobs.suspended.add(job)
-        if job not in self.jobs.records:
-            self.jobs.close(job)  # the Close at its end got lost
-        self.assignments.note_change()
-
-    # ---- jobs ----
-
-    def _cancel(self, event: CancelRequested) -> None:
-        run = self.runs.get(event.job)
-        if run is not None:
-            run.end(CANCELLED, "cancelled by request", checkpoint=not event.now)
-        else:
-            self.jobs.cancel(event.job, checkpoint=not event.now)
-
-    def _pause(self, job: str, now: float) -> None:
-        run = self.runs.get(job)
-        if run is not None:
-            run.pause(now)
-        else:
-            self.jobs.pause(job)
-        self.assignments.note_change()
-
-    def _resume(self, job: str) -> None:
-        run = self.runs.get(job)
-        if run is not None:
-            run.resume()
-        else:
-            self.jobs.resume(job)
-        self.assignments.note_change()
-
-    def _trust(self, event: TrustRequested, now: float) -> None:
-        run = self.runs.get(event.job)
-        if run is not None:
-            with self._guard(run):
-                run.trust(event.worker, now)
-        elif event.job in self.jobs.records:
-            trust(self.jobs.records[event.job].job, event.worker)  # it was running, and waits for its start
-
-    def _stop(self) -> None:
-        """Note that this process stops because it was asked to, and not because of a job that it runs."""
-        for run in self.runs.values():
-            if not run.ended:
-                take_back_start(run.job)
-                run.report.save()
-
-    def _assign(self, now: float, clock: Clock) -> None:
-        """Start the jobs that can start, and move workers between jobs."""
-        lived_seconds = self.own_clock.lived_seconds(clock.monotonic_seconds)
-        for record, plan in self.assignments.decide(now, lived_seconds):
-            self._start(record, plan, now, clock.unix_seconds)
-        for run, members, reason in self.assignments.departures(now):
-            with self._guard(run):
-                run.give_back(members, reason, now)
-        for run in self.runs.values():
-            run.end_if_left(now)
-        self._drop_ended_jobs()
-        for run, members in self.assignments.arrivals():
-            with self._guard(run):
-                run.take(members, now)
-        self._drop_ended_jobs()  # one that no worker can run may have ended
-
-    def _start(self, record: Record, plan: JobPlan, now: float, unix_seconds: float) -> None:
-        count_start(record.job)
-        if not record.job.started_seconds:
-            record.job.started_seconds = unix_seconds
-        run = RunningJob(
-            record,
-            plan,
-            epoch=self.epoch,
-            timeouts=self.timeouts,
-            tiers=self.tiers,
-            shards=self._shards,
-            new_lease=self._new_lease,
-            has_others=self._scheduler_input.has_others,
-            out=self._out,
-            now=now,
-        )
-        self.runs[record.job.id] = run
-        self.jobs.suspended.discard(record.job.id)
-        run.report.begin()
-        if self.optimizer:
-            run.open()
 
     def _new_lease(self) -> int:
         self._last_lease += 1

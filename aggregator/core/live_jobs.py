@@ -134,6 +134,18 @@ class LiveJobs:
 
     # ---- suspended jobs ----
 
+    def note_open(self, job: str) -> bool:
+        """Note that the optimizer has a job open that does not run; return whether that is news.
+
+        A job that has ended is closed, since the Close at its end got lost; that is no news.
+        """
+        if job in self.suspended:
+            return False
+        self.suspended.add(job)
+        if job not in self.records:
+            self.close(job)
+        return job in self.suspended
+
     def close(self, job: str, *, checkpoint: bool = True) -> None:
         """Have the optimizer close a job that does not run, if it is open there."""
         if job in self.suspended:

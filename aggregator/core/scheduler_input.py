@@ -14,6 +14,7 @@ from aggregator.core.running_job import RunningJob
 from aggregator.core.scheduling.host_memories import HostMemories, ToldMemory
 from aggregator.core.scheduling.room import JobNeeds
 from aggregator.core.scheduling.views import JobView, State, WorkerView
+from protos.cluster_pb2 import Hello
 from protos.jobs_pb2 import Job
 from services.protocol.plan import JobPlan
 
@@ -70,19 +71,14 @@ class SchedulerInput:
         needs = JobNeeds(job, self._jobs.records[job].needs, frozenset())
         self._memories.note_open(needs, self._needs_of_runs(with_workers=True))
 
-    def worker_connected(self, member: Member, job: str, told: ToldMemory) -> None:
-        """Take account of a worker that has connected.
-
-        Args:
-            member: the worker.
-            job: the job that it has built; empty for none.
-            told: what it has told of its host's memory.
-        """
+    def worker_connected(self, member: Member, hello: Hello) -> None:
+        """Take account of a worker that has connected: of the job that it has built, and of its host's memory."""
+        told = ToldMemory(hello.host, hello.memory_bytes, hello.memory_free_bytes)
         self.note_memory("worker", member.name, told)
         for known in self._misfits.values():
             known.pop(member.incarnation, None)
-        if job:
-            self._last_jobs[member.name] = job
+        if hello.job:
+            self._last_jobs[member.name] = hello.job
 
     def worker_lost(self, member: Member) -> None:
         """Take account of a worker that is gone; it gets its job again if it comes back soon."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aggregator.core.events import WorkerConnected
 from aggregator.core.membership.devices import Device
 from protos.cluster_pb2 import Fetching, Ready
 from protos.jobs_pb2 import Claim
@@ -146,6 +147,21 @@ class Member:
     build_seconds: float = 0.0
     speed: float = 0.0
     peak_flops: float | None = None
+
+    @classmethod
+    def connect(cls, event: WorkerConnected, now: float) -> Member:
+        """Return a worker that has connected now, and serves no job yet."""
+        hello = event.hello
+        return cls(
+            event.session,
+            hello.name,
+            hello.incarnation,
+            now,
+            connected_seconds=now,
+            voice=event.voice,
+            pipeline_address=event.pipeline_address,
+            brought=(hello.job, StageRun(hello.first_stage, hello.stages)) if hello.stages else None,
+        )
 
     def find_brought(self, job: str) -> StageRun | None:
         """Return the stages of a job that it had built when it connected; None for none."""
