@@ -1,22 +1,24 @@
 """`tiermesh check --cluster` at the aggregator: it orders each check, one link at a time, and collects the results.
 
-No job runs meanwhile: the check is refused while one does, and jobs that are submitted wait for its end. The bytes take
-streams of their own (plane/link_check), so no core but the queue's knows of a check.
+Only idle workers and their links are checked, and they serve no job until the check has ended. The aggregator's own
+links are checked while no job runs. The bytes take streams of their own (plane/link_check), so no core but the queue's
+knows of a check.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
 from aggregator.core.events import ClusterCheckBegan, ClusterCheckEnded
+from aggregator.core.membership.members import Member
 from plane.link_check.measure import LINK_SECONDS, LinkPeer, check_link
 from plane.link_check.serve import serve_link_check
 from plane.streams.data_streams import DataStreamConnector
@@ -27,6 +29,7 @@ from protos.checks_pb2 import LinkReport, MeshReport
 from protos.jobs_pb2 import CheckedLink, CheckedMesh, CheckPlan, CheckRequest, CheckResult
 from services.config.device import check_backend
 from services.errors import Failed, NotYet, Refused
+from services.printable import counted
 from services.protocol.envelope import CheckOrder, CheckReport
 from services.tasks import start_awaited
 from services.transport.access.enforcement import check_daemon
@@ -46,6 +49,10 @@ MOST_NEIGHBOURS = 63
 """Maximum number of other workers to which a worker's links are tried: in a row of that many, each to each."""
 
 _MAX_SIDE = 1024  # rows or columns of a mesh
+
+
+LinkMeasure: TypeAlias = tuple[CheckedLink, Callable[[], Awaitable[LinkReport]]]
+"""A link, without a report, and what measures it."""
 
 
 class PeerLink(Protocol):
@@ -86,7 +93,7 @@ class ClusterCheck:
         own_links: links that this process opens.
         security: the certificates to use.
         shared_memory: whether payloads may go through memory shared with a peer.
-        running_job: returns the id of the running job; empty if there is none.
+        members: the core's workers by session, which say which job they serve.
         feed: tells the core that a check begins or ends.
     """
 
@@ -99,7 +106,7 @@ class ClusterCheck:
         own_links: Sequence[OwnLink],
         security: Security,
         shared_memory: bool,
-        running_job: Callable[[], str],
+        members: Mapping[int, Member],
         feed: Callable[[ClusterCheckBegan | ClusterCheckEnded], None],
     ) -> None:
         self._name = name
@@ -108,7 +115,7 @@ class ClusterCheck:
         self._own_links = own_links
         self._security = security
         self._shared_memory = shared_memory
-        self._running_job = running_job
+        self._members = members
         self._feed = feed
         self._over: asyncio.Event | None = None  # set at the end of the check that is under way
         self._numbers = count(1)
@@ -117,26 +124,34 @@ class ClusterCheck:
     # ---- a check ----
 
     async def run(self, request: CheckRequest) -> AsyncGenerator[CheckResult, None]:
-        """Check all meshes at once, then one link after another; yield each result.
+        """Check the meshes of idle workers at once, then one link after another; yield each result.
 
         The check ends with the iterator.
 
         Raises:
             Refused: the request asks for an impossible mesh or backend.
-            NotYet: a job runs, or another check is under way.
+            NotYet: all workers serve jobs, or another check is under way.
         """
         _check_request(request)
-        if job := self._running_job():
+        serving = {session: member.job for session, member in self._members.items() if member.job}
+        sessions = [each for each in self._sessions.all() if each.number not in serving]
+        if serving and not sessions:
+            jobs = ", ".join(sorted(set(serving.values())))
             raise NotYet(
-                f"job {job} is running, and a check would take its bandwidth; check again when it has ended"
+                f"all workers serve jobs ({jobs}), and a check would take their bandwidth; check again when some are "
+                "idle"
             )
         if self._over is not None:
             raise NotYet("another check of this cluster is under way; check again when it has ended")
         self._over = asyncio.Event()
-        self._feed(ClusterCheckBegan())
-        log.info("a check of all meshes and links begins; no job starts until it has ended")
+        self._feed(ClusterCheckBegan(frozenset(each.number for each in sessions)))
+        own_links = () if serving else self._own_links
+        log.info("a check of %s begins", counted(len(sessions), "idle worker"))
         results: asyncio.Queue[CheckResult | None] = asyncio.Queue()
-        task = start_awaited(self._check_all(request, results.put_nowait))
+        links = list(self._links(sessions, own_links))
+        plan = CheckPlan(meshes=len(sessions), links=len(links), busy=len(serving))
+        results.put_nowait(CheckResult(plan=plan))
+        task = start_awaited(self._check_all(request, sessions, links, results.put_nowait))
         task.add_done_callback(lambda _: results.put_nowait(None))
         try:
             while (result := await results.get()) is not None:
@@ -147,14 +162,17 @@ class ClusterCheck:
             await asyncio.gather(task, return_exceptions=True)
             self._over.set()
             self._over = None
-            log.info("the check of all meshes and links has ended")
+            log.info("the check has ended")
             self._feed(ClusterCheckEnded())
 
-    async def _check_all(self, request: CheckRequest, tell: Callable[[CheckResult], None]) -> None:
+    async def _check_all(
+        self,
+        request: CheckRequest,
+        sessions: Sequence[WorkerSession],
+        links: Sequence[LinkMeasure],
+        tell: Callable[[CheckResult], None],
+    ) -> None:
         deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
-        sessions = self._sessions.all()
-        links = list(self._links(sessions))
-        tell(CheckResult(plan=CheckPlan(meshes=len(sessions), links=len(links))))
         order = partial(pb.CheckMesh, rows=request.rows, columns=request.columns, backend=request.backend)
         meshes = [start_awaited(self._check_mesh(session, order)) for session in sessions]
         try:
@@ -172,8 +190,8 @@ class ClusterCheck:
             tell(CheckResult(link=found))
 
     def _links(
-        self, sessions: Sequence[WorkerSession]
-    ) -> Iterator[tuple[CheckedLink, Callable[[], Awaitable[LinkReport]]]]:
+        self, sessions: Sequence[WorkerSession], own_links: Sequence[OwnLink]
+    ) -> Iterator[LinkMeasure]:
         """Yield each link, without a report, and what measures it."""
         ends = [
             (f"{index} of {len(self._shards)} ({each})", "shard") for index, each in enumerate(self._shards)
@@ -187,7 +205,7 @@ class ClusterCheck:
             for other in (reachable[index + 1 :] + reachable[:index])[:MOST_NEIGHBOURS]:
                 found = CheckedLink(name=session.name, role="worker", peer=other.name, peer_role="worker")
                 yield found, partial(self._check_neighbours_link, session, other)
-        for own in self._own_links:
+        for own in own_links:
             found = CheckedLink(name=self._name, role="aggregator", peer=own.label, peer_role=own.role)
             yield found, partial(self._check_own_link, own)
 

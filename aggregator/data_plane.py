@@ -12,7 +12,7 @@ from aggregator.broken_jobs import ShardFailed
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.leasing.deaths import FAULTS, describe_fault
-from aggregator.core.sums.plane_orders import discard_piece
+from aggregator.core.sums.plane_orders import discard_pieces
 from aggregator.shards.link import ShardLink
 from plane.group import PlaneGroup
 from plane.link import PlaneLink
@@ -20,15 +20,15 @@ from plane.streams.exchange_server import read_incarnation
 from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
+from services.tensors.layout_parts import read_piece
 
 log = logging.getLogger("tiermesh.aggregator")
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-_WITHOUT_SUMS = pb.DiscardPiece | pb.DropPieces | pb.PassJob | pb.SendVersion
+_WITHOUT_SUMS = pb.DiscardPieces | pb.DropPieces | pb.PassJob | pb.SendVersion
 """Orders that planes can carry out also when they have lost the sums that the core knows."""
 
 
@@ -41,7 +41,7 @@ class DataPlane:
         core: the aggregator's core, which decides on chunks and on the weights for each worker.
         sessions: sessions of the workers.
         feed: called with inputs for the core.
-        on_sum_finished: called with the header of a finished sum in its plane, for the optimizer.
+        on_sums_finished: called with the order by which sums in their plane are finished, for the optimizer.
         on_failure: called with the unexpected error of a shard.
     """
 
@@ -51,8 +51,8 @@ class DataPlane:
         *,
         core: AggregatorCore,
         sessions: WorkerSessions,
-        feed: Callable[[ev.DataStreamOpened | ev.ChunkArrived], None],
-        on_sum_finished: Callable[[ChunkHeader], None],
+        feed: Callable[[ev.DataStreamOpened | ev.PiecesArrived], None],
+        on_sums_finished: Callable[[pb.FinishSum], None],
         on_failure: Callable[[Exception], None],
         shards: Sequence[ShardLink] = (),
     ) -> None:
@@ -61,16 +61,17 @@ class DataPlane:
         self._core = core
         self._sessions = sessions
         self._feed = feed
-        self._on_sum_finished = on_sum_finished
+        self._on_sums_finished = on_sums_finished
         self._on_failure = on_failure
-        self._sums_lost = True  # the core may know sums that no plane has, until it drops all of them
+        # Jobs whose sums the planes have as the core knows them: from DropSums until a plane is lost.
+        self._with_sums: set[str] = set()
         # By session: the shards with an open data stream of the worker.
         self._open_streams: dict[int, set[PlaneLink]] = {}
         self._last_refusal: Refusal | None = None
         planes.on_lost.append(self._lost)
         planes.report_handlers.update(
             {
-                pb.ArrivedPiece: self._arrived,
+                pb.ArrivedPieces: self._arrived,
                 pb.WorkerExchanges: self._worker_exchanges,
                 pb.WorkerGone: self._worker_gone,
                 pb.OrderFailed: self._order_failed,
@@ -79,21 +80,20 @@ class DataPlane:
 
     def _lost(self, reason: str) -> None:
         """Disconnect all workers: their payloads are lost with the shard."""
-        self._sums_lost = True
+        self._with_sums.clear()
         self._sessions.close_all(reason)
 
     def _order_failed(self, link: PlaneLink, body: pb.OrderFailed) -> None:
         """Fail as if the error had happened here: the job that causes it again and again is set aside."""
-        if self._core.run is not None:  # else the shard's stream ends alone
+        if self._core.runs:  # else the shard's stream ends alone
             self._on_failure(ShardFailed(f"{link}: {body.reason}"))
 
     def shard_killed(self, link: PlaneLink, killed: cluster.Predecessor) -> None:
-        """Fail as after an error of a shard, if a fault has killed it while it had the running job's tensors.
+        """Fail as after an error of a shard, if a fault has killed it while it worked for a running job.
 
         A person's kill is no fault, nor is one by the kernel for lack of memory: both are SIGKILL.
         """
-        run = self._core.run
-        if run is not None and run.job.id == killed.job and killed.signal in FAULTS:
+        if killed.job in self._core.runs and killed.signal in FAULTS:
             self._on_failure(ShardFailed(f"{link}: its process died: {describe_fault(killed)}"))
 
     # ---- workers ----
@@ -148,34 +148,37 @@ class DataPlane:
 
     # ---- chunks from workers ----
 
-    def _arrived(self, link: PlaneLink, body: pb.ArrivedPiece) -> None:
-        """Let the core decide on a piece of a chunk, unless it is stale."""
-        header = body.header
+    def _arrived(self, link: PlaneLink, body: pb.ArrivedPieces) -> None:
+        """Let the core decide on pieces of chunks, unless they are stale."""
+        header, pieces = body.header, [read_piece(each) for each in body.pieces]
         refusal = self._core.check_chunk(body.session, header)
-        elements = self._core.expected_elements(header.job)
-        if refusal is None and not (elements and header.index in link.stripe.chunk_indices(elements)):
-            refusal = Refusal(f"the chunk's index is {header.index}, expected a chunk of {link}")
+        own = link.stripe.chunk_indices(self._core.expected_elements(header.job) or 0)
+        strange = next((piece.chunk for piece in pieces if piece.chunk not in own), None)
+        if refusal is None and strange is not None:
+            refusal = Refusal(f"the chunk's index is {strange}, expected a chunk of {link}")
+        in_place = body.in_place and self._planes.local is not None
+        arrived = ev.PiecesArrived(body.session, header, pieces, in_place, body.arrival)
         if refusal is None:
-            in_place = body.in_place and self._planes.local is not None
-            self._feed(ev.ChunkArrived(body.session, header, in_place, body.arrival))
+            self._feed(arrived)
             return
         if refusal != self._last_refusal:  # logged once, not for every chunk of a lease
             session = self._sessions.get(body.session)
             log.info("worker %s: dropped a chunk: %s", session.name if session else "that left", refusal)
             self._last_refusal = refusal
-        link.send_order(discard_piece(header, body.arrival))
+        link.send_order(discard_pieces(header, arrived.arrivals))
 
     def submit(self, orders: Sequence[ev.PlaneOrder]) -> None:
         """Send orders to the planes that have their payloads."""
         for order in orders:
             if isinstance(order, pb.DropSums):
-                self._sums_lost = False
-            elif isinstance(order, pb.KeepPiece) and self._sums_lost:
-                order = pb.DiscardPiece(job=order.job, chunk=order.chunk, arrival=order.arrival)
-            if not self._sums_lost or isinstance(order, _WITHOUT_SUMS):
+                self._with_sums = {order.job} | (self._core.runs.keys() & self._with_sums)
+            has_sums = order.job in self._with_sums
+            if isinstance(order, pb.KeepPieces) and not has_sums:
+                order = pb.DiscardPieces(job=order.job, chunk=order.chunk, arrivals=order.arrivals)
+            if has_sums or isinstance(order, _WITHOUT_SUMS):
                 self._planes.send_order(order)
-            if isinstance(order, pb.FinishSum) and not self._sums_lost:
-                self._on_sum_finished(order.header)
+            if isinstance(order, pb.FinishSum) and has_sums:
+                self._on_sums_finished(order)
 
     def close(self) -> None:
         """Stop the threads of the plane in this process."""

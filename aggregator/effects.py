@@ -96,6 +96,8 @@ class EffectRunner:
                 self._link.send_order(effect.body)
             case ev.Note():
                 self._events.publish(effect, clock)
+            case ev.JobBroke():
+                log.error("job %s: %s", effect.job, effect.text, exc_info=effect.error)
             case ev.CheckClosed():
                 self._metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():

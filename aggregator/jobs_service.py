@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
 import grpc
 
 from aggregator.cluster_check import ClusterCheck
-from aggregator.core.job_report import copy_job
 from aggregator.core.retention import Limits, Part
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
@@ -26,7 +26,7 @@ from aggregator.storage.queue_file import DiskFull
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import CheckpointFiles, CheckpointRequest
-from services.caps import Cap, CapReached, OverCap
+from services.caps import MOST_PRIORITY, Cap, CapReached, OverCap
 from services.config.job import JobConfig
 from services.errors import Failed, NotYet, Refused
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
@@ -35,7 +35,11 @@ from services.tracking.catalogue import check_trackers
 from services.transport.access.enforcement import Denied, caller_address, check_permission, current_caller
 from services.transport.access.permissions import (
     CANCEL_OTHERS_JOB,
+    PAUSE_OTHERS_JOB,
     PRUNE_OTHERS_JOB,
+    RAISE_PRIORITY,
+    RESUME_OTHERS_JOB,
+    SET_PRIORITY_OF_OTHERS_JOB,
     TRUST_IN_OTHERS_JOB,
 )
 from services.transport.request_handlers import service_handler
@@ -127,12 +131,15 @@ class JobsServicer:
     ) -> jobs.Job:
         try:
             complete = await config
+            _check_priority(complete.priority)
             if complete.tracking.written_by == "aggregator":
                 check_trackers(complete.tracking.trackers, "at the aggregator")
             self._backend.pruner.check_start(complete.to_json())
             job = self._backend.register.submit(
                 complete, name=name, request_id=request_id, owner=current_caller().person
             )
+        except Denied as denied:
+            await _abort(context, denied.code, str(denied))
         except Refused as refused:
             if isinstance(refused, OverCap):
                 self._count_cap_reached(refused.cap)
@@ -164,42 +171,72 @@ class JobsServicer:
         return jobs.ListReply(jobs=page.jobs, next_page_token=following)
 
     async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
-        """Return one job's current state, with advice on its workers."""
-        job = await self._job(request.job, context)
-        advice = self._backend.register.advise(job)
-        if advice:
-            job = copy_job(job)
-            job.advice = advice
-        return job
+        """Return one job's current state, with its place in the queue and advice on its workers."""
+        return self._backend.register.describe(await self._job(request.job, context))
 
     async def Cancel(self, request: jobs.CancelRequest, context: Context) -> jobs.Job:
-        """Cancel a queued or running job; once this answers, it does not run again."""
-        found = await self._job(request.job, context)
-        try:
-            _check_owner(found.owner, CANCEL_OTHERS_JOB)
-            job = self._backend.register.cancel(found.id, now=request.now)
-        except Denied as denied:
-            await _abort(context, denied.code, str(denied))
-        except Refused as refused:
-            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(refused))
-        except Failed as failed:
-            await _abort_failed(context, failed)
-        self._audit("cancelled", job, context)
-        return job
+        """Cancel a job that has not ended; once this answers, it does not run again."""
+        cancel = partial(self._backend.register.cancel, now=request.now)
+        return await self._change(request.job, cancel, CANCEL_OTHERS_JOB, "cancelled", context)
+
+    async def Pause(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
+        """Have a queued or running job wait until it is resumed; once this answers, the decision survives kill -9."""
+        pause = self._backend.register.pause
+        return await self._change(request.job, pause, PAUSE_OTHERS_JOB, "paused", context)
+
+    async def Resume(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
+        """Queue a paused job in its old place; once this answers, the decision survives kill -9."""
+        resume = self._backend.register.resume
+        return await self._change(request.job, resume, RESUME_OTHERS_JOB, "resumed", context)
+
+    async def SetPriority(self, request: jobs.PriorityRequest, context: Context) -> jobs.Job:
+        """Change the priority of a job that has not ended; once this answers, the decision survives kill -9."""
+        priority = request.priority
+        if abs(priority) > MOST_PRIORITY:
+            text = (
+                f"priority {priority}: expected {-MOST_PRIORITY} to {MOST_PRIORITY}; give one in this range"
+            )
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+
+        def set_priority(job: str) -> jobs.Job:
+            _check_priority(priority)
+            return self._backend.register.set_priority(job, priority)
+
+        done = f"priority {priority} given"
+        return await self._change(request.job, set_priority, SET_PRIORITY_OF_OTHERS_JOB, done, context)
 
     async def Trust(self, request: jobs.TrustRequest, context: Context) -> jobs.Job:
         """Pin a running job to what a worker says of it; once this answers, the decision survives kill -9."""
-        found = await self._job(request.job, context)
+
+        def trust(job: str) -> jobs.Job:
+            return self._backend.register.trust(job, request.worker)
+
+        done = f"worker {printable(request.worker, 60)} trusted"
+        return await self._change(request.job, trust, TRUST_IN_OTHERS_JOB, done, context)
+
+    async def _change(
+        self, part: str, change: Callable[[str], jobs.Job], others: str, done: str, context: Context
+    ) -> jobs.Job:
+        """Change a job as its owner has asked for.
+
+        Args:
+            part: the job's id, a part of it, or `latest`.
+            change: changes the job with this id, on disk first; returns its record.
+            others: row of the table of permissions for jobs of other owners.
+            done: what was done to the job, for the logs.
+            context: the call.
+        """
+        found = await self._job(part, context)
         try:
-            _check_owner(found.owner, TRUST_IN_OTHERS_JOB)
-            job = self._backend.register.trust(found.id, request.worker)
+            _check_owner(found.owner, others)
+            job = change(found.id)
         except Denied as denied:
             await _abort(context, denied.code, str(denied))
         except Refused as refused:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         except Failed as failed:
             await _abort_failed(context, failed)
-        self._audit(f"worker {printable(request.worker, 60)} trusted", job, context)
+        self._audit(done, job, context)
         return job
 
     async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:
@@ -349,6 +386,12 @@ def _check_owner(owner: str, others: str) -> None:
     """
     if owner and owner != current_caller().person:
         check_permission(others, current_caller())
+
+
+def _check_priority(priority: int) -> None:
+    """Check that the caller may give a job this priority (Denied)."""
+    if priority > 0:
+        check_permission(RAISE_PRIORITY, current_caller())
 
 
 def _read_limits(request: jobs.PruneRequest) -> tuple[Part, Limits]:

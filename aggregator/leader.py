@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import grpc
 
-from aggregator.broken_jobs import JobCrashed
+from aggregator.broken_jobs import JobsCrashed
 from aggregator.core.succession import EpochBehind
 from aggregator.service import AggregatorService
 from aggregator.storage.job_queue import JobQueue, open_queue
@@ -137,14 +137,14 @@ class LeaderService:
     async def run(self) -> None:
         """Serve until cancelled, or until the disk or the leadership fails.
 
-        After an unexpected error while a job ran, the memory is discarded and read from disk again.
+        After an unexpected error while jobs ran, the memory is discarded and read from disk again.
         """
         while True:
             leading = self._handlers.leading
             assert leading is not None, "start has returned"
             try:
                 return await leading.run()
-            except JobCrashed as crash:
+            except JobsCrashed as crash:
                 leading.note_crash(crash)
             except EpochBehind as behind:
                 skip_epochs(self._queue, behind)

@@ -17,16 +17,19 @@ from typing import Any
 
 import grpc
 
-from aggregator.broken_jobs import JobCrashed, describe_crash, read_stored
+from aggregator.broken_jobs import JobsCrashed, describe_crash, read_stored
 from aggregator.cluster_check import ClusterCheck
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.cluster_status import find_waits, make_status
 from aggregator.core.job_report import Record, copy_job
 from aggregator.core.retention import Limits, Part
+from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.core.succession import EpochBehind
 from aggregator.data_folder import DataFolder
 from aggregator.downloads import Downloads
 from aggregator.effects import EffectRunner
+from aggregator.job_needs import find_needs
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
 from aggregator.jobs_service import JobsServicer
@@ -43,7 +46,7 @@ from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
 from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
+from protos.jobs_pb2 import QUEUED, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS
 from services.caps import GB, MB, Caps
 from services.errors import TiermeshError
@@ -57,6 +60,7 @@ from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
 from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.host_memory import read_host_memory
 from services.runtime.recording import make_core
 from services.tasks import start_awaited
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
@@ -128,6 +132,7 @@ class AggregatorService:
         self._timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._tiers = 3 if optimizer else 2
         self._leadership = Leadership(queue, self._timeouts)
         self.journal = Journal(
             state_dir / "logs", metrics.count_lost_log_lines, caps.log_mb * MB, metrics.count_cap_reached
@@ -141,9 +146,9 @@ class AggregatorService:
         self._uploads = Uploads(state_dir / "uploads.json", self.files, caps, metrics.count_cap_reached)
         records = []
         for job, spec_json in queue.live_jobs():
-            plan, inputs = read_stored(spec_json)
-            self.files.keep_inputs(job.id, inputs)
-            records.append(Record(job, spec_json, plan))
+            stored = read_stored(spec_json, tiers=self._tiers, shards=len(shards))
+            self.files.keep_inputs(job.id, stored.inputs)
+            records.append(Record(job, spec_json, stored.plan, stored.needs))
         self._tracking = JobTracking(
             state_dir / "tracking", self._find_spec, metrics.count_lost_points, self._tell_of_tracker
         )
@@ -157,12 +162,22 @@ class AggregatorService:
             records=records,
             heartbeat_seconds=heartbeat_seconds,
             timeout_overrides=dict(timeout_overrides or {}),
-            tiers=3 if optimizer else 2,
+            tiers=self._tiers,
             max_parameters=caps.parameters,
             shards=max(1, len(shards)),
+            max_running_jobs=caps.running_jobs,
+            max_workers_per_person=caps.workers_per_person,
         )
         self._downloads = Downloads(caps.download_mb_per_second, metrics.count_cap_reached)
-        self.register = JobRegister(queue, self.core.jobs.records, self.feed, caps, self.files)
+        self.register = JobRegister(
+            queue,
+            self.core.jobs.records,
+            self.feed,
+            caps,
+            self.files,
+            lambda: self.core.assignments.waits,
+            partial(find_needs, tiers=self._tiers, shards=len(shards)),
+        )
         self._sessions = WorkerSessions(epoch)
         self._wiring = Wiring(
             name=name,
@@ -221,7 +236,7 @@ class AggregatorService:
             own_links=self._wiring.own_links,
             security=security,
             shared_memory=shared_memory,
-            running_job=lambda: self.core.run.job.id if self.core.run is not None else "",
+            members=self.core.members,
             feed=self.feed,
         )
         self._worker_control = WorkerControl(
@@ -245,15 +260,27 @@ class AggregatorService:
         metrics.set_leading(True)
         log.info("aggregator %s, epoch %d, %d tiers", name, epoch, self.core.tiers)
 
-    def _optimizer_connected(self, name: str) -> None:
+    def _optimizer_connected(self, name: str, hello: pb.Hello | None) -> None:
+        memory = read_host_memory()
+        self._tell_memory(
+            "aggregator", self._name, ToldMemory(memory.host, memory.total_bytes, memory.free_bytes)
+        )
+        for role, peer in [("optimizer", hello), *(("shard", each.hello) for each in self._wiring.shards)]:
+            if peer is not None:
+                self._tell_memory(
+                    role, peer.name, ToldMemory(peer.host, peer.memory_bytes, peer.memory_free_bytes)
+                )
         self.feed(ev.OptimizerConnected(name))
         self.pruner.wake()
+
+    def _tell_memory(self, role: str, name: str, memory: ToldMemory) -> None:
+        self.feed(ev.MemoryTold(role, name, memory))
 
     async def run(self) -> None:
         """Serve until cancelled, or until the core, the disk or the leadership fails.
 
         Raises:
-            JobCrashed: an unexpected error happened while a job ran; nothing in memory can be trusted.
+            JobsCrashed: an unexpected error happened while jobs ran; nothing in memory can be trusted.
         """
         try:
             await self._serve()
@@ -261,9 +288,10 @@ class AggregatorService:
             raise
         except Exception as error:
             self._fail(error)  # so that no later input is acted on
-            if self.core.run is None:
+            if not self.core.runs:
                 raise
-            crash = JobCrashed(self.core.run.job.id, self.core.run.job.step, describe_crash(error))
+            steps = {job: run.job.step for job, run in self.core.runs.items()}
+            crash = JobsCrashed(steps, describe_crash(error))
             log.error("%s", crash, exc_info=error)
         else:
             return
@@ -292,15 +320,15 @@ class AggregatorService:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
-    def note_crash(self, crash: JobCrashed) -> None:
-        """Put a crash into its job's record, so that a job that causes it again and again is set aside.
+    def note_crash(self, crash: JobsCrashed) -> None:
+        """Put a crash into the records of the jobs that ran, so that a job that causes it again and again is set aside.
 
         Raises:
             TiermeshError: it can't be written.
         """
-        job = self._queue.note_crash(crash.job, str(crash.reason), crash.step)
         text = f"the aggregator failed while it ran this job, and starts again from disk: {crash.reason}"
-        self._events.publish(ev.Note("state", text, job), Clock(time.monotonic(), time.time()))
+        for job in self._queue.note_crash(crash.steps, crash.reason):
+            self._events.publish(ev.Note("state", text, job), Clock(time.monotonic(), time.time()))
 
     async def stop(self) -> None:
         """End all streams and threads, after finishing a checkpoint that is being written."""
@@ -338,17 +366,16 @@ class AggregatorService:
             self.feed(ev.Ticked())
             self._metrics.set_workers(len(self.core.members))
             self._metrics.set_idle_workers(self.core.activities.times.count_idle())
-            self._wait_reporter.report(self.core.waits(time.monotonic()))
+            self._wait_reporter.report(find_waits(self.core, time.monotonic()))
             if self._wiring.shards:
                 self._metrics.set_shards(sum(link.is_up for link in self._wiring.shards))
             states = [(record.job.state, record.job.id) for record in self.core.jobs.records.values()]
             self._metrics.set_jobs(
                 queued=sum(state == QUEUED for state, _ in states),
-                running=next((job for state, job in states if state == RUNNING), ""),
+                running=list(self.core.runs),
             )
-            if self.core.run is not None:
-                job = self.core.run.job
-                self._metrics.set_efficiency(job.id, efficiency(job.worker_seconds))
+            for job_id, run in self.core.runs.items():
+                self._metrics.set_efficiency(job_id, efficiency(run.job.worker_seconds))
             self._metrics.set_standbys(len(self._silent_seconds_of_standbys()))
 
     async def _beat(self) -> None:
@@ -421,8 +448,9 @@ class AggregatorService:
         elements = self.core.expected_elements(chunk.header.job)
         if elements is None:
             return  # its job is over
-        check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
-        timeline.mark("from optimizer", "weights", chunk.header.step, chunk=chunk.header.index)
+        check_chunk(chunk, elements, self.core.wire_type(chunk.header.job, WEIGHTS))
+        header = chunk.header
+        timeline.mark("from optimizer", "weights", header.step, job=header.job, chunk=header.index)
         self.feed(ev.WeightsArrived(chunk.header), chunk, message)
 
     # ---- trackers ----
@@ -443,7 +471,7 @@ class AggregatorService:
 
     def status(self) -> ClusterStatus:
         """Return the cluster's current status."""
-        status = self.core.status(time.monotonic())
+        status = make_status(self.core, time.monotonic())
         status.shards.extend(link.status() for link in self._wiring.shards)
         status.leader = self._name
         for name, seconds in self._silent_seconds_of_standbys().items():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from aggregator.broken_jobs import JobCrashed
+from aggregator.broken_jobs import JobsCrashed
 from aggregator.core.succession import Deposed, EpochBehind, LeaderSighting, Succession
 from aggregator.leader import LEADER_LOCK, LeaderHandlers, skip_epochs
 from aggregator.service import AggregatorService
@@ -81,7 +81,7 @@ class StandbyService:
                 await _lead(service, queue)
             except Deposed as deposed:
                 log.warning("%s; this aggregator is now a standby", deposed)
-            except JobCrashed as crash:
+            except JobsCrashed as crash:
                 service.note_crash(crash)
             finally:
                 self._handlers.set_leading(None)

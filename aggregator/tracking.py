@@ -9,20 +9,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from aggregator.jobs_service import ENDED_STATES
-from protos.jobs_pb2 import JobEvent
+from protos.jobs_pb2 import RUNNING, JobEvent
 from services.config.job import JobConfig
 from services.errors import Refused
 from services.tracking.job_recorders import JobRecorders
 
 _MOST_ENDED = 8
-"""Number of ended jobs whose trackers may still be at work. With more, they hang, and new jobs get none."""
+"""Number of stopped jobs whose trackers may still be at work. With more, they hang, and jobs that start get none."""
 _CLOSE_SECONDS = 5.0
 """Longest wait for trackers when the aggregator stops."""
 
 
 class JobTracking:
-    """The trackers of the running job. It is constructed and used on the event loop, except where a method says more.
+    """The trackers of all running jobs. It is constructed and used on the event loop, except where a method says more.
 
     Args:
         folder: folder that has a folder for each job.
@@ -43,19 +42,20 @@ class JobTracking:
         self._count_lost = count_lost
         self._tell = tell
         self._loop = asyncio.get_running_loop()
-        self._job = ""
-        self._recorders: JobRecorders | None = None
+        self._running: dict[str, JobRecorders | None] = {}  # by job; None for one without trackers
         self._ended: list[JobRecorders] = []
 
     def record(self, event: JobEvent) -> None:
         """Give the job's trackers an event."""
+        job = event.job.id
         if event.kind in ("step", "evaluation"):
-            if event.job.id != self._job:
-                self._begin(event.job.id)
-            if self._recorders is not None:
-                self._recorders.record(event)
-        elif event.job.id == self._job and event.job.state in ENDED_STATES:
-            self._end()
+            if job not in self._running:
+                self._running[job] = self._begin(job)
+            recorders = self._running[job]
+            if recorders is not None:
+                recorders.record(event)
+        elif event.job.state != RUNNING:
+            self._end(job)
 
     def remove(self, job: str) -> None:
         """Remove what trackers have written of a job. Any thread may call.
@@ -68,7 +68,8 @@ class JobTracking:
 
     def close(self) -> None:
         """Close all trackers, or leave those that take too long. It blocks, so another thread calls it at the end."""
-        self._end()
+        for job in list(self._running):
+            self._end(job)
         deadline = time.monotonic() + _CLOSE_SECONDS
         for recorders in self._ended:
             if not recorders.wait(max(0.0, deadline - time.monotonic())):
@@ -78,37 +79,37 @@ class JobTracking:
                     "lost, so see that their services answer",
                 )
 
-    def _begin(self, job: str) -> None:
-        """Open the trackers of a job that has begun to train."""
-        self._end()
-        self._job = job
+    def _begin(self, job: str) -> JobRecorders | None:
+        """Open the trackers of a job that has begun to train, or goes on; return None if it has none."""
         spec_json = self._find_spec(job)
         if spec_json is None:
-            return
+            return None
         try:
             config = JobConfig.from_json(spec_json)
         except Refused:
-            return  # stored by another version
+            return None  # stored by another version
         if not config.tracking.trackers or config.tracking.written_by != "aggregator":
-            return
+            return None
         self._ended = [each for each in self._ended if not each.wait(0)]
         if len(self._ended) >= _MOST_ENDED:
             text = f"no trackers: those of {len(self._ended)} ended jobs hang; restart the aggregator"
             self._tell_later(job, text)
-            return
-        self._recorders = JobRecorders(
+            return None
+        return JobRecorders(
             job,
             config,
             self._folder / job,
             count_lost=self._count_lost,
             tell=lambda text: self._tell_later(job, text),
+            after=next((each for each in reversed(self._ended) if each.job == job), None),
         )
 
-    def _end(self) -> None:
-        if self._recorders is not None:
-            self._recorders.end()
-            self._ended.append(self._recorders)
-        self._job, self._recorders = "", None
+    def _end(self, job: str) -> None:
+        """Have a job's trackers closed. They are opened again if it goes on."""
+        recorders = self._running.pop(job, None)
+        if recorders is not None:
+            recorders.end()
+            self._ended.append(recorders)
 
     def _tell_later(self, job: str, text: str) -> None:
         with suppress(RuntimeError):  # the loop has ended

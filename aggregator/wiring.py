@@ -171,7 +171,7 @@ class Wiring:
         self.link = link = InProcessOptimizerLink(
             self.engine, planes, name=self._name, epoch=self._queue.epoch, callbacks=self._callbacks
         )
-        self.plane = self._make_data_plane(planes, link.sum_finished)
+        self.plane = self._make_data_plane(planes, link.sums_finished)
 
     def _use_remote_optimizer(self, optimizer: str) -> None:
         """Send sums to an optimizer in another process."""
@@ -191,28 +191,28 @@ class Wiring:
         self.own_links = [OwnLink(link, optimizer, "optimizer", "/tiermesh.Optimizer/MeasureLink")]
         prepared = Handover(link.send)
 
-        def send_sum(order: pb.FinishSum, values: Float32Array) -> None:
-            """Hand a finished sum over to the event loop; called on the kernel thread."""
-            elements = self._core.expected_elements(order.job)
+        def send_sum(header: ChunkHeader, values: Float32Array) -> None:
+            """Hand a finished sum over to the event loop; called on the thread of sums."""
+            elements = self._core.expected_elements(header.job)
             if elements is not None:  # None if the job is over
-                prepared.put(link.prepare(order.header, values, elements))
+                prepared.put(link.prepare(header, values, elements))
 
         plane = LocalPlane(
             self._make_plane, self._on_failure, send_sum=send_sum, wait_to_send=link.wait_for_room
         )
         self.link = link
-        self.plane = self._make_data_plane(PlaneGroup([plane], self._timeouts.beat), lambda header: None)
+        self.plane = self._make_data_plane(PlaneGroup([plane], self._timeouts.beat), lambda order: None)
         self.put_weights = plane.put_weights
 
     def _make_data_plane(
-        self, planes: PlaneGroup, on_sum_finished: Callable[[ChunkHeader], None]
+        self, planes: PlaneGroup, on_sums_finished: Callable[[pb.FinishSum], None]
     ) -> DataPlane:
         return DataPlane(
             planes,
             core=self._core,
             sessions=self._sessions,
             feed=self._feed,
-            on_sum_finished=on_sum_finished,
+            on_sums_finished=on_sums_finished,
             on_failure=self._on_failure,
             shards=self.shards,
         )

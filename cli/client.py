@@ -288,6 +288,19 @@ class JobsClient:
         """Cancel a job; return its new state."""
         return await self._ask("Cancel", jobs_pb2.CancelRequest(job=job, now=now), jobs_pb2.Job)
 
+    async def pause(self, job: str) -> jobs_pb2.Job:
+        """Pause a job; return its new state."""
+        return await self._ask("Pause", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
+
+    async def resume(self, job: str) -> jobs_pb2.Job:
+        """Queue a paused job; return its new state."""
+        return await self._ask("Resume", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
+
+    async def set_priority(self, job: str, priority: int) -> jobs_pb2.Job:
+        """Change a job's priority; return its new state."""
+        request = jobs_pb2.PriorityRequest(job=job, priority=priority)
+        return await self._ask("SetPriority", request, jobs_pb2.Job)
+
     async def trust(self, job: str, worker: str) -> jobs_pb2.Job:
         """Pin a job to what a worker says of it; return its new state."""
         return await self._ask("Trust", jobs_pb2.TrustRequest(job=job, worker=worker), jobs_pb2.Job)

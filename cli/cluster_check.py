@@ -34,7 +34,7 @@ async def run(target: AggregatorTarget, mesh_shape: str | None, backend: str, ou
 
     Raises:
         Failed: a mesh or a link does not work, or gives wrong values.
-        NotYet: a job runs, another check is under way, or no worker is connected.
+        NotYet: all workers serve jobs, another check is under way, or no worker is connected.
     """
     rows, columns = parse_shape(mesh_shape) if mesh_shape else (0, 0)
     meshes: list[CheckedMesh] = []
@@ -46,11 +46,10 @@ async def run(target: AggregatorTarget, mesh_shape: str | None, backend: str, ou
                 raise Failed(f"aggregator {client.address}: more than {MAX_RESULTS} results of a check")
             match result.WhichOneof("result"):
                 case "plan":
-                    planned = result.plan.links
-                    output.say(
-                        f"checking {counted(result.plan.meshes, 'mesh', 'meshes')} and {counted(planned, 'link')}; "
-                        "jobs wait meanwhile"
-                    )
+                    planned, busy = result.plan.links, result.plan.busy
+                    what = f"{counted(result.plan.meshes, 'mesh', 'meshes')} and {counted(planned, 'link')}"
+                    others = f"; {counted(busy, 'worker')} at work on jobs: not checked" if busy else ""
+                    output.say(f"checking {what}; no job gets their workers meanwhile{others}")
                 case "mesh":
                     meshes.append(result.mesh)
                     output.say(_mesh_line(result.mesh))

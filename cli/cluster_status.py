@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from cli.client import JobsClient
@@ -23,7 +24,7 @@ _NEW_SPEED_SECONDS = 10.0
 
 
 async def draw_cluster(client: JobsClient, output: Output) -> Picture:
-    """Return the cluster: tiers, optimizer, workers, the running job and its waits."""
+    """Return the cluster: tiers, optimizer, workers, the running jobs and their waits."""
     status = await client.status()
     lines = [each for line in describe_status(status, client.address) for each in wrap(line, output.width)]
     return Picture(lines, _values(status))
@@ -37,8 +38,12 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
     yield f"optimizer: {status.optimizer}"
     # An optimizer that is not connected has the reason in place of a name, which its own line says.
     reason = f": {status.optimizer}"
-    waiting = f" ({status.waiting.removesuffix(reason)})" if status.waiting else ""
-    yield f"running job: {status.running_job or 'none'}{waiting}"
+    if len(status.running_jobs) > 1:
+        for job, waiting in zip_longest(status.running_jobs, status.job_waits, fillvalue=""):
+            yield f"running job: {job}{_in_brackets(waiting.removesuffix(reason))}"
+    else:
+        waiting = _in_brackets(status.waiting.removesuffix(reason))
+        yield f"running job: {''.join(status.running_jobs) or 'none'}{waiting}"
     share = efficiency(status.worker_seconds)
     if share is not None:
         times = describe_times(status.worker_seconds)
@@ -62,9 +67,14 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
         chunk = f", chunk {wait.bucket}" if wait.HasField("bucket") else ""
         waited = spell_duration(wait.seconds)
         peer = wait.role if wait.peer == wait.role else f"{wait.role} {wait.peer}"
-        yield f"waiting {waited} for {peer}: {wait.what.removesuffix(reason)}, step {wait.step}{chunk}"
+        of_job = f"job {wait.job}, " if len(status.running_jobs) > 1 else ""
+        yield f"waiting {waited} for {peer}: {wait.what.removesuffix(reason)}, {of_job}step {wait.step}{chunk}"
     if not status.workers:
         yield f"no workers; start one with: tiermesh worker --aggregator {address}"
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def _describe_workers(status: jobs_pb2.ClusterStatus) -> Iterator[str]:
@@ -73,15 +83,17 @@ def _describe_workers(status: jobs_pb2.ClusterStatus) -> Iterator[str]:
     often = {reason for reason, count in Counter(refused.values()).items() if count > 1}
     for worker in _in_order_of_stages(status):
         if refused.get(worker.name) not in often:
-            yield _describe_worker(worker)
+            yield _describe_worker(worker, names_job=len(status.running_jobs) > 1)
     alike = {name: reason for name, reason in refused.items() if reason in often}
     for names, reason in group_by_reason(alike):
         count = sum(each == reason for each in alike.values())
         yield f"{counted(count, 'worker')} refused ({reason}): {names}"
 
 
-def _describe_worker(worker: jobs_pb2.Member) -> str:
+def _describe_worker(worker: jobs_pb2.Member, *, names_job: bool) -> str:
     facts = [f"{worker.state}{f' ({worker.detail})' if worker.detail else ''}"]
+    if names_job and worker.job:
+        facts.append(f"job {worker.job}")
     idle = worker.activity in {each.value for each in IDLE}
     if idle and not worker.detail and worker.activity not in (worker.state, "stalled"):
         facts.append(f"idle: {ACTIVITIES[worker.activity]}")
@@ -129,8 +141,9 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
         ],
         "tiers": status.tiers,
         "optimizer": status.optimizer,
-        "running_job": status.running_job or None,
+        "running_jobs": list(status.running_jobs),
         "waiting": status.waiting or None,
+        "job_waits": dict(zip(status.running_jobs, status.job_waits, strict=False)),
         "waits": [
             {
                 "role": wait.role,
@@ -160,6 +173,7 @@ def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
                 "name": worker.name,
                 "incarnation": worker.incarnation,
                 "state": worker.state,
+                "job": worker.job or None,
                 "detail": worker.detail or None,
                 "row": row_number(worker.row) if worker.stages else None,
                 "first_stage": worker.first_stage if worker.stages else None,

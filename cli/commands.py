@@ -22,7 +22,19 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "jobs": Entry("cli.job_commands:jobs", ("jobs --aggregator loudbox-1:7070",)),
         "status": Entry("cli.job_commands:status", ("status", "status 1124-174210-k3fd")),
         "logs": Entry("cli.job_commands:logs", ("logs 1124-174210-k3fd --follow",)),
+        "queue": Entry(
+            "cli.queue_commands:queue",
+            (
+                "queue --aggregator loudbox-1:7070",
+                "queue backup --state-dir .tiermesh/aggregator --output queue.bak",
+                "queue check queue.bak",
+                "queue restore queue.bak --state-dir .tiermesh/aggregator",
+            ),
+        ),
         "cancel": Entry("cli.job_commands:cancel", ("cancel 1124-174210-k3fd",)),
+        "pause": Entry("cli.queue_commands:pause", ("pause 1124-174210-k3fd",)),
+        "resume": Entry("cli.queue_commands:resume", ("resume 1124-174210-k3fd",)),
+        "priority": Entry("cli.queue_commands:priority", ("priority 1124-174210-k3fd 5",)),
         "trust": Entry("cli.job_commands:trust", ("trust 1124-174210-k3fd loudbox-2",)),
         "download": Entry("cli.job_commands:download", ("download 1124-174210-k3fd checkpoints",)),
     },
@@ -68,14 +80,6 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
     "Maintenance": {
         "check": Entry("cli.model_commands:check", ("check --mesh", "check --cluster")),
         "prune": Entry("cli.job_commands:prune", ("prune --older-than 30d --dry-run",)),
-        "queue": Entry(
-            "cli.queue_commands:queue",
-            (
-                "queue backup --state-dir .tiermesh/aggregator --output queue.bak",
-                "queue check queue.bak",
-                "queue restore queue.bak --state-dir .tiermesh/aggregator",
-            ),
-        ),
         "cluster": Entry(
             "cli.cluster_commands:cluster",
             (

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.launch.agent.host_memory import read_host_memory
 from cli.options import (
     AGGREGATOR_ADDRESS,
     ANY_PORT,
@@ -32,11 +31,14 @@ from services.caps import (
     MOST_JOBS,
     MOST_LOG_MB,
     MOST_PARAMETERS,
+    MOST_RUNNING_JOBS,
     MOST_UPLOAD_GB,
     MOST_UPLOADS,
+    MOST_WORKERS_PER_PERSON,
     Caps,
 )
 from services.errors import Refused
+from services.runtime.host_memory import read_host_memory
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 
 if TYPE_CHECKING:
@@ -144,7 +146,7 @@ def _caps_options(command: Command) -> Command:
         "--max-queued-jobs",
         type=WholeNumber(1, MOST_JOBS),
         default=Caps.queued_jobs,
-        help="Largest number of jobs that are queued or running.",
+        help="Largest number of jobs that are queued, running or paused.",
     )
     @option(
         "--max-jobs-per-person",
@@ -193,6 +195,17 @@ def _caps_options(command: Command) -> Command:
         show_default="1 for each 20 bytes of this host's memory",
         help="Largest number of parameters of a job's model.",
     )
+    @option(
+        "--max-running-jobs",
+        type=WholeNumber(1, MOST_RUNNING_JOBS),
+        default=Caps.running_jobs,
+        help="Largest number of jobs that run at once.",
+    )
+    @option(
+        "--max-workers-per-person",
+        type=WholeNumber(1, MOST_WORKERS_PER_PERSON),
+        help="Largest number of workers that the jobs of one person have at once.  [default: no cap]",
+    )
     @functools.wraps(command)
     def with_caps(
         *arguments: Any,
@@ -205,6 +218,8 @@ def _caps_options(command: Command) -> Command:
         max_upload_gb: int,
         max_upload_gb_per_person: int,
         max_parameters: int | None,
+        max_running_jobs: int,
+        max_workers_per_person: int | None,
         **rest: Any,
     ) -> Any:
         caps = Caps(
@@ -216,7 +231,9 @@ def _caps_options(command: Command) -> Command:
             max_uploads_per_person,
             max_upload_gb,
             max_upload_gb_per_person,
-            max_parameters or read_host_memory() // BYTES_PER_PARAMETER,
+            max_parameters or read_host_memory().total_bytes // BYTES_PER_PARAMETER,
+            max_running_jobs,
+            max_workers_per_person,
         )
         return command(*arguments, caps=caps, **rest)
 

@@ -157,7 +157,7 @@ _watch_option = option(
     "--state",
     "states",
     multiple=True,
-    type=click.Choice(["queued", "running", "succeeded", "failed", "cancelled"]),
+    type=click.Choice(["queued", "running", "paused", "succeeded", "failed", "cancelled"]),
     help="List only jobs in this state; repeatable.",
 )
 @option("--owner", default="", metavar="PERSON", show_default=False, help="List only jobs of this person.")
@@ -252,7 +252,7 @@ def logs(
 @option("--now", is_flag=True, help="Write no checkpoint of the newest weights.")
 @client_options
 def cancel(*, job: str, now: bool, target: AggregatorTarget, output: Output) -> None:
-    """Cancel a queued or running job.
+    """Cancel a job that has not ended.
 
     The newest weights of a running job become a checkpoint, from which `tiermesh continue` goes on.
     """
@@ -277,9 +277,9 @@ def trust(*, job: str, worker: str, target: AggregatorTarget, output: Output) ->
     """
     import asyncio
 
-    from cli.jobs import trust as run
+    from cli.jobs import change
 
-    asyncio.run(run(target, job, worker, output))
+    asyncio.run(change(target, lambda client: client.trust(job, worker), output))
 
 
 @click.command()

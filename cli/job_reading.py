@@ -46,7 +46,9 @@ async def draw_job(client: JobsClient, part: str, output: Output) -> Picture:
     """Return one job, one field per line."""
     job = await client.job(part)
     lines = list(describe_job(job, output.width, time.time()))
-    return Picture(lines, job_fields(job), last=job.state not in (jobs_pb2.QUEUED, jobs_pb2.RUNNING))
+    return Picture(
+        lines, job_fields(job), last=job.state not in (jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.PAUSED)
+    )
 
 
 async def show_logs(target: AggregatorTarget, request: jobs_pb2.LogsRequest, output: Output) -> None:

@@ -42,7 +42,7 @@ def format_jobs(jobs: Sequence[jobs_pb2.Job], width: int | None, now: float) -> 
         lines = fit_table([row[:4] for row in rows], None, {}) or []
     yield from lines
     for job in jobs:
-        if job.waiting:
+        if job.waiting and not job.position:  # `tiermesh queue` says why the others wait
             yield f"job {job.id} {escape(job.waiting)}"
 
 
@@ -81,6 +81,7 @@ _REST: Mapping[str, Cell] = {
     "TOOK": _took,
     "LEFT": _left,
     "OWNER": lambda job, now: job.owner,
+    "PRIORITY": lambda job, now: str(job.priority or ""),
     "WORKERS": lambda job, now: str(job.workers) if job.state == jobs_pb2.RUNNING else "",
 }
 _WIDE: Mapping[str, Cell] = {

@@ -71,6 +71,8 @@ def _fields(job: jobs_pb2.Job, now: float) -> Iterator[tuple[str, str]]:
     yield "job", f"{job.id}  {job.name}".rstrip()
     yield "state", _state(job)
     yield "waiting", job.waiting.removeprefix("waits for ")
+    yield "queue", f"place {job.position}, {spell_start(job)}" if job.position else ""
+    yield "priority", str(job.priority or "")
     yield "detail", job.detail
     share = job.step / job.steps if job.steps else 0.0
     left = f", {time_left(job)}" if job.HasField("seconds_left") else ""
@@ -93,6 +95,13 @@ def _fields(job: jobs_pb2.Job, now: float) -> Iterator[tuple[str, str]]:
     yield "submitted", _ago(job.submitted_seconds, now)
     yield "started", _ago(job.started_seconds, now)
     yield "ended", _ended(job, now)
+
+
+def spell_start(job: jobs_pb2.Job) -> str:
+    """Return when a queued job presumably starts, as in "starts in 12 min"."""
+    if not job.HasField("estimated_start_seconds"):
+        return "start unknown"
+    return f"starts in {spell_duration(job.estimated_start_seconds)}"
 
 
 def _state(job: jobs_pb2.Job) -> str:

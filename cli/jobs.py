@@ -1,4 +1,4 @@
-"""Commands that change jobs at an aggregator, or follow one: submit, continue, cancel, trust."""
+"""Commands that change jobs at an aggregator, or follow one: submit, continue, cancel, pause and others."""
 
 from __future__ import annotations
 
@@ -243,9 +243,11 @@ async def cancel(target: AggregatorTarget, job: str, output: Output, *, now: boo
     output.result(job_fields(cancelled))
 
 
-async def trust(target: AggregatorTarget, job: str, worker: str, output: Output) -> None:
-    """Pin a job to what a worker says of it, and print its state."""
+async def change(
+    target: AggregatorTarget, call: Callable[[JobsClient], Awaitable[jobs_pb2.Job]], output: Output
+) -> None:
+    """Change a job by one call, and print its new state."""
     async with JobsClient(target) as client:
-        decided = await client.trust(job, worker)
-    output.say(job_line(decided))
-    output.result(job_fields(decided))
+        changed = await call(client)
+    output.say(job_line(changed))
+    output.result(job_fields(changed))

@@ -235,12 +235,13 @@ def check(
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @path_option("--output", "into", help="Folder for the results.  [default: FOLDER/merged]")
+@option("--job", default="", metavar="JOB", help="Job of the step, if several were recorded.")
 @output_options
-def timeline(*, folder: Path, into: Path | None, output: Output) -> None:
+def timeline(*, folder: Path, into: Path | None, job: str, output: Output) -> None:
     """Merge the timelines that daemons wrote to FOLDER, and draw a step of them.
 
     The results are timeline.json for a trace viewer and step.svg, a picture of one step.
     """
     from cli.timeline.command import run
 
-    run(folder, into, output)
+    run(folder, into, job, output)

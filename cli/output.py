@@ -94,15 +94,17 @@ def _escape_controls(text: str) -> str:
 
 
 def state_name(job: jobs_pb2.Job) -> str:
-    """Return `queued`, `running`, `succeeded`, `failed` or `cancelled`."""
+    """Return `queued`, `running`, `paused`, `succeeded`, `failed` or `cancelled`."""
     from protos import jobs_pb2
 
     return str(jobs_pb2.JobState.Name(job.state)).lower()
 
 
 def job_state(job: jobs_pb2.Job) -> str:
-    """Return a job's state for people: a running job that lacks workers or the optimizer is `waiting`."""
-    return "waiting" if job.waiting else state_name(job)
+    """Return a job's state for people: a running one that lacks workers or the optimizer is `waiting`."""
+    if job.pausing:
+        return "pausing"
+    return "waiting" if job.waiting and not job.position else state_name(job)
 
 
 def job_phase(job: jobs_pb2.Job) -> str:
@@ -123,6 +125,14 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "phase": job.phase or None,
         "started_from": f"{job.start.job}:{job.start.step}" if job.HasField("start") else None,
         "detail": job.detail or None,
+        "priority": job.priority,
+        "pausing": job.pausing,
+        "position": job.position or None,
+        "estimated_start_seconds": job.estimated_start_seconds
+        if job.HasField("estimated_start_seconds")
+        else None,
+        "min_workers": job.min_workers or None,
+        "max_workers": job.max_workers or None,
         "waiting": job.waiting or None,
         "workers": job.workers,
         "efficiency": efficiency(job.worker_seconds),
@@ -198,6 +208,8 @@ def job_line(job: jobs_pb2.Job) -> str:
         parts.append(f"from {job.start.job}:{job.start.step}")
     if job.owner:
         parts.append(f"by {job.owner}")
+    if job.priority:
+        parts.append(f"priority {job.priority}")
     if job.skipped:
         parts.append(f"(skipped {job.skipped})")
     if job.excluded:

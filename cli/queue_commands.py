@@ -1,4 +1,4 @@
-"""`tiermesh queue`: backs up an aggregator's queue of jobs, checks a backup, and restores it."""
+"""`tiermesh queue`, which shows the queue, backs it up and restores it; `pause`, `resume` and `priority`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.command_group import WholeLineGroup
-from cli.options import output_options, path_option
+from cli.options import AggregatorTarget, WholeNumber, client_options, output_options, path_option
 from cli.output import Output
+from services.caps import MOST_PRIORITY
 from services.printable import counted, printable_path
 
 if TYPE_CHECKING:
@@ -21,12 +22,67 @@ _state_dir_option = path_option("--state-dir", required=True, help="State dir of
 _file_argument = click.argument("file", type=click.Path(path_type=Path))
 
 
-@click.group(cls=WholeLineGroup)
-def queue() -> None:
-    """Back up an aggregator's queue of jobs, and restore it."""
+@click.group(cls=WholeLineGroup, invoke_without_command=True)
+@client_options
+@click.pass_context
+def queue(context: click.Context, *, target: AggregatorTarget, output: Output) -> None:
+    """Show which jobs wait, in which order; or back up and restore the queue.
+
+    Jobs of a higher priority come first, then older ones. Paused jobs keep their place. The start of a job is estimated
+    if the jobs before it have made steps.
+    """
+    if context.invoked_subcommand is None:
+        from cli.queue_table import draw_queue
+        from cli.watch import show
+
+        show(target, output, lambda client: draw_queue(client, output), again=False)
+        return
     from services.instrumentation import failpoints
 
     failpoints.arm(os.environ)
+
+
+@click.command()
+@click.argument("job")
+@client_options
+def pause(*, job: str, target: AggregatorTarget, output: Output) -> None:
+    """Have a queued or running job wait until it is resumed.
+
+    A running job stops after the step that it computes. Its newest weights become a checkpoint.
+    """
+    import asyncio
+
+    from cli.jobs import change
+
+    asyncio.run(change(target, lambda client: client.pause(job), output))
+
+
+@click.command()
+@click.argument("job")
+@client_options
+def resume(*, job: str, target: AggregatorTarget, output: Output) -> None:
+    """Put a paused job back in the queue, in its old place."""
+    import asyncio
+
+    from cli.jobs import change
+
+    asyncio.run(change(target, lambda client: client.resume(job), output))
+
+
+@click.command(context_settings={"ignore_unknown_options": True})  # so that -5 is a number
+@click.argument("job")
+@click.argument("number", metavar="N", type=WholeNumber(-MOST_PRIORITY, MOST_PRIORITY))
+@client_options
+def priority(*, job: str, number: int, target: AggregatorTarget, output: Output) -> None:
+    """Give a job another priority, from -100 to 100.
+
+    Jobs of a higher priority start first, then older ones. Priorities above 0 are for administrators.
+    """
+    import asyncio
+
+    from cli.jobs import change
+
+    asyncio.run(change(target, lambda client: client.set_priority(job, number), output))
 
 
 @queue.command()
@@ -90,7 +146,7 @@ def _describe(summary: QueueSummary) -> str:
     if summary.made_seconds is not None:
         made = f"a backup of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(summary.made_seconds))}"
     return (
-        f"{made}, {counted(summary.jobs, 'job')}, {summary.live_jobs} of them queued or running, cluster "
+        f"{made}, {counted(summary.jobs, 'job')}, {summary.live_jobs} of them not ended, cluster "
         f"{summary.cluster or '(none)'}, epoch {summary.epoch}"
     )
 

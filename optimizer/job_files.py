@@ -23,7 +23,7 @@ log = logging.getLogger("tiermesh.optimizer")
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """Contents of the open job's checkpoints besides its tensors."""
+    """Contents of an open job's checkpoints besides its tensors."""
 
     config: JobConfig
     layout: Layout
@@ -34,7 +34,7 @@ class JobFiles:
     """Reader of the files of jobs; all methods block, so they are called on the disk thread.
 
     Args:
-        files: files that orders refer to; those of the job that is opened are kept.
+        files: files that orders refer to; those of open jobs are kept.
         checkpoint_store: checkpoints on disk.
     """
 
@@ -80,7 +80,6 @@ class JobFiles:
         return config, checkpoint, loaded
 
     def _read_config(self, effect: ev.Load) -> JobConfig:
-        self._files.release_others(effect.job)
         return JobConfig.from_json(effect.spec_json)
 
     def read_description(self, effect: ev.Allocate, config: JobConfig) -> tuple[Layout, dict[str, bytes]]:

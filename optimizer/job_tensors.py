@@ -1,4 +1,4 @@
-"""Opens a job's tensors in planes, with a checkpoint's values or none, and copies them for checkpoints.
+"""Opens jobs' tensors in planes, with a checkpoint's values or none, and copies them for checkpoints.
 
 The core orders what happens to them in between. A plane carries out its orders in sequence, so a snapshot requested
 after an update contains all of that update and nothing of the next one.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,8 +40,23 @@ Save: TypeAlias = "Callable[[Float32Array, Mapping[str, NDArray[Any]]], None]"
 """Callback that queues copies of the weights, [elements] float32, and of the rule's state for writing; any thread."""
 
 
+@dataclass(frozen=True)
+class _OpenedTensors:
+    """What is known of the tensors of a job that planes have, or are opening.
+
+    Attributes:
+        opening: number of the opening.
+        elements: number of elements of the layout.
+        state_dtypes: dtypes of the update rule's arrays by name.
+    """
+
+    opening: int
+    elements: int
+    state_dtypes: dict[str, np.dtype[Any]]
+
+
 class JobTensors:
-    """Weights, staged gradient and update rule state of the open job, in all planes.
+    """Weights, staged gradient and update rule state of all open jobs, in all planes.
 
     Args:
         report: called on the event loop with inputs for the core, never from within a call to this object.
@@ -52,13 +69,13 @@ class JobTensors:
         self._report = report
         self._planes = planes
         self._loop = asyncio.get_running_loop()
-        self._job = ""
-        self._elements = 0
-        self._state_dtypes: dict[str, np.dtype[Any]] = {}
-        self._opening = 0
-        self._opened: dict[PlaneLink, asyncio.Future[None]] = {}
+        self._opened: dict[str, _OpenedTensors] = {}  # by job
+        self._last_opening = 0
+        self._openings: dict[int, dict[PlaneLink, asyncio.Future[None]]] = {}  # by number, while awaited
         self._last_copy = 0
-        self._copied: dict[PlaneLink, asyncio.Future[pb.CopiedPart]] = {}  # of the newest copy
+        self._copies: dict[
+            int, dict[PlaneLink, asyncio.Future[pb.CopiedPart]]
+        ] = {}  # by number, while awaited
         self._tasks: set[asyncio.Task[None]] = set()
         planes.on_lost.append(self._lost)
         planes.report_handlers.update(
@@ -72,7 +89,7 @@ class JobTensors:
     # ---- opening a job ----
 
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
-        """Have each plane allocate its chunks, with their part of the checkpoint.
+        """Have each plane allocate its chunks, with their part of the checkpoint, in place of the job's earlier ones.
 
         Raises:
             Failed: a plane can't allocate its chunks.
@@ -81,11 +98,11 @@ class JobTensors:
         """
         if refusal := self._planes.check_ready():
             raise PlaneLost(refusal.reason)
-        self._job, self._elements = job, layout.elements
-        self._state_dtypes = state_dtypes(config.optimizer)
-        self._opening += 1
-        opening = self._opening
-        self._opened = {link: self._loop.create_future() for link in self._planes.links}
+        self._last_opening += 1
+        opening = self._last_opening
+        self._opened[job] = _OpenedTensors(opening, layout.elements, state_dtypes(config.optimizer))
+        opened = {link: self._loop.create_future() for link in self._planes.links}
+        self._openings[opening] = opened
         layout_text = layout.dumps().encode()
         spec, ref = config.to_json(), make_ref(layout_text)
         what = f"the allocation of its chunks of job {job}"
@@ -93,37 +110,44 @@ class JobTensors:
             if checkpoint is not None:
                 check_state(config.optimizer, layout.elements, checkpoint.optimizer_state)
             parts = await gather_all(
-                link.prepare(layout, layout_text, checkpoint) for link in self._planes.links
+                link.prepare(job, layout, layout_text, checkpoint) for link in self._planes.links
             )
             for link, part in zip(self._planes.links, parts, strict=True):
-                order = pb.OpenPart(opening=opening, job=job, spec_json=spec, layout=ref, tensors=part)
+                tensors = part.ref if part is not None else None
+                order = pb.OpenPart(opening=opening, job=job, spec_json=spec, layout=ref, tensors=tensors)
                 link.send_order(order)
-            await asyncio.gather(*(link.wait_for(opened, what) for link, opened in self._opened.items()))
-            await gather_all(link.restore() for link in self._planes.links)
+            await asyncio.gather(*(link.wait_for(each, what) for link, each in opened.items()))
+            await gather_all(
+                link.restore(job, part) for link, part in zip(self._planes.links, parts, strict=True)
+            )
         except (Failed, Refused):
-            self.drop()  # other planes may have allocated theirs
+            self.drop(job)  # other planes may have allocated theirs
             raise
         finally:
-            for opened in self._opened.values():
-                opened.cancel()  # after a failure nothing awaits the others
+            del self._openings[opening]
+            for each in opened.values():
+                each.cancel()  # after a failure nothing awaits the others
 
     def _part_opened(self, link: PlaneLink, body: pb.PartOpened) -> None:
-        opened = self._opened.get(link)
-        if body.opening == self._opening and opened is not None and not opened.done():
+        opened = self._openings.get(body.opening, {}).get(link)
+        if opened is not None and not opened.done():
             opened.set_result(None)
 
-    def drop(self) -> None:
-        """Have all planes free their tensors."""
-        self._job = ""
-        self._planes.send_order(pb.DropPart())
+    def drop(self, job: str) -> None:
+        """Have all planes free a job's tensors."""
+        self._opened.pop(job, None)
+        self._planes.send_order(pb.DropPart(job=job))
 
     def _lost(self, reason: str) -> None:
-        awaits: list[asyncio.Future[Any]] = [*self._opened.values(), *self._copied.values()]
+        awaits: list[asyncio.Future[Any]] = [
+            *chain.from_iterable(each.values() for each in self._openings.values()),
+            *chain.from_iterable(each.values() for each in self._copies.values()),
+        ]
         for awaited in awaits:
             if not awaited.done():
                 awaited.set_exception(PlaneLost(reason))
                 awaited.exception()  # marks it as retrieved: another shard's may be awaited
-        self._job = ""
+        self._opened.clear()
 
     def close(self) -> None:
         """Cancel checkpoints that are being collected."""
@@ -131,42 +155,38 @@ class JobTensors:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def _part_broke(self, link: PlaneLink, body: pb.PartBroke) -> None:
-        reason, opened = link.describe(body.reason), self._opened.get(link)
-        if body.opening != self._opening:
-            log.info("%s; ignored, since the order was for an earlier job", reason)
-        elif opened is not None and not opened.done():
+        reason, opened = link.describe(body.reason), self._openings.get(body.opening, {}).get(link)
+        job = next((job for job, each in self._opened.items() if each.opening == body.opening), None)
+        if opened is not None and not opened.done():
             opened.set_exception(Failed(reason))
+        elif job is not None:
+            self._report(ev.OperationFailed(job, reason))
         else:
-            self._report(ev.OperationFailed(self._job, reason))
+            log.info("%s; ignored, since the order was for tensors that were dropped or replaced", reason)
 
     # ---- checkpoints ----
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
-        """Have each plane copy its tensors, and put the copies together here."""
+        """Have each plane copy the job's tensors, and put the copies together here."""
+        opened = self._opened[effect.job]
         self._last_copy += 1
-        self._copied = {link: self._loop.create_future() for link in self._planes.links}
-        self._planes.send_order(pb.CopyPart(job=effect.job, copy=self._last_copy))
+        copy = self._last_copy
+        self._copies[copy] = {link: self._loop.create_future() for link in self._planes.links}
+        self._planes.send_order(pb.CopyPart(job=effect.job, copy=copy))
         task = start_task(
-            self._collect(effect, self._last_copy, self._copied, self._elements, save),
-            f"job {effect.job}: checkpoint of step {effect.step}",
+            self._collect(effect, copy, opened, save), f"job {effect.job}: checkpoint of step {effect.step}"
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _part_copied(self, link: PlaneLink, body: pb.CopiedPart) -> None:
-        copied = self._copied.get(link)
-        if body.copy == self._last_copy and copied is not None and not copied.done():
+        copied = self._copies.get(body.copy, {}).get(link)
+        if copied is not None and not copied.done():
             copied.set_result(body)
 
-    async def _collect(
-        self,
-        effect: ev.Snapshot,
-        copy: int,
-        copied: Mapping[PlaneLink, asyncio.Future[pb.CopiedPart]],
-        elements: int,
-        save: Save,
-    ) -> None:
-        gathered = GatheredTensors(elements, self._state_dtypes)
+    async def _collect(self, effect: ev.Snapshot, copy: int, opened: _OpenedTensors, save: Save) -> None:
+        gathered = GatheredTensors(opened.elements, opened.state_dtypes)
+        failed: ev.SaveFailed | None = None
 
         async def gather(link: PlaneLink, copied: asyncio.Future[pb.CopiedPart]) -> None:
             body = await link.wait_for(copied, f"copy {copy} of its tensors")
@@ -177,16 +197,19 @@ class JobTensors:
         try:
             if refusal := self._planes.check_ready():
                 raise PlaneLost(refusal.reason)
-            await gather_all(gather(*each) for each in copied.items())
+            await gather_all(gather(*each) for each in self._copies[copy].items())
             gathered.finish()
             save(gathered.weights, gathered.state)
         except PlaneLost as error:
             log.info("job %s: the checkpoint of step %d is abandoned: %s", effect.job, effect.step, error)
-            self._report(ev.SaveFailed(effect.job, effect.generation, effect.step, str(error)))
+            failed = ev.SaveFailed(effect.job, effect.generation, effect.step, str(error))
         except Exception as error:
-            self._report(to_save_failed(effect, error))
+            failed = to_save_failed(effect, error)
         finally:
-            self._planes.send_order(pb.DropCopy(copy=copy))
+            del self._copies[copy]
+            self._planes.send_order(pb.DropCopy(job=effect.job, copy=copy))
+        if failed is not None:
+            self._report(failed)  # the next copy is ordered behind the end of this one
 
 
 def to_operation_failed(job: str, error: Exception) -> ev.OperationFailed:

@@ -14,8 +14,9 @@ from typing import Any
 import grpc
 
 from optimizer.checkpoint_store import epoch_file
-from optimizer.core.events import AGGREGATOR_SESSION, ChunkArrived, Ordered
+from optimizer.core.events import ChunksArrived, Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
+from plane.bookkeeping import AGGREGATOR_SESSION
 from plane.group import PlaneGroup
 from plane.link import LocalPlane
 from plane.link_check.serve import serve_link_check
@@ -39,6 +40,7 @@ from services.protocol.envelope import OptimizerBody, unwrap, wrap
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.file_locks import try_lock
+from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import TensorChunk, check_chunk
 from services.tensors.stripes import Stripe
@@ -185,7 +187,7 @@ class OptimizerService:
         await self._failed
 
     async def stop(self) -> None:
-        """Save the open job's weights, and end the session."""
+        """Save the weights of open jobs, and end the session."""
         await self.engine.save_weights()
         if self._session is not None:
             self._session.mailbox.close("the optimizer stops")
@@ -272,6 +274,7 @@ class OptimizerService:
             incarnation=self._incarnation,
             tensor_port=self._tensor_port,
             cluster=self._identity.cluster,
+            **read_host_memory().hello_fields(),
         )
         session.send(answer)
         self._session = session
@@ -298,20 +301,19 @@ class OptimizerService:
 
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
-        server = ExchangeServer(
-            self._plane.newest, wait_for_room=self._plane.wait_for_room, shared_memory=self._shared_memory
-        )
+        server = ExchangeServer(self._plane.newest, shared_memory=self._shared_memory)
         await server.serve(
             context,
             f"aggregator {session.name}",
             session.mailbox,
+            wait_for_room=self._plane.wait_for_room,
             take=self._take_chunks,
             send=partial(self._send, session, context),
         )
 
     async def _measure_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._session_of(context)
-        if job := self.engine.core.current_job:
+        if job := next(iter(self.engine.core.jobs), ""):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is open; check when it has ended"
             )
@@ -345,8 +347,9 @@ class OptimizerService:
         elements = self.engine.core.expected_elements(chunk.header.job)
         if refusal is None and elements is not None:
             check_chunk(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
-            timeline.mark("receive", "sum", chunk.header.step, chunk=chunk.header.index)
-            self.engine.feed(ChunkArrived(chunk.header), chunk.values())
+            header = chunk.header
+            timeline.mark("receive", "sum", header.step, job=header.job, chunk=header.index)
+            self.engine.feed(ChunksArrived(header, [header.index]), chunk.values())
         return refusal
 
     async def _send(
@@ -364,7 +367,7 @@ class OptimizerService:
                 await receiver.wake.wait()
                 continue
             await self._plane.newest.send(tensors, (header,), partial(write_message, context))
-            self._plane.newest.drop_message(header.index)
+            self._plane.newest.drop_message(header)
 
     async def _read_piece(self, request: ReadFileRequest) -> FilePiece:
         return await asyncio.to_thread(self.engine.checkpoint_store.read_piece, request)

@@ -2,11 +2,13 @@
 
 Cores decide. They give a plane the orders of protos/plane.proto, and it reports what has happened; docs/plane.md says
 which there are and what they promise. A plane has sums, or tensors (master weights, staged gradient, the rule's state),
-or both. It serves workers' data streams and sends them weights. A worker's plane has the sums of its leases.
+or both, of several jobs at once. It serves workers' data streams and sends them weights. A worker's plane has the sums
+of its leases.
 
 Files in reading order:
 
-    plane.py              `Plane`: orders, reports, workers' streams; order_thread.py has its two threads
+    plane.py              `Plane`: orders, reports, workers' streams
+    order_thread.py       its two threads, which take turns between jobs; waiting_payloads.py bounds what waits of each
     bookkeeping.py        pure: which chunks it takes, which weights it may send a worker
     sums.py               pieces of chunks, and sums of nodes of the reduction tree
     tensor_orders.py      orders on tensors, on the kernel thread; plane_tensors.py has those of a plane's chunks

@@ -24,17 +24,20 @@ STATE_PREFIX = "state/"
 
 
 class TensorFile(MemoryFile):
-    """A file of flat arrays. Who writes it writes the arrays.
+    """A file of a job's flat arrays. Who writes it writes the arrays.
+
+    Files are named by their SHA-256. Its header names the job, so two jobs with the same values have two files.
 
     Args:
+        job: id of the job.
         arrays: arrays by name, float32 and int64, each as the parts that follow one another in the file.
     """
 
-    def __init__(self, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> None:
+    def __init__(self, job: str, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> None:
         ordered = sorted(arrays.items(), key=lambda item: (-item[1][0].dtype.itemsize, item[0]))
         shapes = ((name, parts[0].dtype.name, (sum(map(len, parts)),)) for name, parts in ordered)
-        self._names = ", ".join(arrays)
-        self._expected = make_header(shapes)
+        self._names = f"job {job}: {', '.join(arrays)}"
+        self._expected = make_header(shapes, {"job": job})
         self._header = bytearray(self._expected)
         views = [part.view(np.uint8).data for _, parts in ordered for part in parts]
         super().__init__([memoryview(self._header), *views])
@@ -59,10 +62,10 @@ def name_arrays(weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> dic
     return {WEIGHTS: weights, **{f"{STATE_PREFIX}{name}": array for name, array in state.items()}}
 
 
-def checkpoint_file(checkpoint: Checkpoint, stripe: Stripe) -> TensorFile:
-    """Return the file of a stripe of a checkpoint's arrays."""
+def checkpoint_file(job: str, checkpoint: Checkpoint, stripe: Stripe) -> TensorFile:
+    """Return the file of a stripe of the arrays of a checkpoint, which a job begins with."""
     arrays = name_arrays(checkpoint.weights, checkpoint.optimizer_state)
-    return TensorFile({name: _parts_of(array, stripe) for name, array in arrays.items()})
+    return TensorFile(job, {name: _parts_of(array, stripe) for name, array in arrays.items()})
 
 
 def _parts_of(array: NDArray[Any], stripe: Stripe) -> list[NDArray[Any]]:
@@ -92,12 +95,12 @@ class GatheredTensors:
         }
         self._counters: dict[Stripe, dict[str, NDArray[Any]]] = {}
 
-    def file_of(self, stripe: Stripe) -> TensorFile:
-        """Return the file of a stripe, which is to be written."""
+    def file_of(self, job: str, stripe: Stripe) -> TensorFile:
+        """Return the file of a stripe of a job's arrays, which is to be written."""
         arrays = name_arrays(self.weights, self.state)
         counters = {name: np.empty_like(each) for name, each in arrays.items() if each.dtype != np.float32}
         self._counters[stripe] = counters
-        return TensorFile({name: _parts_of(each, stripe) for name, each in (arrays | counters).items()})
+        return TensorFile(job, {name: _parts_of(each, stripe) for name, each in (arrays | counters).items()})
 
     def adopt(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take whole arrays as they are, from the only plane.

@@ -74,8 +74,8 @@ class PlaneGroup:
         return self.links[chunk % len(self.links)]
 
     def send_order(self, body: Message) -> None:
-        """Queue an order: one about a chunk to the plane of the chunk, any other to every plane."""
-        chunk = getattr(body, "chunk", None)
+        """Queue an order: one about chunks to their plane, any other to every plane."""
+        chunk = body.chunks[0] if hasattr(body, "chunks") else getattr(body, "chunk", None)
         for link in self.links if chunk is None else [self.link_of_chunk(chunk)]:
             link.send_order(body)
 

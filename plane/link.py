@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
@@ -14,8 +14,10 @@ from plane.plane import Plane, PlaneOwner
 from plane.plane_tensors import Arrays
 from protos import plane_pb2 as pb
 from protos.files_pb2 import FileRef
+from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints.format import Checkpoint
 from services.errors import Failed, Refused
+from services.files.memory_file import MemoryFile
 from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
@@ -23,6 +25,18 @@ from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
 
 Result = TypeVar("Result")
+
+
+class CheckpointPart(NamedTuple):
+    """A plane's part of a checkpoint.
+
+    Attributes:
+        ref: reference of its file, for OpenPart.
+        file: the file.
+    """
+
+    ref: FileRef
+    file: MemoryFile
 
 
 class PlaneLinks(Protocol):
@@ -83,13 +97,16 @@ class PlaneLink(Protocol):
             PlaneLost: the time is over; the link ends too.
         """
 
-    def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
-        """End the link to another process if its work for a step is still pending after the `stall` timeout."""
+    def expect(self, job: str, what: str, is_pending: Callable[[], bool]) -> None:
+        """End the link to another process if its work for a job's step is still pending after the `stall` timeout."""
 
-    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
-        """Give the plane the layout that the next OpenPart refers to, and note the checkpoint that it begins with.
+    async def prepare(
+        self, job: str, layout: Layout, text: bytes, checkpoint: Checkpoint | None
+    ) -> CheckpointPart | None:
+        """Give the plane the layout that a job's next OpenPart refers to, and the checkpoint that it begins with.
 
         Args:
+            job: id of the job.
             layout: layout of the whole model.
             text: the layout's file.
             checkpoint: checkpoint that the job continues from; None for zeros.
@@ -103,8 +120,8 @@ class PlaneLink(Protocol):
             PlaneLost: the link went down.
         """
 
-    async def restore(self) -> None:
-        """Send the opened plane its part of the checkpoint, unless it has it (Refused, Failed, PlaneLost)."""
+    async def restore(self, job: str, part: CheckpointPart | None) -> None:
+        """Send the plane what `prepare` has returned, once it has opened the job (Refused, Failed, PlaneLost)."""
 
     async def gather(self, copied: pb.CopiedPart, into: GatheredTensors) -> None:
         """Add the plane's part of a copy, which it has reported.
@@ -114,6 +131,13 @@ class PlaneLink(Protocol):
             Failed: it arrives damaged again and again.
             PlaneLost: the link went down.
         """
+
+
+class _Prepared(NamedTuple):
+    """What a job's next OpenPart begins with."""
+
+    layout: Layout
+    checkpoint: Checkpoint | None
 
 
 class LocalPlane:
@@ -132,7 +156,7 @@ class LocalPlane:
         make_plane: Callable[[PlaneOwner], Plane],
         on_failure: Callable[[Exception], None],
         *,
-        send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None,
+        send_sum: Callable[[ChunkHeader, Float32Array], None] | None = None,
         wait_to_send: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.stripe = Stripe(0, 1)
@@ -140,18 +164,18 @@ class LocalPlane:
         owner = PlaneOwner(
             report=self._report,
             fail=on_failure,
-            read_layout=lambda order: self._layout,
+            read_layout=lambda order: self._prepared[order.job].layout,
             fill=self._fill,
             copied=self._copied,
             drop_copy=self._drop_copy,
+            jobs_change=self._jobs_change,
             send_sum=send_sum,
             wait_to_send=wait_to_send,
         )
         self.local: Plane | None = make_plane(owner)
         self._plane = self.local
-        self._layout: Layout
-        self._checkpoint: Checkpoint | None = None  # for the next OpenPart
-        self._copy: tuple[int, Arrays] = 0, {}
+        self._prepared: dict[str, _Prepared] = {}  # by job, until its tensors are filled
+        self._copies: dict[str, tuple[int, Arrays]] = {}  # newest of each job, with its number
         self._loop = asyncio.get_running_loop()
         self._orders: list[Message] = []
         self._links: PlaneLinks
@@ -205,34 +229,38 @@ class LocalPlane:
         """Wait without a limit."""
         return await awaited
 
-    def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
+    def expect(self, job: str, what: str, is_pending: Callable[[], bool]) -> None:
         """Do nothing: a thread of this process that hangs can't be replaced."""
 
-    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
-        """Keep layout and checkpoint for the next OpenPart."""
-        self._layout, self._checkpoint = layout, checkpoint
-        return None
+    async def prepare(self, job: str, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> None:
+        """Keep layout and checkpoint for the job's next OpenPart."""
+        self._prepared[job] = _Prepared(layout, checkpoint)
 
     def _fill(self, order: pb.OpenPart, tensors: MasterTensors) -> None:
         """Copy the checkpoint's arrays into the tensors."""
-        checkpoint, self._checkpoint = self._checkpoint, None
+        checkpoint = self._prepared.pop(order.job).checkpoint
         if checkpoint is not None:
             tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
 
-    async def restore(self) -> None:
+    def _jobs_change(self, job: str, here: Sequence[str]) -> None:
+        """Keep nothing for a job that is dropped; its opening may have failed."""
+        if job not in here:
+            self._prepared.pop(job, None)
+
+    async def restore(self, job: str, part: CheckpointPart | None) -> None:
         """Do nothing: the plane has taken the checkpoint as it opened the job."""
 
-    def _copied(self, copy: int, arrays: Arrays) -> None:
-        self._copy = copy, arrays
-        self._report(pb.CopiedPart(copy=copy))
+    def _copied(self, order: pb.CopyPart, arrays: Arrays) -> None:
+        self._copies[order.job] = order.copy, arrays
+        self._report(pb.CopiedPart(job=order.job, copy=order.copy))
 
-    def _drop_copy(self, copy: int) -> None:
-        if self._copy[0] == copy:
-            self._copy = 0, {}
+    def _drop_copy(self, order: pb.DropCopy) -> None:
+        if self._copies.get(order.job, (0, {}))[0] == order.copy:
+            del self._copies[order.job]
 
     async def gather(self, copied: pb.CopiedPart, into: GatheredTensors) -> None:
         """Give the copy itself (Refused)."""
-        copy, arrays = self._copy
+        copy, arrays = self._copies.get(copied.job, (0, {}))
         if copy != copied.copy:
-            raise Refused(f"copy {copied.copy} of the tensors: dropped for copy {copy}")
+            raise Refused(f"copy {copied.copy} of the tensors of job {copied.job}: dropped for copy {copy}")
         into.adopt(arrays)

@@ -1,4 +1,4 @@
-"""Orders to a shard and its reports: their envelopes, and their sequence."""
+"""Orders to a plane and its reports: their runs, and for a shard their envelopes and their sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
-from services.protocol.bounds import MAX_PAGE_BYTES, fit
+from services.protocol.bounds import MAX_PAGE_BYTES, MAX_RUN_PIECES, fit
 from services.transport.links import LinkClosed
 
 MAX_QUEUED_MESSAGES = 1 << 16
@@ -20,8 +20,8 @@ MAX_BATCH_BYTES = MAX_PAGE_BYTES // 2
 """Size of a batch from which on another one begins; one more may follow, with the losses of all micro-batches."""
 
 Report: TypeAlias = (
-    "cluster.Hello | cluster.Heartbeat | pb.WorkerExchanges | pb.WorkerGone | pb.PartOpened | pb.ArrivedPiece"
-    " | pb.StagedChunk | pb.UpdatedPart | pb.PartBroke | pb.OrderFailed"
+    "cluster.Hello | cluster.Heartbeat | pb.WorkerExchanges | pb.WorkerGone | pb.PartOpened | pb.ArrivedPieces"
+    " | pb.StagedChunks | pb.UpdatedPart | pb.PartBroke | pb.OrderFailed"
 )
 """Messages from a shard to its aggregator."""
 
@@ -63,6 +63,34 @@ def unwrap(envelope: pb.PlaneOrder | pb.PlaneReport) -> Message | None:
     """Return the body of an envelope; None if this version knows no such body."""
     field = envelope.WhichOneof("body")
     return getattr(envelope, field) if field else None
+
+
+def extend(last: Message, body: Message) -> bool:
+    """Add a report to the one before it, which nobody has read yet; return False if it does not continue it."""
+    match last, body:
+        case pb.ArrivedPieces(), pb.ArrivedPieces():
+            follows = body.arrival == last.arrival + len(last.pieces) and _run_of(body) == _run_of(last)
+            if not follows or len(last.pieces) == MAX_RUN_PIECES:
+                return False
+            if body.header.HasField("findings"):
+                last.header.findings.CopyFrom(body.header.findings)
+            last.pieces.extend(body.pieces)
+        case pb.StagedChunks(), pb.StagedChunks():
+            if last.job != body.job or len(last.chunks) == MAX_RUN_PIECES:
+                return False
+            last.chunks.extend(body.chunks)
+        case pb.UpdatedPart(), pb.UpdatedPart() if (last.job, last.step) == (body.job, body.step):
+            last.chunks = body.chunks
+        case _:
+            return False
+    return True
+
+
+def _run_of(arrived: pb.ArrivedPieces) -> tuple[object, ...]:
+    """Return what all pieces of a run have in common."""
+    header = arrived.header
+    lease = header.job, header.epoch, header.generation, header.step, header.kind, header.lease
+    return arrived.session, arrived.in_place, header.dtype, *lease
 
 
 class SequenceFilter:

@@ -1,8 +1,8 @@
-"""A plane: pieces of chunks, their sums, and a stripe of a job's tensors, behind the orders of protos/plane.proto.
+"""A plane: pieces of chunks, their sums, and a stripe of each job's tensors, behind the orders of protos/plane.proto.
 
 Bookkeeping happens on the event loop, additions on one thread, work on tensors on another: a finished sum is staged
-while the next one is added. Each thread works in the sequence of the orders. What a plane has to say it says by
-reports, on the event loop.
+while the next one is added. Each thread works in the sequence of a job's orders, and on all jobs in turns. What a plane
+has to say it says by reports, on the event loop.
 """
 
 from __future__ import annotations
@@ -12,44 +12,43 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from plane.bookkeeping import PlaneCore
 from plane.master_tensors import MasterTensors
-from plane.order_thread import OrderThread
+from plane.messages import extend
+from plane.order_thread import OrderThread, Steps, Work
 from plane.plane_tensors import Arrays, PlaneTensors, WeightsReady
 from plane.streams.exchange_server import read_incarnation
 from plane.streams.newest_weights import NewestWeights
 from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from plane.streams.worker_streams import WorkerDataStreams
 from plane.sums import StoredSums, SumOrder
-from plane.tensor_orders import TensorOrders
+from plane.tensor_orders import TensorOrder, TensorOrders
+from plane.waiting_payloads import ArrivedPiece, StagedSum, WaitingPayloads
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
+from protos.cluster_pb2 import LayoutPart
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal, Refused
 from services.instrumentation.failpoints import hit_failpoint
-from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WireTypes
+from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 from services.runtime.aggregator_metrics import AggregatorMetrics
-from services.runtime.backlog import Backlog
 from services.runtime.handover import Handover
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import MAX_ELEMENTS, Layout
-from services.tensors.layout_parts import LayoutParts, parse_parts
+from services.tensors.layout import CHUNK_ELEMENTS, MAX_ELEMENTS, Layout
+from services.tensors.layout_parts import LayoutParts, Piece, make_piece_header, parse_parts
 from services.tensors.stripes import Stripe
 from services.transport.access.enforcement import check_daemon
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
-
-MAX_WAITING_CHUNKS = TOTAL_WINDOW_CHUNKS
-"""Payloads that may wait for a decision and for the kernel thread; then no worker's stream is read."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,14 @@ class PlaneOwner:
         report: called with each report.
         fail: called with an unexpected error, or an order that can't be carried out. What the plane has no longer
             matches what was decided, so it carries out no further order.
-        read_layout: returns the layout of the job that an OpenPart names; called on the kernel thread.
-        fill: called on the kernel thread with each OpenPart and its tensors, to fill them from a checkpoint (Refused).
-        copied: called with the number and the arrays of a copy for a checkpoint.
-        drop_copy: called with the number of a copy that nobody needs.
-        note_job: called with the id of the job whose tensors are to be here, empty for none; on any thread.
-        send_sum: called on the kernel thread with the order and the values of a finished sum whose tensors are in
+        read_layout: returns the layout of the job that an OpenPart names; called on the allocating thread.
+        fill: called there with each OpenPart and its tensors, to fill them from a checkpoint (Refused).
+        copied: called with an order and the arrays of the copy for a checkpoint.
+        drop_copy: called with the order to free a copy that nobody needs.
+        jobs_change: called on the kernel thread when a job's tensors are dropped, and so before they are allocated.
+            It gets the job's id and those of all jobs whose tensors are to be here, the one that was opened last at the
+            end.
+        send_sum: called on the thread of sums with the header and the values of a finished sum whose tensors are in
             another process; None if they are here.
         wait_to_send: waits until few enough sums are on their way to another process.
     """
@@ -74,25 +75,15 @@ class PlaneOwner:
     fail: Callable[[Exception], None]
     read_layout: Callable[[pb.OpenPart], Layout]
     fill: Callable[[pb.OpenPart, MasterTensors], None]
-    copied: Callable[[int, Arrays], None]
-    drop_copy: Callable[[int], None]
-    note_job: Callable[[str], None] = lambda job: None
-    send_sum: Callable[[pb.FinishSum, Float32Array], None] | None = None
+    copied: Callable[[pb.CopyPart, Arrays], None]
+    drop_copy: Callable[[pb.DropCopy], None]
+    jobs_change: Callable[[str, Sequence[str]], None] = lambda job, here: None
+    send_sum: Callable[[ChunkHeader, Float32Array], None] | None = None
     wait_to_send: Callable[[], Awaitable[None]] | None = None
 
 
-class _FinishedSum(NamedTuple):
-    """A sum to be staged, and whether it counts already among those that wait for the kernel thread.
-
-    Sums of this plane count once they are to be staged: those that the optimizer's core refuses must hold up nobody.
-    """
-
-    values: Future[Float32Array]
-    is_counted: bool
-
-
 class Plane:
-    """Sums, and tensors unless they are in another process, of a stripe of a job's chunks.
+    """Sums, and tensors unless they are in another process, of a stripe of each job's chunks.
 
     Args:
         owner: what the plane calls.
@@ -125,8 +116,7 @@ class Plane:
         self._core = PlaneCore(epoch, stripe)
         self._workers = WorkerSessions(epoch)
         self._worker_attended = asyncio.Event()
-        self._backlog = Backlog(MAX_WAITING_CHUNKS)  # of pieces that are not kept yet
-        self._stage_backlog = Backlog(MAX_WAITING_CHUNKS)  # of finished sums that wait for the kernel thread
+        self._waiting = WaitingPayloads()
         self._data_streams = (
             None
             if metrics is None
@@ -134,7 +124,7 @@ class Plane:
                 core=self._core,
                 newest=self.newest,
                 metrics=metrics,
-                opened=lambda session: owner.report(pb.WorkerExchanges(session=session)),
+                opened=lambda session: self._report(pb.WorkerExchanges(session=session)),
                 arrived=self._piece_arrived,
                 wait_for_room=self.wait_for_room,
                 shared_memory=shared_memory,
@@ -150,24 +140,22 @@ class Plane:
             metrics=update_metrics,
             read_layout=owner.read_layout,
             fill=owner.fill,
-            note_job=owner.note_job,
-            report=partial(self._call_on_loop, owner.report),
-            copied=partial(self._call_on_loop, owner.copied),
+            jobs_change=owner.jobs_change,
+            report=partial(self._call_on_loop, self._report),
+            copied=partial(self._call_on_loop, self._copied),
             drop_copy=partial(self._call_on_loop, owner.drop_copy),
             opened=partial(self._call_on_loop, self._opened),
+            dropped=partial(self._call_on_loop, self._drop_job),
             weights_ready=partial(self._call_on_loop, self._weights_ready),
         )
-        self._finished: dict[int, _FinishedSum] = {}  # by chunk, until they are to be staged
-        self._unfinished: set[Future[Float32Array]] = set()  # those that are added still
-        self._arrived: dict[int, TensorChunk] = {}  # by arrival, until it is decided on
-        self._last_arrival = 0
         self._calls = Handover(self._call)
+        self._reports: list[Message] = []  # those of this turn of the event loop
         self._broken = False  # an unexpected error happened; set on either thread
 
     @property
-    def job(self) -> str:
-        """Id of the job whose tensors are here, or pass through; empty if there is none."""
-        return self._core.job
+    def jobs(self) -> list[str]:
+        """Ids of the jobs whose tensors are here, or pass through."""
+        return self._core.jobs
 
     def close(self, reason: str) -> None:
         """End the workers' streams, and drop all payloads and tensors; called on the event loop."""
@@ -175,8 +163,8 @@ class Plane:
         self._workers.close_all(reason)
         self._sums_thread.close()
         self._kernel.close()
-        self._end_waits()
-        self._arrived.clear()
+        self._tensors.close()
+        self._waiting.close()
 
     # ---- workers ----
 
@@ -229,8 +217,8 @@ class Plane:
         if self._workers.get(worker.number) is not None:
             self._workers.close(worker.number)
             self._core.worker_left(worker.number)
-            gone = pb.WorkerGone(session=worker.number, reason=str(closed), code=closed.code.value[0])
-            self._owner.report(gone)
+            self._waiting.drop_stream(worker.number)
+            self._report(pb.WorkerGone(session=worker.number, reason=str(closed), code=closed.code.value[0]))
 
     def _piece_arrived(self, session: int, piece: TensorChunk) -> None:
         """Report a piece of a chunk that a worker's data stream has brought."""
@@ -241,17 +229,12 @@ class Plane:
                 f"chunk {header.index} of job {header.job}, lease {header.lease}: it belongs to shard "
                 f"{header.index % count} of {count}, but this is shard {self._stripe.index}"
             )
-        self._last_arrival += 1
-        self._arrived[self._last_arrival] = piece
-        if _costs_memory(piece):
-            self._backlog.add()
+        arrival = self._waiting.add_piece(session, piece)
         hit_failpoint("shard.arrived")
-        self._owner.report(
-            pb.ArrivedPiece(
-                session=session,
-                arrival=self._last_arrival,
-                header=header,
-                in_place=not _costs_memory(piece),
+        in_place, part = piece.memory is not None, LayoutPart(offset=header.offset, elements=header.elements)
+        self._report(
+            pb.ArrivedPieces(
+                session=session, arrival=arrival, header=header, in_place=in_place, pieces=[part]
             )
         )
 
@@ -259,32 +242,34 @@ class Plane:
         """Return the header of the next chunk of weights to send; see `PlaneCore.next_weights`."""
         return self._core.next_weights(session)
 
-    async def wait_for_room(self) -> None:
-        """Wait while too many payloads are here; the caller must then bring its own without another await."""
+    async def wait_for_room(self, job: str, session: int | None = None) -> None:
+        """Wait while too many payloads of a job or a worker's session are here; see `WaitingPayloads`."""
         if self._owner.wait_to_send is not None:
             await self._owner.wait_to_send()
-        await self._stage_backlog.wait_for_room()
-        await self._backlog.wait_for_room()
+        await self._waiting.wait_for_room(job, session)
 
-    def _pop_arrived(self, arrival: int) -> TensorChunk:
-        piece = self._arrived.pop(arrival, None)
-        if piece is None:
-            raise Refused(
-                f"order for arrived chunk {arrival}: expected one that waits for a decision, at most "
-                f"{self._last_arrival}"
-            )
-        return piece
+    def _report(self, body: Message) -> None:
+        """Report something at the end of this turn of the event loop; consecutive reports of a run are one by then."""
+        if self._reports and extend(self._reports[-1], body):
+            return
+        if not self._reports:
+            self._loop.call_soon(self._tell)
+        self._reports.append(body)
+
+    def _copied(self, order: pb.CopyPart, arrays: Arrays) -> None:
+        self._tell()  # what was reported before comes first
+        self._owner.copied(order, arrays)
+
+    def _tell(self) -> None:
+        reports, self._reports = self._reports, []
+        for report in reports:
+            self._call(partial(self._owner.report, report))
 
     # ---- payloads from other roles in this process ----
 
-    def put_finished_sum(self, chunk: int, values: Float32Array) -> None:
+    def put_finished_sum(self, job: str, chunk: int, values: Float32Array) -> None:
         """Take a finished sum from another process, [elements of the chunk] float32, which the next order stages."""
-        replaced = self._finished.get(chunk)
-        if replaced is None or not replaced.is_counted:
-            self._stage_backlog.add()
-        finished: Future[Float32Array] = Future()
-        finished.set_result(values)
-        self._finished[chunk] = _FinishedSum(finished, is_counted=True)
+        self._waiting.put_sum(job, chunk, values)
 
     def put_weights(self, chunk: TensorChunk, message: ChunkMessage | None, elements: int) -> None:
         """Take a chunk of new weights from another process, which workers are sent.
@@ -294,8 +279,10 @@ class Plane:
             message: message in which it came; None if it came through shared memory.
             elements: elements of the whole layout.
         """
-        self.newest.put_received(chunk, message, elements)
         header = chunk.header
+        if self._core.expected_elements(header.job) is None:
+            return  # its job is over
+        self.newest.put_received(chunk, message, elements)
         version = Version(header.generation, header.step)
         self._core.weights_ready(header.job, version, self._stripe.to_local(header.index) + 1)
         self._workers.wake_all()
@@ -306,8 +293,8 @@ class Plane:
         """Carry out orders in their sequence; one that can't be carried out breaks the plane."""
         if self._broken:
             return
-        sums: list[Callable[[], None]] = []
-        tensors: list[Callable[[], None]] = []
+        sums: list[Work] = []
+        tensors: list[Work] = []
         try:
             for order in orders:
                 self._begin(order, sums, tensors)
@@ -320,7 +307,7 @@ class Plane:
     def _fail(self, error: Exception) -> None:
         if not self._broken:
             self._broken = True
-            self._end_waits()
+            self._waiting.cancel_sums()
             self._owner.fail(error)
 
     def _call_on_loop(self, call: Callable[..., None], *arguments: object) -> None:
@@ -336,19 +323,18 @@ class Plane:
         except Exception as error:  # the event loop would only log it
             self._fail(error)
 
-    def _begin(
-        self, order: Message, sums: list[Callable[[], None]], tensors: list[Callable[[], None]]
-    ) -> None:
+    def _begin(self, order: Message, sums: list[Work], tensors: list[Work]) -> None:
         """Do an order's work on the event loop; append what it has for the threads of sums and tensors."""
         match order:
-            case pb.KeepPiece():
-                sums.append(partial(self._keep_piece, self._pop_arrived(order.arrival)))
-            case pb.DiscardPiece():
-                if _costs_memory(self._pop_arrived(order.arrival)):
-                    self._backlog.cancel()
+            case pb.KeepPieces():
+                arrived = [self._waiting.pop_piece(arrival) for arrival in order.arrivals]
+                sums.append(Work(order.job, partial(self._keep_pieces, arrived)))
+            case pb.DiscardPieces():
+                for arrival in order.arrivals:
+                    self._waiting.discard_piece(arrival)
             case pb.SendVersion():
                 version = Version(order.generation, order.step)
-                self._core.send_version(order.session, version, _read_parts(order))
+                self._core.send_version(order.session, order.job, version, _read_parts(order))
                 worker = self._workers.get(order.session)
                 if worker is not None:
                     worker.wake.set()
@@ -356,81 +342,81 @@ class Plane:
                 hello = cluster.Hello(name=order.name, incarnation=order.incarnation)
                 self._workers.open(hello, order.session)
                 self._core.worker_attends(order.session)
+                self._waiting.open_stream(order.session)
                 self._worker_attended.set()
             case pb.WorkerLeft():
                 worker = self._workers.get(order.session)
                 if worker is not None:
                     self._workers.close(order.session)
                     self._core.worker_left(order.session)
+                    self._waiting.drop_stream(order.session)
                     worker.mailbox.close(order.reason)
-            case pb.MakeWeights():
-                self._core.remake_weights()
-                tensors.append(partial(self._tensors.carry_out, order))
             case pb.PassJob():
-                self.newest.clear()
-                wire = WireTypes(order.gradients, order.weights)
-                self._core.open_job(order.job, order.elements, wire, sends_pieces=order.pieces)
+                self.newest.clear(order.job)
+                if order.elements:
+                    wire = WireTypes(order.gradients, order.weights)
+                    self._open_job(order.job, order.elements, wire, sends_pieces=order.pieces)
+                else:
+                    self._drop_job(order.job)
             case cluster.Heartbeat():
-                self._owner.report(cluster.Heartbeat())
+                self._report(cluster.Heartbeat())
             case pb.FinishSum() if self._owner.send_sum is not None:
-                sums.append(partial(self._send_sum, self._owner.send_sum, order))
+                sums.append(Work(order.job, partial(self._send_sums, self._owner.send_sum, order)))
             case pb.FinishSum():
-                finished = Future[Float32Array]()
-                self._finished[order.chunk] = _FinishedSum(finished, is_counted=False)
-                self._unfinished.add(finished)
-                sums.append(partial(self._finish, order, finished))
+                finished = [self._waiting.expect_sum(order.job, chunk) for chunk in order.chunks]
+                sums.append(Work(order.job, partial(self._finish, order, finished)))
             case _ if isinstance(order, SumOrder):
-                sums.append(partial(self._sums.carry_out, order))
-            case pb.StageChunk():
-                found = self._finished.pop(order.chunk, None)
-                if found is None or not found.is_counted:
-                    self._stage_backlog.add()
-                tensors.append(partial(self._stage, order, found and found.values))
-            case _:
+                sums.append(Work(order.job, partial(self._sums.carry_out, order)))
+            case pb.StageChunks():
+                for chunk in order.chunks:
+                    staged = self._waiting.take_sum(order.job, chunk)
+                    stage = partial(self._stage, order, chunk, staged)
+                    tensors.append(Work(order.job, stage, after=staged.values))
+            case _ if isinstance(order, TensorOrder):
                 if isinstance(order, pb.UpdatePart | pb.OpenPart | pb.DropPart):
-                    self._discard_finished()  # those that were not staged: their step, or their job, is over
-                tensors.append(partial(self._tensors.carry_out, order))
+                    self._waiting.discard_sums(order.job)
+                if isinstance(order, pb.MakeWeights):
+                    self._core.remake_weights(order.job)
+                tensors.append(Work(order.job, partial(self._tensors.carry_out, order)))
 
-    def _discard_finished(self) -> None:
-        for finished in self._finished.values():
-            if finished.is_counted:
-                self._stage_backlog.cancel()
-        self._finished.clear()
+    def _open_job(self, job: str, elements: int, wire: WireTypes, *, sends_pieces: bool) -> None:
+        self._waiting.open_job(job)
+        self._core.open_job(job, elements, wire, sends_pieces=sends_pieces)
 
-    def _end_waits(self) -> None:
-        """End the kernel thread's wait for a sum that will not be finished."""
-        for finished in list(self._unfinished):
-            finished.cancel()
+    def _drop_job(self, job: str) -> None:
+        self._waiting.drop_job(job)
+        self._core.drop_job(job)
 
     # ---- on the thread of sums ----
 
-    def _keep_piece(self, piece: TensorChunk) -> None:
-        self._sums.keep_piece(piece)
-        if _costs_memory(piece):
-            self._backlog.remove()
+    def _keep_pieces(self, arrived: Sequence[ArrivedPiece]) -> None:
+        for each in arrived:
+            self._sums.keep_piece(each.piece)
+            each.note_kept()
 
-    def _finish(self, order: pb.FinishSum, finished: Future[Float32Array]) -> None:
-        values = self._sums.finish(order)
-        self._unfinished.discard(finished)
-        if finished.set_running_or_notify_cancel():  # else the plane is broken or closed
-            finished.set_result(values)
+    def _finish(self, order: pb.FinishSum, finished: Sequence[Future[Float32Array]]) -> Steps:
+        for future, values in zip(finished, self._sums.finish(order), strict=True):
+            if future.set_running_or_notify_cancel():  # else the plane is broken or closed
+                future.set_result(values)
+            yield None
 
-    def _send_sum(self, send: Callable[[pb.FinishSum, Float32Array], None], order: pb.FinishSum) -> None:
-        send(order, self._sums.finish(order))
+    def _send_sums(self, send: Callable[[ChunkHeader, Float32Array], None], order: pb.FinishSum) -> Steps:
+        offset = order.header.offset
+        for chunk, values in zip(order.chunks, self._sums.finish(order), strict=True):
+            piece = Piece(chunk, offset + (chunk - order.header.index) * CHUNK_ELEMENTS, len(values))
+            send(make_piece_header(order.header, piece), values)
+            yield None
 
     # ---- on the kernel thread, and what it reports ----
 
-    def _stage(self, order: pb.StageChunk, finished: Future[Float32Array] | None) -> None:
-        self._stage_backlog.remove()
-        self._tensors.stage(order, finished)
+    def _stage(self, order: pb.StageChunks, chunk: int, staged: StagedSum) -> None:
+        staged.backlog.remove()
+        self._tensors.stage(order, chunk, staged.values)
 
-    def _opened(self, order: pb.OpenPart | None, tensors: PlaneTensors | None) -> None:
-        if order is None or tensors is None:
-            self._core.drop_job()
-            return
-        self._core.open_job(order.job, tensors.elements, tensors.wire, sends_pieces=tensors.sends_pieces)
+    def _opened(self, order: pb.OpenPart, tensors: PlaneTensors) -> None:
+        self._open_job(order.job, tensors.elements, tensors.wire, sends_pieces=tensors.sends_pieces)
         hit_failpoint("shard.opened")
-        self._owner.report(pb.PartOpened(opening=order.opening))
+        self._report(pb.PartOpened(job=order.job, opening=order.opening))
 
     def _weights_ready(self, ready: WeightsReady, updated: bool) -> None:
         """Send a chunk of weights to the workers, on the event loop; report it if it was just updated."""
@@ -438,13 +424,8 @@ class Plane:
         if not self._core.weights_ready(header.job, Version(header.generation, header.step), ready.chunks):
             return
         if updated:
-            self._owner.report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
+            self._report(pb.UpdatedPart(job=header.job, step=header.step - 1, chunks=ready.chunks))
         self._workers.wake_all()
-
-
-def _costs_memory(piece: TensorChunk) -> bool:
-    """Return whether a payload takes memory here; one in its worker's shared memory does not."""
-    return piece.memory is None
 
 
 def _read_parts(order: pb.SendVersion) -> LayoutParts | None:

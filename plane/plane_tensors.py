@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from plane.checkpoint_files import name_arrays
@@ -20,7 +21,7 @@ from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
-from services.tensors.layout import Layout
+from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
@@ -82,28 +83,41 @@ class PlaneTensors:
         """Return the arrays that a checkpoint keeps, not copied."""
         return name_arrays(self.master.weights, self.master.rule.state)
 
+    def copy(self) -> Generator[None, None, Arrays]:
+        """Copy the arrays that a checkpoint keeps, the size of one chunk in each step; return the copies."""
+        copies: Arrays = {}
+        for name, array in self.arrays().items():
+            copies[name] = np.empty_like(array)
+            for start in range(0, len(array), CHUNK_ELEMENTS):
+                part = slice(start, start + CHUNK_ELEMENTS)
+                copies[name][part] = array[part]
+                yield
+        return copies
+
     def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
         """Stage a finished sum, [elements of the chunk] float32, and return its block sums, [blocks] float64."""
-        with timeline.span("kernel", "stage", chunk=chunk):
+        with timeline.span("kernel", "stage", job=self.job, chunk=chunk):
             return self.master.stage(self._stripe.to_local(chunk), values)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
         """Store a chunk of initial weights, [elements of the chunk] float32."""
         self.master.store_initial(self._stripe.to_local(chunk), values)
 
-    def update(self, order: pb.UpdatePart, on_ready: Callable[[WeightsReady], None]) -> None:
-        """Update all chunks; call `on_ready` after each, when its weights can be sent."""
+    def update(self, order: pb.UpdatePart, on_ready: Callable[[WeightsReady], None]) -> Iterator[None]:
+        """Update all chunks, one in each step; call `on_ready` after each, when its weights can be sent."""
         started = time.perf_counter()
         if order.applied:
             beta1 = order.beta1 if order.HasField("beta1") else None
             self.master.rule.begin(order.learning_rate, order.clip, beta1=beta1)
         for local in range(self.master.layout.chunks):
-            with timeline.span("kernel", "update", order.step, chunk=self._stripe.to_global(local)):
+            chunk = self._stripe.to_global(local)
+            with timeline.span("kernel", "update", order.step, job=self.job, chunk=chunk):
                 if order.applied:
                     self.master.update(local)
                 hit_failpoint("plane.update.mid")
                 ready = self._publish(local, order.epoch, order.generation, order.step + 1)
             on_ready(ready)
+            yield
         if self._metrics is not None:
             self._metrics.record_update(
                 self.job,
@@ -112,8 +126,10 @@ class PlaneTensors:
                 learning_rate=order.learning_rate,
             )
 
-    def publish_weights(self, order: pb.MakeWeights, on_ready: Callable[[WeightsReady], None]) -> None:
-        """Encode the current weights, unless they are; call `on_ready` after each chunk, when it can be sent.
+    def publish_weights(
+        self, order: pb.MakeWeights, on_ready: Callable[[WeightsReady], None]
+    ) -> Iterator[None]:
+        """Encode the current weights, unless they are, one chunk in each step; call `on_ready` when it can be sent.
 
         Those that are may be read in shared memory now, so they must not be written again.
         """
@@ -124,6 +140,7 @@ class PlaneTensors:
                 on_ready(WeightsReady(header, local + 1))
             else:
                 on_ready(self._publish(local, order.epoch, order.generation, order.step))
+            yield
 
     def _publish(self, local: int, epoch: int, generation: int, step: int) -> WeightsReady:
         header = self._header(epoch, generation, step)

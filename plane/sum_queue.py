@@ -35,7 +35,7 @@ class SumQueue:
         """Carry out an order."""
         match order:
             case pb.PassJob():
-                self.job = order
+                self.job = order if order.elements else pb.PassJob()
                 self._parts = LayoutParts((each.offset, each.offset + each.elements) for each in order.parts)
             case pb.SendSum():
                 lease = order.header.lease

@@ -6,12 +6,14 @@ sums, and carries out orders in the sequence that a core has decided.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from plane.errors import NotStored
+from plane.order_thread import Steps
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services.instrumentation import timeline
@@ -85,8 +87,8 @@ class StoredSums:
         chunks = kept.pieces.setdefault(header.lease, {})
         chunks.setdefault(header.index, {})[header.offset] = piece
 
-    def carry_out(self, order: SumOrder) -> None:
-        """Carry out an order.
+    def carry_out(self, order: SumOrder) -> Steps:
+        """Carry out an order; a step adds what two siblings have of one chunk.
 
         Raises:
             NotStored: a sum or piece that it names is not here.
@@ -94,32 +96,38 @@ class StoredSums:
         kept = self._jobs.get(order.job) or _JobSums()
         match order:
             case pb.KeepSum():
-                chunk = kept.take_chunk(order.lease, order.chunk)
-                if order.HasField("node"):
-                    kept.sums[order.chunk, order.node.first, order.node.count] = chunk
+                for chunk in order.chunks:
+                    joined = kept.take_chunk(order.lease, chunk)
+                    if order.HasField("node"):
+                        kept.sums[chunk, order.node.first, order.node.count] = joined
             case pb.MergeSums():
-                left, right = kept.take(order.chunk, order.left), kept.take(order.chunk, order.right)
-                with timeline.span("reduce", "merge", chunk=order.chunk):
-                    pair = SiblingSum(left, right)
-                    merged = pair if pair.in_place else _compute(pair)
-                    kept.sums[order.chunk, order.parent.first, order.parent.count] = merged
+                for chunk in order.chunks:
+                    left, right = kept.take(chunk, order.left), kept.take(chunk, order.right)
+                    with timeline.span("reduce", "merge", job=order.job, chunk=chunk):
+                        pair = SiblingSum(left, right)
+                        merged = pair if pair.in_place else _compute(pair)
+                        kept.sums[chunk, order.parent.first, order.parent.count] = merged
+                    yield None
             case pb.DropSum():
-                kept.take(order.chunk, order.node)
+                for chunk in order.chunks:
+                    kept.take(chunk, order.node)
             case pb.DropPieces():
                 kept.pieces.pop(order.lease, None)
             case pb.DropSums():
                 self._jobs.pop(order.job, None)
 
-    def finish(self, order: pb.FinishSum) -> Float32Array:
-        """Return the sum of a whole step, [elements] float32, and forget it.
+    def finish(self, order: pb.FinishSum) -> Iterator[Float32Array]:
+        """Return and forget, chunk by chunk, the sum of a whole step, [elements of the chunk] float32.
 
         Raises:
             NotStored: it is not here.
         """
         kept = self._jobs.get(order.job) or _JobSums()
-        with timeline.span("reduce", "finish", chunk=order.chunk):
-            finished = _compute(kept.take(order.chunk, order.node))
-            return finished.values() if isinstance(finished, TensorChunk) else finished
+        for chunk in order.chunks:
+            with timeline.span("reduce", "finish", job=order.job, chunk=chunk):
+                finished = _compute(kept.take(chunk, order.node))
+                values = finished.values() if isinstance(finished, TensorChunk) else finished
+            yield values
 
 
 def _compute(wanted: Sum) -> TensorChunk | Float32Array:

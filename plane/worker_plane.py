@@ -182,7 +182,7 @@ class WorkerPlane:
                 check_chunk(chunk, job.elements, job.weights, pieces=job.pieces)
             except ChunkOverwritten:
                 continue  # newer weights have overwritten it and are on their way
-            timeline.mark("receive", "weights", header.step, chunk=header.index)
+            timeline.mark("receive", "weights", header.step, job=header.job, chunk=header.index)
             self._metrics.count_received(header.job, len(chunk.payload))
             self._arrived(chunk)
 
@@ -216,5 +216,6 @@ class WorkerPlane:
         for parts in await call_in(sender, writer.write, headers, lease_sum):
             await write_message(stream, *parts)
         for header in headers:
-            timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)
+            facts: dict[str, Any] = {"lease": header.lease, "chunk": header.index}
+            timeline.add("send", "send", began, header.step, job=header.job, **facts)
             self._metrics.count_sent(header.job, header.elements * bytes_per_element(header.dtype))

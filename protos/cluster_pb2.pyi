@@ -57,7 +57,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port", "job", "first_stage", "stages")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,9 @@ class Hello(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     role: str
     name: str
@@ -103,7 +106,10 @@ class Hello(_message.Message):
     job: str
     first_stage: int
     stages: int
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
+    host: str
+    memory_bytes: int
+    memory_free_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("incarnation", "signal", "job", "lease", "text")
@@ -526,7 +532,7 @@ class LinkChecked(_message.Message):
     def __init__(self, number: _Optional[int] = ..., report: _Optional[_Union[_checks_pb2.LinkReport, _Mapping]] = ...) -> None: ...
 
 class OptimizerCommand(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "start_over", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "start_over", "save_checkpoint", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -535,6 +541,7 @@ class OptimizerCommand(_message.Message):
     SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
+    SAVE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
@@ -544,8 +551,9 @@ class OptimizerCommand(_message.Message):
     send_weights: SendWeights
     close: Close
     start_over: StartOver
+    save_checkpoint: SaveCheckpoint
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., start_over: _Optional[_Union[StartOver, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., start_over: _Optional[_Union[StartOver, _Mapping]] = ..., save_checkpoint: _Optional[_Union[SaveCheckpoint, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class OptimizerMessage(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "optimizer_status", "commit", "checkpoint_written", "failure", "checkpoint_missed", "own_crc32c")
@@ -651,6 +659,12 @@ class Close(_message.Message):
     job: str
     checkpoint: bool
     def __init__(self, job: _Optional[str] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
+
+class SaveCheckpoint(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class StartOver(_message.Message):
     __slots__ = ("job", "generation")

@@ -17,6 +17,7 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUCCEEDED: _ClassVar[JobState]
     FAILED: _ClassVar[JobState]
     CANCELLED: _ClassVar[JobState]
+    PAUSED: _ClassVar[JobState]
 
 class PrunePart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -30,6 +31,7 @@ RUNNING: JobState
 SUCCEEDED: JobState
 FAILED: JobState
 CANCELLED: JobState
+PAUSED: JobState
 PRUNE_PART_UNSPECIFIED: PrunePart
 WHOLE_JOB: PrunePart
 CHECKPOINTS: PrunePart
@@ -101,8 +103,16 @@ class CancelRequest(_message.Message):
     now: bool
     def __init__(self, job: _Optional[str] = ..., now: _Optional[bool] = ...) -> None: ...
 
+class PriorityRequest(_message.Message):
+    __slots__ = ("job", "priority")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    priority: int
+    def __init__(self, job: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
 class Job(_message.Message):
-    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu", "samples_per_second", "claims", "void_generation", "workers", "waiting", "worker_seconds", "evaluated_batches", "evaluation_batches", "advice")
+    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash", "step_seconds", "evaluation_seconds", "seconds_left", "start", "parameters", "flops_per_token", "mfu", "samples_per_second", "claims", "void_generation", "workers", "waiting", "worker_seconds", "evaluated_batches", "evaluation_batches", "advice", "priority", "pausing", "position", "estimated_start_seconds", "min_workers", "max_workers")
     class TrustedStepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +168,12 @@ class Job(_message.Message):
     EVALUATED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_BATCHES_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PAUSING_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_START_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: JobState
@@ -199,7 +215,13 @@ class Job(_message.Message):
     evaluated_batches: int
     evaluation_batches: int
     advice: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., void_generation: _Optional[int] = ..., workers: _Optional[int] = ..., waiting: _Optional[str] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., evaluated_batches: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., advice: _Optional[str] = ...) -> None: ...
+    priority: int
+    pausing: bool
+    position: int
+    estimated_start_seconds: float
+    min_workers: int
+    max_workers: int
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ..., step_seconds: _Optional[float] = ..., evaluation_seconds: _Optional[float] = ..., seconds_left: _Optional[float] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., parameters: _Optional[int] = ..., flops_per_token: _Optional[int] = ..., mfu: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., void_generation: _Optional[int] = ..., workers: _Optional[int] = ..., waiting: _Optional[str] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., evaluated_batches: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., advice: _Optional[str] = ..., priority: _Optional[int] = ..., pausing: _Optional[bool] = ..., position: _Optional[int] = ..., estimated_start_seconds: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("fingerprint", "layout_hash", "elements", "claimants", "bound", "contends", "evaluation_batches")
@@ -331,7 +353,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("epoch", "tiers", "optimizer", "workers", "running_job", "waiting", "shards", "waits", "worker_seconds", "leader", "standbys")
+    __slots__ = ("epoch", "tiers", "optimizer", "workers", "waiting", "shards", "waits", "worker_seconds", "leader", "standbys", "running_jobs", "job_waits")
     class WorkerSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -343,25 +365,27 @@ class ClusterStatus(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_JOB_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_JOBS_FIELD_NUMBER: _ClassVar[int]
+    JOB_WAITS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     tiers: int
     optimizer: str
     workers: _containers.RepeatedCompositeFieldContainer[Member]
-    running_job: str
     waiting: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
     worker_seconds: _containers.ScalarMap[str, float]
     leader: str
     standbys: _containers.RepeatedCompositeFieldContainer[Standby]
-    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., running_job: _Optional[str] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ...) -> None: ...
+    running_jobs: _containers.RepeatedScalarFieldContainer[str]
+    job_waits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ..., running_jobs: _Optional[_Iterable[str]] = ..., job_waits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("name", "seconds_since_heard")
@@ -404,7 +428,7 @@ class ShardStatus(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., detail: _Optional[str] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second", "row", "first_stage", "stages", "activity", "seconds_since_speed")
+    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second", "row", "first_stage", "stages", "activity", "seconds_since_speed", "job")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +442,7 @@ class Member(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_SPEED_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     state: str
@@ -431,7 +456,8 @@ class Member(_message.Message):
     stages: int
     activity: str
     seconds_since_speed: float
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ..., row: _Optional[int] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., activity: _Optional[str] = ..., seconds_since_speed: _Optional[float] = ...) -> None: ...
+    job: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ..., row: _Optional[int] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., activity: _Optional[str] = ..., seconds_since_speed: _Optional[float] = ..., job: _Optional[str] = ...) -> None: ...
 
 class PruneRequest(_message.Message):
     __slots__ = ("jobs", "older_than_seconds", "keep", "max_bytes", "part", "dry_run")
@@ -482,12 +508,14 @@ class CheckResult(_message.Message):
     def __init__(self, plan: _Optional[_Union[CheckPlan, _Mapping]] = ..., mesh: _Optional[_Union[CheckedMesh, _Mapping]] = ..., link: _Optional[_Union[CheckedLink, _Mapping]] = ...) -> None: ...
 
 class CheckPlan(_message.Message):
-    __slots__ = ("meshes", "links")
+    __slots__ = ("meshes", "links", "busy")
     MESHES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     meshes: int
     links: int
-    def __init__(self, meshes: _Optional[int] = ..., links: _Optional[int] = ...) -> None: ...
+    busy: int
+    def __init__(self, meshes: _Optional[int] = ..., links: _Optional[int] = ..., busy: _Optional[int] = ...) -> None: ...
 
 class CheckedMesh(_message.Message):
     __slots__ = ("name", "report")

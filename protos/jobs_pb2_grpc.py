@@ -61,6 +61,21 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.CancelRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/tiermesh.Jobs/Pause',
+                request_serializer=protos_dot_jobs__pb2.JobRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.Job.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/tiermesh.Jobs/Resume',
+                request_serializer=protos_dot_jobs__pb2.JobRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.Job.FromString,
+                _registered_method=True)
+        self.SetPriority = channel.unary_unary(
+                '/tiermesh.Jobs/SetPriority',
+                request_serializer=protos_dot_jobs__pb2.PriorityRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.Job.FromString,
+                _registered_method=True)
         self.Trust = channel.unary_unary(
                 '/tiermesh.Jobs/Trust',
                 request_serializer=protos_dot_jobs__pb2.TrustRequest.SerializeToString,
@@ -131,7 +146,28 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """cancels a queued or running job
+        """cancels a job that has not ended
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """has a queued or running job wait until it is resumed; answers after it is stored
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """queues a paused job in its old place; answers after it is stored
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPriority(self, request, context):
+        """changes the priority of a job that has not ended; answers after it is stored
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,6 +248,21 @@ def add_JobsServicer_to_server(servicer, server):
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=protos_dot_jobs__pb2.CancelRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=protos_dot_jobs__pb2.JobRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_jobs__pb2.JobRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'SetPriority': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPriority,
+                    request_deserializer=protos_dot_jobs__pb2.PriorityRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
             ),
             'Trust': grpc.unary_unary_rpc_method_handler(
@@ -385,6 +436,87 @@ class Jobs:
             target,
             '/tiermesh.Jobs/Cancel',
             protos_dot_jobs__pb2.CancelRequest.SerializeToString,
+            protos_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tiermesh.Jobs/Pause',
+            protos_dot_jobs__pb2.JobRequest.SerializeToString,
+            protos_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tiermesh.Jobs/Resume',
+            protos_dot_jobs__pb2.JobRequest.SerializeToString,
+            protos_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPriority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tiermesh.Jobs/SetPriority',
+            protos_dot_jobs__pb2.PriorityRequest.SerializeToString,
             protos_dot_jobs__pb2.Job.FromString,
             options,
             channel_credentials,

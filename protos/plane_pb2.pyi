@@ -22,15 +22,15 @@ class PlaneOrders(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[PlaneOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class PlaneOrder(_message.Message):
-    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_piece", "discard_piece", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_version", "copy", "keep_sum", "drop_pieces", "pass_job", "drop_copy")
+    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep_pieces", "discard_pieces", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_version", "copy", "keep_sum", "drop_pieces", "pass_job", "drop_copy")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ATTENDS_FIELD_NUMBER: _ClassVar[int]
     WORKER_LEFT_FIELD_NUMBER: _ClassVar[int]
     OPEN_PART_FIELD_NUMBER: _ClassVar[int]
     DROP_PART_FIELD_NUMBER: _ClassVar[int]
-    KEEP_PIECE_FIELD_NUMBER: _ClassVar[int]
-    DISCARD_PIECE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_PIECES_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_PIECES_FIELD_NUMBER: _ClassVar[int]
     DROP_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -50,13 +50,13 @@ class PlaneOrder(_message.Message):
     worker_left: WorkerLeft
     open_part: OpenPart
     drop_part: DropPart
-    keep_piece: KeepPiece
-    discard_piece: DiscardPiece
+    keep_pieces: KeepPieces
+    discard_pieces: DiscardPieces
     drop: DropSum
     merge: MergeSums
     finish: FinishSum
     drop_all: DropSums
-    stage: StageChunk
+    stage: StageChunks
     update: UpdatePart
     make_weights: MakeWeights
     send_version: SendVersion
@@ -65,7 +65,7 @@ class PlaneOrder(_message.Message):
     drop_pieces: DropPieces
     pass_job: PassJob
     drop_copy: DropCopy
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_piece: _Optional[_Union[KeepPiece, _Mapping]] = ..., discard_piece: _Optional[_Union[DiscardPiece, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ..., pass_job: _Optional[_Union[PassJob, _Mapping]] = ..., drop_copy: _Optional[_Union[DropCopy, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep_pieces: _Optional[_Union[KeepPieces, _Mapping]] = ..., discard_pieces: _Optional[_Union[DiscardPieces, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunks, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ..., keep_sum: _Optional[_Union[KeepSum, _Mapping]] = ..., drop_pieces: _Optional[_Union[DropPieces, _Mapping]] = ..., pass_job: _Optional[_Union[PassJob, _Mapping]] = ..., drop_copy: _Optional[_Union[DropCopy, _Mapping]] = ...) -> None: ...
 
 class PlaneReports(_message.Message):
     __slots__ = ("epoch", "reports", "number", "own_crc32c")
@@ -97,13 +97,13 @@ class PlaneReport(_message.Message):
     worker_exchanges: WorkerExchanges
     worker_gone: WorkerGone
     part_opened: PartOpened
-    arrived: ArrivedPiece
-    staged: StagedChunk
+    arrived: ArrivedPieces
+    staged: StagedChunks
     updated: UpdatedPart
     broke: PartBroke
     order_failed: OrderFailed
     copied: CopiedPart
-    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedPiece, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ..., copied: _Optional[_Union[CopiedPart, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedPieces, _Mapping]] = ..., staged: _Optional[_Union[StagedChunks, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ..., copied: _Optional[_Union[CopiedPart, _Mapping]] = ...) -> None: ...
 
 class WorkerAttends(_message.Message):
     __slots__ = ("session", "incarnation", "name")
@@ -180,22 +180,28 @@ class OpenPart(_message.Message):
     def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec_json: _Optional[str] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., tensors: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
 
 class PartOpened(_message.Message):
-    __slots__ = ("opening",)
+    __slots__ = ("opening", "job")
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     opening: int
-    def __init__(self, opening: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DropPart(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class PartBroke(_message.Message):
-    __slots__ = ("reason", "opening")
+    __slots__ = ("reason", "opening", "job")
     REASON_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     reason: str
     opening: int
-    def __init__(self, reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, reason: _Optional[str] = ..., opening: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class OrderFailed(_message.Message):
     __slots__ = ("reason",)
@@ -203,17 +209,19 @@ class OrderFailed(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
-class ArrivedPiece(_message.Message):
-    __slots__ = ("session", "arrival", "header", "in_place")
+class ArrivedPieces(_message.Message):
+    __slots__ = ("session", "arrival", "header", "in_place", "pieces")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     session: int
     arrival: int
     header: _tensors_pb2.ChunkHeader
     in_place: bool
-    def __init__(self, session: _Optional[int] = ..., arrival: _Optional[int] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ..., in_place: _Optional[bool] = ...) -> None: ...
+    pieces: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.LayoutPart]
+    def __init__(self, session: _Optional[int] = ..., arrival: _Optional[int] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ..., in_place: _Optional[bool] = ..., pieces: _Optional[_Iterable[_Union[_cluster_pb2.LayoutPart, _Mapping]]] = ...) -> None: ...
 
 class SumNode(_message.Message):
     __slots__ = ("first", "count")
@@ -223,37 +231,37 @@ class SumNode(_message.Message):
     count: int
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
-class KeepPiece(_message.Message):
-    __slots__ = ("job", "chunk", "arrival")
+class KeepPieces(_message.Message):
+    __slots__ = ("job", "chunk", "arrivals")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     job: str
     chunk: int
-    arrival: int
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
+    arrivals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., arrivals: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class DiscardPiece(_message.Message):
-    __slots__ = ("job", "chunk", "arrival")
+class DiscardPieces(_message.Message):
+    __slots__ = ("job", "chunk", "arrivals")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     job: str
     chunk: int
-    arrival: int
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., arrival: _Optional[int] = ...) -> None: ...
+    arrivals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., arrivals: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KeepSum(_message.Message):
-    __slots__ = ("job", "chunk", "lease", "node")
+    __slots__ = ("job", "chunks", "lease", "node")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     job: str
-    chunk: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
     lease: int
     node: SumNode
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., lease: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunks: _Optional[_Iterable[int]] = ..., lease: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
 
 class DropPieces(_message.Message):
     __slots__ = ("job", "lease")
@@ -264,40 +272,40 @@ class DropPieces(_message.Message):
     def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class DropSum(_message.Message):
-    __slots__ = ("job", "chunk", "node")
+    __slots__ = ("job", "chunks", "node")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     job: str
-    chunk: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
     node: SumNode
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunks: _Optional[_Iterable[int]] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
 
 class MergeSums(_message.Message):
-    __slots__ = ("job", "chunk", "left", "right", "parent")
+    __slots__ = ("job", "chunks", "left", "right", "parent")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     RIGHT_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     job: str
-    chunk: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
     left: SumNode
     right: SumNode
     parent: SumNode
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., left: _Optional[_Union[SumNode, _Mapping]] = ..., right: _Optional[_Union[SumNode, _Mapping]] = ..., parent: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunks: _Optional[_Iterable[int]] = ..., left: _Optional[_Union[SumNode, _Mapping]] = ..., right: _Optional[_Union[SumNode, _Mapping]] = ..., parent: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
 
 class FinishSum(_message.Message):
-    __slots__ = ("job", "chunk", "node", "header")
+    __slots__ = ("job", "chunks", "node", "header")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     job: str
-    chunk: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
     node: SumNode
     header: _tensors_pb2.ChunkHeader
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunks: _Optional[_Iterable[int]] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ...) -> None: ...
 
 class DropSums(_message.Message):
     __slots__ = ("job",)
@@ -305,25 +313,31 @@ class DropSums(_message.Message):
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
-class StageChunk(_message.Message):
-    __slots__ = ("job", "chunk", "initial")
+class StageChunks(_message.Message):
+    __slots__ = ("job", "chunks", "initial")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     INITIAL_FIELD_NUMBER: _ClassVar[int]
     job: str
-    chunk: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
     initial: bool
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., initial: _Optional[bool] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., chunks: _Optional[_Iterable[int]] = ..., initial: _Optional[bool] = ...) -> None: ...
+
+class StagedChunks(_message.Message):
+    __slots__ = ("job", "chunks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    chunks: _containers.RepeatedCompositeFieldContainer[StagedChunk]
+    def __init__(self, job: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[StagedChunk, _Mapping]]] = ...) -> None: ...
 
 class StagedChunk(_message.Message):
-    __slots__ = ("job", "chunk", "block_sums")
-    JOB_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("chunk", "block_sums")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SUMS_FIELD_NUMBER: _ClassVar[int]
-    job: str
     chunk: int
     block_sums: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., chunk: _Optional[int] = ..., block_sums: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[int] = ..., block_sums: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class UpdatePart(_message.Message):
     __slots__ = ("job", "epoch", "generation", "step", "applied", "grad_norm", "learning_rate", "clip", "beta1")
@@ -392,17 +406,21 @@ class CopyPart(_message.Message):
     def __init__(self, job: _Optional[str] = ..., copy: _Optional[int] = ...) -> None: ...
 
 class CopiedPart(_message.Message):
-    __slots__ = ("copy", "file", "reason")
+    __slots__ = ("copy", "file", "reason", "job")
     COPY_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     copy: int
     file: _files_pb2.FileRef
     reason: str
-    def __init__(self, copy: _Optional[int] = ..., file: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    job: str
+    def __init__(self, copy: _Optional[int] = ..., file: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., reason: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DropCopy(_message.Message):
-    __slots__ = ("copy",)
+    __slots__ = ("copy", "job")
     COPY_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     copy: int
-    def __init__(self, copy: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, copy: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...

@@ -16,6 +16,12 @@ GB = 1_000_000_000
 
 MOST_JOBS = 1_000_000
 """Largest cap on a number of jobs."""
+MOST_RUNNING_JOBS = 256
+"""Largest cap on the number of jobs that run at once."""
+MOST_WORKERS_PER_PERSON = 1_024
+"""Largest cap on the workers of a person's jobs: the most that an aggregator takes."""
+MOST_PRIORITY = 100
+"""Largest priority of a job; the least one is its negative."""
 MOST_LOG_MB = 100_000
 """Largest cap on a job's log, in MB."""
 MOST_DOWNLOAD_MB_PER_SECOND = 100_000
@@ -80,7 +86,7 @@ class Caps:
     """Caps of an aggregator.
 
     Attributes:
-        queued_jobs: largest number of jobs that are queued or running.
+        queued_jobs: largest number of jobs that have not ended.
         jobs_per_person: largest number of them that one person has. It does not apply without security, where
             callers have no names.
         log_mb: largest size of a job's log, in MB.
@@ -90,6 +96,9 @@ class Caps:
         upload_gb: largest size of all of them together, in GB.
         upload_gb_per_person: largest size of those of one person, in GB.
         parameters: largest number of parameters of a job's model.
+        running_jobs: largest number of jobs that run at once.
+        workers_per_person: largest number of workers that the jobs of one person have at once; None for no cap. It does
+            not apply without security.
     """
 
     queued_jobs: int = 10_000
@@ -101,3 +110,5 @@ class Caps:
     upload_gb: int = 200
     upload_gb_per_person: int = 100
     parameters: int = MOST_PARAMETERS
+    running_jobs: int = 8
+    workers_per_person: int | None = None

@@ -11,6 +11,8 @@ FAILURE_CHARACTERS = 1000
 PATH_CHARACTERS = 120
 """Longest part of such a line that quotes a path, in characters."""
 
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+"""Powers of 1000, as links and disks are sold."""
 _ELLIPSIS = "..."
 _WORD_CHARACTERS = 40
 """A word is not cut below this length, in characters, to make its line fit."""
@@ -88,6 +90,16 @@ def counted(count: int, noun: str, plural: str = "") -> str:
         plural: its plural; by default with an s.
     """
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return a size with one decimal, in the unit in which it is at least 1."""
+    if size_bytes < 1000:
+        return f"{size_bytes} bytes"
+    size, power = float(size_bytes), 0
+    while size >= 999.95 and power < len(_UNITS) - 1:
+        size, power = size / 1000, power + 1
+    return f"{size:.1f} {_UNITS[power]}"
 
 
 def escape(text: str) -> str:

@@ -9,10 +9,10 @@ from mesh.memory import find_chip_limit
 from services.config.job import JobConfig
 from services.errors import Refused
 from services.pipeline.split import StageRun
+from services.printable import format_bytes
 from services.sizing.device_memory import DeviceMemory, estimate_device_memory
 from services.sizing.fitting import LARGEST_ERROR, describe_shortage
 from services.sizing.pipeline import size_stages
-from services.sizing.sizes import format_bytes
 from training.pipeline.submeshes import find_pipeline_mesh_shape
 
 _DTYPE = "bfloat16"

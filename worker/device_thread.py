@@ -294,7 +294,9 @@ class DeviceThread:
             try:
                 with (
                     self._watch.doing(pb.LOAD_WEIGHTS),
-                    timeline.span("device", "weights onto the mesh", header.step, chunk=header.index),
+                    timeline.span(
+                        "device", "weights onto the mesh", header.step, job=header.job, chunk=header.index
+                    ),
                 ):
                     hit_failpoint("worker.load")
                     complete = job.weights.load(chunk)
@@ -311,7 +313,7 @@ class DeviceThread:
                 self._report_loaded(job, header)
 
     def _report_loaded(self, job: JobOnMesh, last: ChunkHeader) -> None:
-        timeline.mark("device", "weights complete", last.step)
+        timeline.mark("device", "weights complete", last.step, job=last.job)
         self._metrics.set_weights_step(last.job, last.step)
         job.first_iteration.note_weights()
         self._feed(ev.Loaded(last.job, Version(last.generation, last.step)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mesh.device import Mesh, is_mesh_of_host, open_mesh
 from mesh.fingerprint import find_board_type
@@ -77,7 +78,9 @@ class FirstIteration:
     @contextmanager
     def around(self, phase: PassPhase, one: Pass | None = None) -> Iterator[None]:
         """Record a pass in the timeline, add its time, and measure the memory of the first one."""
-        facts = {} if one is None else {"range": one.range_index, "micro_batch": one.micro_batch}
+        facts: dict[str, Any] = (
+            {} if one is None else {"range": one.range_index, "micro_batch": one.micro_batch}
+        )
         if phase is PassPhase.FORWARD_PASS:
             span = timeline.span("device", "forward", **facts)
         else:

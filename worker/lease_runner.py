@@ -190,7 +190,7 @@ class LeaseRunner:
                 break
             with (
                 self._watch.waiting(f"chunk {weights.missing_chunk} of the weights"),
-                timeline.span("device", "wait for weights", chunk=weights.missing_chunk),
+                timeline.span("device", "wait for weights", job=run.job.job, chunk=weights.missing_chunk),
             ):
                 arrived = self._inbox.wait(self._is_dropped, self._patience_seconds)
             if not arrived:
@@ -236,7 +236,7 @@ class LeaseRunner:
             place = parts.place_from(index)
             if place < reported and index > 0:
                 reported = place
-                timeline.mark("device", "gradient ready", lease.step, chunk=parts[place].chunk)
+                timeline.mark("device", "gradient ready", lease.step, job=job.job, chunk=parts[place].chunk)
                 self._feed(ev.NodeReady(lease.lease, parts[place].offset))
 
         job.first_iteration.take_seconds()  # those of passes without a sum
@@ -245,7 +245,7 @@ class LeaseRunner:
         lease_sum = self._sums.borrow(lease.lease, parts, job.gradient_bytes, in_row=in_row)
         result = self._work(run).sum(lease_sum.values, report_ready)
         seconds = self._clock() - started - run.fetch_seconds - run.stage_seconds
-        timeline.mark("device", "gradient ready", lease.step, chunk=parts[0].chunk)
+        timeline.mark("device", "gradient ready", lease.step, job=job.job, chunk=parts[0].chunk)
         hit_failpoint("worker.gradient-ready")
         self._feed(ev.NodeReady(lease.lease, 0, tuple(result.losses), tuple(run.non_finite), result.count))
         tokens = lease.count * job.step.tokens_per_micro_batch
@@ -298,7 +298,7 @@ class LeaseRunner:
     @contextmanager
     def _exchange_arrays(self, run: _LeaseRun) -> Iterator[PassExchange]:
         opened = self._open_exchange(run.lease, run.job.config, run.job.step.array_sizes)
-        exchange = ObservedExchange(opened, run.lease.step, self._clock, self._watch)
+        exchange = ObservedExchange(opened, run.lease.job, run.lease.step, self._clock, self._watch)
         self._exchange = run.lease.lease, exchange
         try:
             self._check_dropped()  # `drop` did not see the exchange before

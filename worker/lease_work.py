@@ -69,7 +69,9 @@ class LeaseWork:
         with self.open_exchange() as exchange:
             for first in range(lease.first, stop, overlapping):
                 last = first + overlapping == stop
-                with timeline.span("device", "micro-batch", lease.step, index=first, last=last):
+                with timeline.span(
+                    "device", "micro-batch", lease.step, job=lease.job, index=first, last=last
+                ):
                     losses += self._run(first, overlapping, node_sum, counts, checksums, exchange)
         return Sum(losses, sum(counts), checksums.to_messages())
 
@@ -79,7 +81,7 @@ class LeaseWork:
         with self.open_exchange() as exchange:
             for index in self.lease.checksums:
                 node_sum = NodeSum(self.step.ranges, scratch, 1, lambda offset: None)
-                with timeline.span("device", "check", self.lease.step, index=index):
+                with timeline.span("device", "check", self.lease.step, job=self.lease.job, index=index):
                     self._run(index, 1, node_sum, [], checksums, exchange)
         return checksums.to_messages()
 
@@ -89,7 +91,7 @@ class LeaseWork:
         with self.open_exchange() as exchange:
             for index in range(lease.first, lease.first + lease.count):
                 self.check()
-                with timeline.span("device", "evaluate", lease.step, index=index):
+                with timeline.span("device", "evaluate", lease.step, job=lease.job, index=index):
                     found = self.step.evaluate(index, exchange)
                 if found is not None:
                     losses.append(pb.BatchLoss(index=index, sum=found[0], tokens=found[1]))

@@ -18,6 +18,7 @@ class ObservedExchange:
 
     Args:
         exchange: the exchange.
+        job: job of the lease.
         step: step of the lease.
         clock: monotonic time in seconds.
         watch: told which worker the device thread waits for.
@@ -27,9 +28,10 @@ class ObservedExchange:
     """
 
     def __init__(
-        self, exchange: RowExchange, step: int, clock: Callable[[], float], watch: DeviceWatch
+        self, exchange: RowExchange, job: str, step: int, clock: Callable[[], float], watch: DeviceWatch
     ) -> None:
         self._exchange = exchange
+        self._job = job
         self._step = step
         self._clock = clock
         self._watch = watch
@@ -84,6 +86,7 @@ class ObservedExchange:
                     "device",
                     "wait for stage",
                     self._step,
+                    job=self._job,
                     what=what,
                     range=range_index,
                     micro_batch=micro_batch,

@@ -27,6 +27,7 @@ from services.protocol.bounds import MessageTooLarge
 from services.protocol.envelope import CheckOrder, CheckReport, WorkerBody, unwrap, wrap
 from services.protocol.hello import check_welcome
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
+from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import WorkerMetrics
 from services.runtime.process import make_state_dir
 from services.runtime.process_record import ProcessRecord
@@ -229,6 +230,7 @@ class WorkerService:
         predecessor = self._record.predecessor if self._record is not None else None
         hello = self._core.hello(self._incarnation, predecessor)
         hello.pipeline_host, hello.pipeline_port = self._pipeline_host, self._pipeline_port
+        hello.MergeFrom(pb.Hello(**read_host_memory().hello_fields()))
         return wrap(pb.WorkerMessage, self._core.epoch, hello)
 
     def check_answer(self, link: _Link) -> Refusal | None:

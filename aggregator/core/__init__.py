@@ -7,8 +7,11 @@ Read the files in this order:
 
 1. events.py: the inputs and effects.
 2. aggregator.py: `AggregatorCore` keeps what outlives a job: the queue (live_jobs.py), the workers, the optimizer.
-3. running_job.py: `RunningJob` takes one job through its phases: initialise, train, evaluate, checkpoint.
-   worker_reports.py and optimizer_reports.py have what is reported to it, job_weights.py who gets its weights first.
+   requests.py has what people ask for. scheduler_input.py shows jobs and workers to the scheduler, assignments.py moves
+   workers as it decides, and job_runs.py starts and ends the runs of jobs.
+3. started_job.py: the parts of a job's run, and how it opens, ends and stops. running_job.py: `RunningJob` takes it
+   through its phases: initialise, train, evaluate, checkpoint. worker_reports.py and optimizer_reports.py have what is
+   reported to it, job_weights.py who gets its weights first.
 4. progress.py: how far it is, and what comes next.
 5. sums/: coverage.py knows which gradients of a step have arrived, step_sum.py who computes them, and
    chunk_router.py what happens to each payload, by the orders of plane_orders.py.

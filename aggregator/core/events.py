@@ -6,9 +6,12 @@ recorded and replayed (services/runtime/recording.py). Effects on payloads are t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from aggregator.core.scheduling.host_memories import ToldMemory
+from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.verification.opinions import CheckOutcome
 from protos import plane_pb2 as plane
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Hello
@@ -17,17 +20,26 @@ from protos.tensors_pb2 import ChunkHeader
 from services.protocol import outbox
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from services.protocol.plan import JobPlan
+from services.tensors.layout_parts import Piece
 
 # ---- inputs ----
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A user submitted a job, which is on disk."""
+    """A user submitted a job, which is on disk.
+
+    Attributes:
+        job: the job's record.
+        spec_json: the complete job.
+        plan: what the aggregator needs to know of the job's configuration.
+        needs: memory that it needs, by role; empty if that is unknown.
+    """
 
     job: Job
     spec_json: str
     plan: JobPlan
+    needs: Mapping[str, RoleNeed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,28 @@ class CancelRequested:
 
     job: str
     now: bool = False
+
+
+@dataclass(frozen=True)
+class PauseRequested:
+    """A person paused a job; its record on disk says so."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class ResumeRequested:
+    """A person resumed a job that is paused, or about to be; its record on disk says so."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class PriorityRequested:
+    """A person changed the priority of a job; its record on disk says so."""
+
+    job: str
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -58,12 +92,27 @@ class TrustRequested:
 
 @dataclass(frozen=True)
 class ClusterCheckBegan:
-    """A check of meshes and links began; no job starts until it has ended."""
+    """A check of meshes and links began; its workers serve no job until it has ended.
+
+    Attributes:
+        sessions: the workers' sessions.
+    """
+
+    sessions: frozenset[int]
 
 
 @dataclass(frozen=True)
 class ClusterCheckEnded:
     """The check of meshes and links has ended."""
+
+
+@dataclass(frozen=True)
+class MemoryTold:
+    """A process that is no worker, or this one, has told of its host's memory."""
+
+    role: str
+    name: str
+    memory: ToldMemory
 
 
 @dataclass(frozen=True)
@@ -149,22 +198,30 @@ class FromWorker:
 
 
 @dataclass(frozen=True)
-class ChunkArrived:
-    """A piece of a chunk of a gradient or of initial weights arrived from a worker; its bytes match its header.
+class PiecesArrived:
+    """Pieces of chunks of a gradient or of initial weights arrived from a worker; their bytes match their headers.
 
     A whole chunk is one piece.
 
     Attributes:
         session: the worker's session.
-        header: the piece's header.
-        in_place: whether the payload stays in memory that the worker shares, and so costs none here until COMMIT.
-        arrival: id of the arrival in the plane that has the payload.
+        header: the first piece's header. Those of the others differ in index, offset and elements; findings are those
+            that came with chunk 0.
+        pieces: the pieces, of one lease and one plane.
+        in_place: whether the payloads stay in memory that the worker shares, and so cost none here until COMMIT.
+        arrival: id of the first piece's arrival in the plane that has the payloads; the others' follow it.
     """
 
     session: int
     header: ChunkHeader
+    pieces: Sequence[Piece]
     in_place: bool = False
     arrival: int = 0
+
+    @property
+    def arrivals(self) -> range:
+        """The ids of the pieces' arrivals."""
+        return range(self.arrival, self.arrival + len(self.pieces))
 
 
 @dataclass(frozen=True)
@@ -188,9 +245,13 @@ class Stopping:
 Input = (
     Submitted
     | CancelRequested
+    | PauseRequested
+    | ResumeRequested
+    | PriorityRequested
     | TrustRequested
     | ClusterCheckBegan
     | ClusterCheckEnded
+    | MemoryTold
     | OptimizerConnected
     | OptimizerLost
     | FromOptimizer
@@ -200,7 +261,7 @@ Input = (
     | DataStreamOpened
     | WorkerLost
     | FromWorker
-    | ChunkArrived
+    | PiecesArrived
     | MessageRefused
     | Ticked
     | Stopping
@@ -244,8 +305,8 @@ class ToOptimizer:
 
 
 PlaneOrder = (
-    plane.KeepPiece
-    | plane.DiscardPiece
+    plane.KeepPieces
+    | plane.DiscardPieces
     | plane.KeepSum
     | plane.DropPieces
     | plane.DropSum
@@ -279,14 +340,38 @@ class Note:
 
 
 @dataclass(frozen=True)
+class JobBroke:
+    """Log an unexpected error of a job's part of the core, and count it against the job.
+
+    Attributes:
+        job: the job's id.
+        text: the error and what happens next, for people.
+        error: the error.
+    """
+
+    job: str
+    text: str
+    error: Exception
+
+
+@dataclass(frozen=True)
 class CheckClosed:
-    """Count the outcome of a micro-batch's check in the metrics."""
+    """Count the outcome of a micro-batch's check in the metrics.
+
+    Attributes:
+        job: the job's id.
+        outcome: the outcome.
+        workers: the workers whose work was found right.
+    """
 
     job: str
     outcome: CheckOutcome
+    workers: frozenset[str] = frozenset()
 
 
-Effect = SaveJob | ToWorker | CloseWorker | ToOptimizer | PlaneOrder | StoreWeights | Note | CheckClosed
+Effect = (
+    SaveJob | ToWorker | CloseWorker | ToOptimizer | PlaneOrder | StoreWeights | Note | JobBroke | CheckClosed
+)
 
 
 Outbox: TypeAlias = outbox.Outbox[Effect]

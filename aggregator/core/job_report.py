@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.claims import bind_own
 from aggregator.core.pace import Pace
+from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.setting_aside import note_progress
 from aggregator.core.sums.step_sum import StepSum
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
-from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
+from protos.jobs_pb2 import CANCELLED, PAUSED, QUEUED, RUNNING, Job, JobState
 from services.errors import Refusal
 from services.printable import FAILURE_CHARACTERS, counted, group_by_reason, printable
 from services.protocol.bounds import MAX_WORKERS
@@ -26,6 +28,8 @@ EVALUATION_NOTES = 10
 """Largest number of lines about the progress of an evaluation."""
 LEAST_NOTE_SECONDS = 2.0
 """Least time between two such lines, so that a short evaluation has none."""
+
+PAUSED_BY_REQUEST = "paused by request"
 
 MOST_UNREPORTED_STEPS = 64
 """Largest number of steps whose losses are kept for their COMMITs, which newer weights can overtake."""
@@ -52,11 +56,20 @@ class Record:
         job: the job's record, as users see it.
         spec_json: the complete job.
         plan: what the aggregator needs to know of the job's configuration, or why the stored one can't be used.
+        needs: memory that it needs, by role; empty if that is unknown.
+        rows: number of rows of its workers that were formed in this epoch.
     """
 
     job: Job
     spec_json: str
     plan: JobPlan | Refusal
+    needs: Mapping[str, RoleNeed] = field(default_factory=dict)
+    rows: int = 0
+
+    def next_row(self) -> int:
+        """Return the number of a new row, which no other of the epoch has."""
+        self.rows += 1
+        return self.rows
 
 
 class JobReport:
@@ -71,11 +84,13 @@ class JobReport:
     Attributes:
         job: the job's record.
         spec_json: the complete job.
+        saved: the record as it was saved last.
     """
 
     def __init__(self, job: Job, spec_json: str, plan: JobPlan, out: Outbox) -> None:
         self.job = job
         self.spec_json = spec_json
+        self.saved = copy_job(job)
         self._out = out
         self._unreported: dict[Version, CommittedStep] = {}
         self._pace = Pace(job, plan)
@@ -102,7 +117,8 @@ class JobReport:
 
     def save(self) -> None:
         """Write the job's record to disk."""
-        self._out.put(SaveJob(copy_job(self.job)))
+        self.saved = copy_job(self.job)
+        self._out.put(SaveJob(self.saved))
 
     def begin(self) -> None:
         """Record that the job is running."""
@@ -111,7 +127,8 @@ class JobReport:
 
     def enter(self, version: Version) -> None:
         """Record that the job continues at a version; results of later steps are void."""
-        went_back = 0 < self.job.generation < version.generation
+        opened_again = 0 < self.job.generation < version.generation
+        has_all = self.job.step == self.job.checkpoint_step == version.step
         self.job.generation, self.job.step = version
         self.job.ClearField("loss")  # of a step this aggregator did not see
         self._unreported = {version: CommittedStep()}  # its COMMIT may come again
@@ -124,9 +141,9 @@ class JobReport:
             bind_own(self.job)
         self._pace.enter()
         self.save()
-        if went_back:
-            text = f"the optimizer went back to step {version.step}, generation {version.generation}"
-            self.note("state", text)
+        if opened_again:
+            what = "goes on from its checkpoint of" if has_all else "the optimizer went back to"
+            self.note("state", f"{what} step {version.step}, generation {version.generation}")
 
     def trust(self, worker: str, step: int) -> None:
         """Record that a worker's results are trusted for the steps before this one, and not yet from here on."""
@@ -194,6 +211,10 @@ class JobReport:
             job.loss = loss
         self._out.put(Note("step", text, job, commit.grad_norm, commit.learning_rate, step.seconds))
 
+    def awaits_commit(self, version: Version) -> bool:
+        """Return whether the COMMIT that led to this version has yet to be published."""
+        return version in self._unreported
+
     @property
     def evaluated_step(self) -> int | None:
         """The step whose validation loss is known."""
@@ -237,7 +258,7 @@ class JobReport:
         self.note("checkpoint", self.job.detail)
 
     def end(self, state: JobState, detail: str) -> None:
-        """Record that the job is over."""
+        """Record that the job is over, or paused."""
         end_job(self.job, state, detail)
         self.save()
         self.note("state", f"{JobState.Name(state).lower()}: {self.job.detail}")
@@ -263,16 +284,31 @@ def copy_job(job: Job) -> Job:
 
 
 def end_job(job: Job, state: JobState, detail: str) -> None:
-    """Put into a job's record that it is over, and why."""
+    """Put into a job's record that it is over or paused, and why."""
     job.state, job.detail, job.phase = state, printable(detail, FAILURE_CHARACTERS), ""
-    for field in ("seconds_left", "waiting", "workers", "evaluated_batches", "evaluation_batches"):
-        job.ClearField(field)
+    for name in ("seconds_left", "waiting", "workers", "evaluated_batches", "evaluation_batches", "pausing"):
+        job.ClearField(name)
 
 
 def cancel_job(job: Job) -> None:
     """Put into a job's record that a person cancelled it."""
-    while_queued = " while queued" if job.state == QUEUED else ""
-    end_job(job, CANCELLED, f"cancelled by request{while_queued}")
+    before = {QUEUED: " while queued", PAUSED: " while paused"}.get(job.state, "")
+    end_job(job, CANCELLED, f"cancelled by request{before}")
+
+
+def pause_job(job: Job) -> None:
+    """Put into a job's record that a person paused it. A running one stops after its step."""
+    if job.state == RUNNING:
+        job.pausing = True
+    else:
+        job.state, job.detail = PAUSED, PAUSED_BY_REQUEST
+
+
+def resume_job(job: Job) -> None:
+    """Put into a job's record that a person resumed it."""
+    job.pausing = False
+    if job.state == PAUSED:
+        job.state, job.detail = QUEUED, ""
 
 
 def set_checkpoint(job: Job, written: CheckpointWritten) -> None:

@@ -58,6 +58,7 @@ def _note_status(run: RunningJob, status: pb.OptimizerStatus, now: float) -> Non
         and version < run.progress.version
     ):
         return  # stale: newer weights have already come on the data stream
+    run.note_status(version)
     known = run.progress.elements if run.admission.layout_hash else 0
     unusable = check_status(status, run.plan, known)
     if unusable is not None:

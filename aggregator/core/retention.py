@@ -114,7 +114,7 @@ class StoredCheckpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a queued or running job reads of other jobs' checkpoints.
+    """What a job that has not ended reads of other jobs' checkpoints.
 
     Attributes:
         job: the job's id.
@@ -165,7 +165,7 @@ class Protection:
     """The checkpoints that live jobs need.
 
     Args:
-        needs: what each queued or running job needs.
+        needs: what each job that has not ended needs.
     """
 
     def __init__(self, needs: Iterable[Needs]) -> None:

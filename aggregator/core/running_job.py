@@ -7,180 +7,29 @@ and its new weights are sent to every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 
-from aggregator.core.events import ChunkArrived, Outbox, ToOptimizer
-from aggregator.core.job_report import JobReport, Record
-from aggregator.core.leasing.deaths import WorkerDeaths
-from aggregator.core.leasing.lease_book import LeaseBook
-from aggregator.core.leasing.orders import WorkerOrders
-from aggregator.core.leasing.results import LeaseResults
-from aggregator.core.membership.admission import Admission
-from aggregator.core.membership.claims import Claims, trust, void_of
-from aggregator.core.membership.code_pin import CodePin, shorten_code
-from aggregator.core.membership.exclusions import Exclusions
-from aggregator.core.membership.job_members import JobMembers
+from aggregator.core.events import PiecesArrived, ToOptimizer
+from aggregator.core.membership.claims import trust
+from aggregator.core.membership.code_pin import shorten_code
 from aggregator.core.membership.members import Member
-from aggregator.core.membership.quorum import Quorum
-from aggregator.core.progress import JobProgress
-from aggregator.core.rows.job_rows import JobRows
-from aggregator.core.rows.pipeline_rows import PipelineRows
 from aggregator.core.rows.row import Row
-from aggregator.core.rows.row_table import RowTable
-from aggregator.core.sums.chunk_router import ChunkRouter
-from aggregator.core.sums.plane_orders import discard_piece
+from aggregator.core.started_job import StartedJob
+from aggregator.core.sums.plane_orders import discard_pieces
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Exclusion, JobState
+from protos.jobs_pb2 import FAILED, Exclusion
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refusal
-from services.printable import counted, printable
+from services.printable import printable
 from services.protocol.phases import JobPhase
-from services.protocol.plan import JobPlan
-from services.protocol.versions import Version
-from services.timeouts import Timeouts
 
 
-class RunningJob:
-    """The state of the running job.
-
-    Args:
-        record: the job; its `job` is updated in place.
-        plan: what the aggregator needs to know of the job's configuration.
-        epoch: the aggregator's epoch.
-        timeouts: the cluster's timeouts.
-        shards: the number of processes that share the chunks.
-        new_lease: returns the id of a lease that was never used before.
-        members: the connected workers, by session.
-        out: takes the effects.
-        now: the time, on the monotonic clock.
-
-    Attributes:
-        job: the job's record.
-        plan: what the aggregator needs to know of the job's configuration.
-        timeouts: the cluster's timeouts.
-        members: the connected workers, by session.
-        job_members: admits workers to the job and refuses them.
-        report: saves the job's record and publishes events.
-        quorum: whether the job has enough workers.
-        lease_book: the leases of its rows.
-        lease_results: what became of these leases.
-        rows: its workers, in the rows that hold these leases.
-        router: its chunks on their way.
-        progress: its version, its phase and its layout's size.
-        admission: what a worker must say to be admitted.
-        orders: sends orders to workers and their rows.
-        opened_void_generation: last generation that the optimizer was told is void; 0 for none.
-        optimizer_state: what the optimizer said last; STATE_UNSPECIFIED until it answers Open.
-        lacks_space: whether the optimizer waits for disk space before it can go on with the job.
-    """
-
-    def __init__(
-        self,
-        record: Record,
-        plan: JobPlan,
-        *,
-        epoch: int,
-        timeouts: Timeouts,
-        tiers: int,
-        shards: int,
-        new_lease: Callable[[], int],
-        members: Mapping[int, Member],
-        out: Outbox,
-        now: float,
-    ) -> None:
-        self.job = job = record.job
-        self.plan = plan
-        self.members = members
-        self.admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
-        self.report = JobReport(job, record.spec_json, plan, out)
-        self.quorum = Quorum(
-            plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)
-        )
-        self.router = ChunkRouter(job.id, epoch, plan.wire, out, receives_weights=tiers == 3)
-        table = RowTable(job.id, epoch, members, self.router.drop_pieces, out)
-        self.orders = WorkerOrders(job.id, self._new_lease, table.send, out)
-        self.lease_book = LeaseBook(
-            timeouts, table.rows, self.orders, self.report, out, checked=bool(plan.verify_fraction)
-        )
-        self._exclusions = Exclusions(job)
-        self._deaths = WorkerDeaths(job.id)
-        self._code_pin = CodePin(job, members, timeouts.comeback)
-        self.job_members = JobMembers(
-            members, self.admission, self._exclusions, self._deaths, self.orders, self.report
-        )
-        self.lease_results = LeaseResults(job, self.lease_book, self.job_members)
-        self.rows = JobRows(table, members, self.job_members, self.lease_book)
-        if plan.stages > 1:
-            self.rows = PipelineRows(
-                plan,
-                table,
-                members,
-                self.job_members,
-                self.lease_book,
-                self.router,
-                self.report,
-                timeouts=timeouts,
-            )
-        self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
-        self.lacks_space = False
-        self._draw_lease = new_lease
-        self._leased = False
-        self.opened_void_generation = job.void_generation  # what the optimizer was told last
-        self.timeouts = timeouts
-        self._out = out
-        job.state, job.steps = RUNNING, plan.steps
-        self.progress = JobProgress(
-            job,
-            plan,
-            shards=shards,
-            lease_book=self.lease_book,
-            router=self.router,
-            report=self.report,
-            quorum=self.quorum,
-            deaths=self._deaths,
-            out=out,
-            finish=lambda: self.end(SUCCEEDED, f"finished {counted(plan.steps, 'step')}"),
-        )
-
-    # ---- the job ----
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job is over."""
-        return bool(self.job.state != RUNNING)
-
-    @property
-    def claims(self) -> Claims:
-        """What its workers say of it."""
-        return self.admission.claims
-
-    def _new_lease(self) -> int:
-        self._leased = True
-        return self._draw_lease()
-
-    def end(self, state: JobState, detail: str, *, checkpoint: bool = False) -> None:
-        """End the job and have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
-        self.report.end(state, detail)
-        for session in self.members:
-            self.orders.leave(session, detail)
-        self._out.put(ToOptimizer(pb.Close(job=self.job.id, checkpoint=checkpoint)))
-        self.router.drop_all()
+class RunningJob(StartedJob):
+    """What happens to a job that runs: its workers come and go, say what it is, and get leases."""
 
     # ---- the optimizer ----
-
-    def open(self) -> None:
-        """Ask the optimizer, whose link has come up, which version it has."""
-        self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
-        self.opened_void_generation = self.job.void_generation
-        void = void_of(self.job) + self._code_pin.void_checkpoints()
-        if self.plan.on_faulty == "go_back":
-            void += self._exclusions.void_checkpoints()
-        request = pb.Open(
-            job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation, void=void
-        )
-        self._out.put(ToOptimizer(request))
 
     def initialise(self, member: Member, description: pb.Description, now: float) -> None:
         """Have the optimizer prepare for the initial weights that a worker describes, if their layout is as claimed."""
@@ -190,7 +39,7 @@ class RunningJob:
             self.exclude_liars([member.name], text, now)
             return
         initialise = pb.Initialise(job=self.job.id, layout=description.layout, files=description.files)
-        self._out.put(ToOptimizer(initialise))
+        self.out.put(ToOptimizer(initialise))
 
     # ---- chunks ----
 
@@ -201,53 +50,101 @@ class RunningJob:
             return Refusal(f"the chunk's lease is {header.lease}, and this worker is a spare now")
         return self.lease_book.check_chunk(row.session, header)
 
-    def chunk_arrived(self, member: Member, event: ChunkArrived, now: float) -> Refusal | None:
-        """Keep a piece of a chunk, discard a stale one; return why its worker can't send it, None if it can."""
+    def pieces_arrived(self, member: Member, event: PiecesArrived, now: float) -> Refusal | None:
+        """Keep pieces of chunks, discard stale ones; return why their worker can't send them, None if it can."""
         header, row = event.header, self.rows.find(member)
         stale = row is None or self.check_chunk(member, header) is not None
-        refusal = None if stale else self.rows.check_piece(member, header)
+        refusal = None if stale else self.rows.check_pieces(member, header, event.pieces)
         if row is None or stale or refusal is not None:
-            self._out.put(discard_piece(header, event.arrival))
+            self.out.put(discard_pieces(header, event.arrivals))
             return refusal
-        self.router.keep_piece(header, event.arrival)
-        if not self.rows.waits_for_report(member, header):
-            # Several workers of a row share one window, even if some of them are on this host.
-            self.route_if_whole(row, header, in_place=event.in_place and len(row.workers) == 1)
+        self.router.keep_pieces(header, event.pieces, event.arrival)
+        chunks = dict.fromkeys(piece.chunk for piece in event.pieces)
+        if 0 in chunks and self.rows.waits_for_report(member, header):
+            del chunks[0]
+        # Several workers of a row share one window, even if some of them are on this host.
+        self.route_whole(row, header, list(chunks), in_place=event.in_place and len(row.workers) == 1)
         return None
 
-    def route_if_whole(self, row: Row, header: ChunkHeader, *, in_place: bool) -> None:
-        """Route a chunk of the row that has its lease, if all of its pieces are kept."""
-        whole = self.router.take_whole(header, self.progress.elements)
-        if whole is not None:
-            self._route(row, whole, in_place=in_place)
+    def route_whole(self, row: Row, header: ChunkHeader, chunks: Sequence[int], *, in_place: bool) -> None:
+        """Route those chunks of a lease whose pieces are all kept.
 
-    def _route(self, row: Row, header: ChunkHeader, *, in_place: bool) -> None:
+        Args:
+            row: the row that has the lease.
+            header: header of a piece of the lease.
+            chunks: indices of chunks, in the order in which they came.
+            in_place: whether the lease's payloads stay in the worker's memory.
+        """
+        whole = self.router.take_whole(header.lease, chunks, self.progress.elements)
+        if not whole:
+            return
         if header.kind == INITIAL_WEIGHTS:
-            self.router.route_initial_weights(header)
+            self.router.route_initial_weights(header, whole, self.progress.elements)
             current = self.lease_book.initialisation
             if current is not None and current.missing is not None:
-                current.missing.discard(header.index)
+                for chunk in whole:
+                    current.missing.discard(chunk)
             return
-        step_sum, assignment = self.lease_book.accept_gradient(row, header, in_place=in_place)
-        self.router.route_gradient(step_sum, assignment, header, self.progress.elements)
+        step_sum, assignment = self.lease_book.accept_gradients(row, header, whole, in_place=in_place)
+        self.router.route_gradient(step_sum, assignment, whole, self.progress.elements)
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)
 
     # ---- workers ----
 
-    def connected(self, member: Member, hello: pb.Hello, now: float) -> None:
-        """Order a worker to build the job, unless its predecessors died of it."""
+    def note_predecessor(self, member: Member, hello: pb.Hello) -> None:
+        """Count the death of a worker's previous process, if it died of this job."""
         blame = self.job_members.count_death(member, hello.predecessor)
         if blame is not None and blame.job is not None:
             self.end(FAILED, blame.job)
-            return
-        self.rows.join([member], now)
+
+    def take(self, members: Collection[Member], now: float) -> None:
+        """Have workers that serve no job build this one, unless their predecessors died of it."""
+        for member in members:
+            member.job = self.job.id
+            self.members[member.session] = member
+        self.rows.join(members, now)
         self._end_if_hopeless(now)
+
+    def lets_go(self, member: Member, now: float) -> bool:
+        """Return whether a worker that is to leave can: no step needs it, or its COMMIT is too long in coming.
+
+        A step needs those that have leases of it, and while it has open checks those with weights, which may make them.
+        The making of initial weights and an evaluation are left at once, since the optimizer has what they start from.
+        """
+        assert member.leaving_since_seconds is not None
+        row, step_sum = self.rows.find(member), self.lease_book.step_sum
+        if row is None or step_sum is None:
+            return True
+        may_check = step_sum.coverage.gated and row.receives_weights
+        if not (may_check or any(each.lease for each in step_sum.of_session(row.session))):
+            return True
+        # A job that stops is short of workers as soon as the idle ones have left; the others finish its step.
+        short = self.stops is None and self.quorum.describe_shortage(now) is not None
+        if short or (step_sum.orphans() and not self.lease_book.able_rows()):
+            return True  # those who stay can't finish the step
+        return now >= member.leaving_since_seconds + self.timeouts.stall
+
+    def give_back(self, members: Collection[Member], reason: str, now: float) -> None:
+        """Send away workers that can be of use elsewhere, and release their leases."""
+        for member in members:
+            self.job_members.give_back(member, reason)
+            del self.members[member.session]
+        for member in members:
+            self.rows.release(member, now)
+            member.leave_job()
+        self.settle_claims(now)
+        self.dispatch(now)
 
     def admit(self, member: Member, ready: pb.Ready, now: float) -> None:
         """Admit a worker that has built the job, or its stages of it; or refuse the worker."""
+        if not ready.build:
+            text = "Ready.build is 0, expected the number of the order that it answers, as in Join.build"
+            self.refuse(member, Refusal(text), now)
+            return
         if not self.rows.expects(member, ready):
-            return  # it has been told to build other stages since
+            return  # it has been told to build the job, or other stages, again since
+        began_seconds = member.building_since_seconds
         refusal = self._check_sizes(member, ready) or self.job_members.admit(
             member, ready, leased=self._has_leased
         )
@@ -260,6 +157,8 @@ class RunningJob:
         self.settle_claims(now)
         if not member.ready:
             return  # the job begins again, and the worker with it
+        if began_seconds is not None:
+            member.build_seconds = now - began_seconds
         self.progress.learn_batches(ready, now)
         self.job_members.note_admission(member, ready)
         refusal = self.rows.note_built(member, ready, now)
@@ -303,12 +202,13 @@ class RunningJob:
         self.settle_claims(now)  # it may let workers take part that were refused
         if self.ended:
             return
-        refusal = self.job_members.check_hope(now)
+        refusal = self.job_members.check_hope(now, others=self._has_others(self.job.id))
         if refusal is not None:
             self.end(FAILED, str(refusal))
 
     def lost(self, member: Member, reason: str, now: float) -> None:
-        """Release the leases of a worker that is gone, and is no longer among the members."""
+        """Release the leases of a worker that is gone."""
+        del self.members[member.session]
         row = self.rows.find(member)
         at_work = row is not None and self.lease_book.holds_lease(row)
         if at_work or member.building_since_seconds is not None:
@@ -323,7 +223,7 @@ class RunningJob:
     def trust(self, worker: str, now: float) -> None:
         """Pin the job to what a worker says of it, as a person has decided; the record on disk says so."""
         if trust(self.job, worker) is None:
-            self._refuse_excluded(now)
+            self.refuse_excluded(now)
             self.settle_claims(now)
             self.dispatch(now)
 
@@ -336,11 +236,12 @@ class RunningJob:
             if member.name in workers:
                 member.claim, member.dissents = None, True
         self.report.save()
-        self._refuse_excluded(now)
+        self.refuse_excluded(now)
 
-    def _refuse_excluded(self, now: float) -> None:
+    def refuse_excluded(self, now: float) -> None:
+        """Send away the workers that are excluded."""
         for member in list(self.members.values()):
-            refusal = self._exclusions.find(member.name)
+            refusal = self.exclusions.find(member.name)
             takes_part = member.refusal is None or member.dissents
             if refusal not in (None, member.refusal) and takes_part and not self.ended:
                 self.refuse(member, refusal, now)
@@ -351,7 +252,7 @@ class RunningJob:
             each
             for each in self.members.values()
             if each.refusal is None
-            or (each.dissents and each.claim is not None and self._exclusions.find(each.name) is None)
+            or (each.dissents and each.claim is not None and self.exclusions.find(each.name) is None)
         ]
         self.claims.settle({each.name for each in taking_part}, now)
         if self.job.void_generation > self.opened_void_generation:
@@ -389,7 +290,8 @@ class RunningJob:
 
     def dispatch(self, now: float) -> None:
         """Grant every lease that can be granted now."""
-        if self.claims.contended is not None:
+        has_stopped = self.stops is not None and not self.members
+        if has_stopped or self.claims.contended is not None:
             return
         if self.progress.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):
             return
@@ -404,6 +306,7 @@ class RunningJob:
 
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
+        self._take_back_idle_start(now)
         self.report.publish_refusals()
         self.job_members.mark_slow_builds(now, self.timeouts.stall)
         self.job_members.mark_hangs(self.timeouts.stall)
@@ -411,7 +314,7 @@ class RunningJob:
         self._end_if_hopeless(now)
         if self.ended:
             return
-        code = self._code_pin.find_due_change(now) if self.claims.contended is None else None
+        code = self.code_pin.find_due_change(now) if self.claims.contended is None else None
         if code is not None:
             self._change_code(code, now)
         self.lease_book.release_late(self.progress.version, now)
@@ -424,7 +327,7 @@ class RunningJob:
         unsaved = self.progress.version is not None and not self.job.checkpoint
         if unsaved or self.progress.phase is JobPhase.CHECKPOINT:
             return  # the optimizer is about to write a checkpoint, and needs no worker for it
-        change = self._code_pin.change(self.admission.code, code)
+        change = self.code_pin.change(self.admission.code, code)
         waiting = [each for each in self.members.values() if each.claim_wait is not None]
         self.claims.change_code(code)
         self.report.save()
@@ -439,17 +342,14 @@ class RunningJob:
             if claim_wait is not None and not self.ended:
                 self.admit(member, claim_wait.ready, now)
 
-    def is_void(self, version: Version) -> bool:
-        """Return whether weights were declared void, since a worker was found faulty or the code was changed."""
-        return self._exclusions.is_void(version) or self._code_pin.is_void(version)
-
     # ---- verification ----
 
     def _verify(self, step_sum: StepSum, now: float) -> None:
         """Advance the step's checks; pass on the last chunk of its sum once all are closed."""
         if not step_sum.coverage.gated:
             return
-        receivers = [each for each in self.lease_book.able_rows() if each.receives_weights]
+        able = self.lease_book.able_rows(leaving=True)
+        receivers = [each for each in able if each.receives_weights]
         finding = self.lease_book.checks.advance(step_sum, receivers, now)
         if finding is not None:
             self._exclude(finding, now)
@@ -461,16 +361,9 @@ class RunningJob:
         assert self.progress.version is not None
         self.lease_book.step_sum = None
         self.router.drop_all()
-        self._exclusions.add(finding, self.progress.version)
+        self.exclusions.add(finding, self.progress.version)
         self.report.save()
-        self._refuse_excluded(now)
+        self.found_faulty += sorted(finding.workers)
+        self.refuse_excluded(now)
         if not self.ended:
             self.start_over(self.progress.version)
-
-    def start_over(self, version: Version) -> None:
-        """Have the optimizer go back, or only drop the staged sum; its next status has a later generation."""
-        goes_back = self.plan.on_faulty == "go_back" and self._exclusions.is_void(version)
-        if goes_back or self._code_pin.is_void(version):
-            self.open()
-        else:
-            self._out.put(ToOptimizer(pb.StartOver(job=self.job.id, generation=version.generation)))

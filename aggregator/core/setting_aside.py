@@ -3,14 +3,18 @@
 A start is in the job's record before the job runs. A step or a checkpoint shows that the job can run, so it clears the
 count. A deliberate stop takes the start back. What remains are starts after which the aggregator died at once.
 
-An aggregator that is killed from outside dies in that way too. After `SUSPECT_STARTS` starts the job therefore waits
-until the aggregator has lived for `PROBATION_SECONDS` without it. Kills from outside that come more often than that
-never fail the job; a job that is at fault does not delay its own end by more than three such waits.
+An aggregator that is killed from outside dies in that way too, or by another job that runs. After `SUSPECT_STARTS`
+starts the job therefore waits until the aggregator has lived for `PROBATION_SECONDS` without it. Several such jobs
+start one at a time, as far apart. Kills from outside that come more often than that never fail the job; a job that is
+at fault does not delay its own end by more than three such waits.
 
-An error that the aggregator survives counts apart: `MOST_CRASHES` of them at the same steps fail the job.
+An error that the aggregator survives counts apart: `MOST_CRASHES` of them at the same steps fail the job. One in a
+job's own part of the core counts for that job; for others, see `note_crashes`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from protos.jobs_pb2 import Crash, Job
 from services.errors import Refusal
@@ -20,7 +24,7 @@ MOST_STARTS = 6
 SUSPECT_STARTS = 3
 """Number of starts without progress after which a job waits before it is started again."""
 PROBATION_SECONDS = 10.0
-"""Time that an aggregator lives before it starts a suspect job."""
+"""Time that an aggregator lives before it starts a suspect job, and before it starts the next one."""
 MOST_CRASHES = 3
 """Number of errors of the aggregator at the same steps after which a job is set aside."""
 _LONGEST_REASON = 200
@@ -60,6 +64,30 @@ def note_crash(job: Job, reason: str, step: int) -> None:
     job.crash.CopyFrom(Crash(count=count, step=furthest, reason=reason[:_LONGEST_REASON]))
 
 
+def note_crashes(jobs: Sequence[Job], reason: str, steps: Mapping[str, int]) -> None:
+    """Note in jobs' records that the aggregator failed while it ran them, whichever of them is at fault.
+
+    With several, only the one that was there most often at such errors can reach `MOST_CRASHES`. Before that, it is
+    started again while no other such job runs; see `is_crash_suspect`.
+
+    Args:
+        jobs: the jobs' records on disk.
+        reason: the error, as one line.
+        steps: the jobs' steps in the memory of the aggregator that failed, by id.
+    """
+    for job in jobs:
+        note_crash(job, reason, steps[job.id])
+    most = max((job.crash.count for job in jobs), default=0)
+    at_most = [job for job in jobs if job.crash.count == most]
+    for job in jobs if len(at_most) > 1 else ():
+        job.crash.count = min(job.crash.count, MOST_CRASHES - 1)
+
+
+def is_crash_suspect(job: Job) -> bool:
+    """Return whether one more error at the same steps would set a job aside."""
+    return bool(job.crash.count >= MOST_CRASHES - 1)
+
+
 def why_set_aside(job: Job) -> Refusal | None:
     """Return why a job must not be started again; None if it may be."""
     if job.crash.count >= MOST_CRASHES:
@@ -74,11 +102,16 @@ def why_set_aside(job: Job) -> Refusal | None:
     return None
 
 
-def seconds_until_start(job: Job, lived_seconds: float) -> float:
-    """Return how long a job must wait for its start.
+def is_suspect(job: Job) -> bool:
+    """Return whether the aggregator may have died of a job, which then starts apart from others."""
+    return bool(job.starts >= SUSPECT_STARTS)
+
+
+def seconds_until_start(place: int, lived_seconds: float) -> float:
+    """Return how long a suspect job must wait for its start.
 
     Args:
-        job: the job's record.
+        place: number of suspect jobs that start before it.
         lived_seconds: how long the aggregator lives.
     """
-    return max(0.0, PROBATION_SECONDS - lived_seconds) if job.starts >= SUSPECT_STARTS else 0.0
+    return max(0.0, PROBATION_SECONDS * (place + 1) - lived_seconds)

@@ -1,6 +1,8 @@
-"""The waits of the running job, as users see them."""
+"""The waits of running jobs, as users see them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
 
 from aggregator.core.running_job import RunningJob
 from protos import cluster_pb2 as pb
@@ -12,25 +14,28 @@ DISK_SPACE = "disk space for the job's spec and layout"
 """What an optimizer on a full disk waits for before it can go on with a job."""
 
 
-class OptimizerWait:
-    """The time for which the optimizer has owed the running job the same thing."""
+class OptimizerWaits:
+    """The time for which the optimizer has owed each job the same thing."""
 
     def __init__(self) -> None:
-        self._owed: Wait | None = None
-        self._since_seconds = 0.0
+        self._owed: dict[str, tuple[Wait, float]] = {}  # by job, with the time since when
 
-    def update(self, owed: Wait | None, now: float) -> None:
-        """Record what the optimizer owes now, without its time; None for nothing."""
-        if owed != self._owed:
-            self._owed, self._since_seconds = owed, now
+    def update(self, owed: Iterable[Wait], now: float) -> None:
+        """Record what the optimizer owes now, without its time."""
+        before = self._owed
+        self._owed = {}
+        for each in owed:
+            known = before.get(each.job)
+            self._owed[each.job] = known if known is not None and known[0] == each else (each, now)
 
-    def waits(self, owed: Wait | None, now: float) -> list[Wait]:
-        """Return the wait with its time; none if it began after the last `update`."""
-        if owed is None or owed != self._owed:
-            return []
-        wait = Wait(seconds=now - self._since_seconds)
-        wait.MergeFrom(owed)
-        return [wait]
+    def waits(self, owed: Iterable[Wait], now: float) -> Iterator[Wait]:
+        """Yield each wait with its time, except for those that began after the last `update`."""
+        for each in owed:
+            known = self._owed.get(each.job)
+            if known is not None and known[0] == each:
+                wait = Wait(seconds=now - known[1])
+                wait.MergeFrom(each)
+                yield wait
 
 
 def describe_wait(run: RunningJob, now: float) -> str:
@@ -42,6 +47,8 @@ def describe_wait(run: RunningJob, now: float) -> str:
         return f"waits for the optimizer's status{detail}"
     if run.progress.phase is JobPhase.CHECKPOINT:
         return f"waits for the optimizer to write the checkpoint of step {run.job.step}{detail}"
+    if run.stops is not None:
+        return f"stops after its step: {run.stops.detail}"
     lack = describe_lack(run, now)
     if lack is not None:
         return lack
@@ -58,7 +65,9 @@ def describe_wait(run: RunningJob, now: float) -> str:
 
 
 def describe_lack(run: RunningJob, now: float) -> str | None:
-    """Return one line on the workers that a job lacks to go on; None if it lacks none."""
+    """Return one line on the workers that a job lacks to go on; None if it lacks none, or is not to go on."""
+    if run.stops is not None:
+        return None
     contention = run.claims.describe_contention()
     if contention is not None:
         return contention
@@ -74,6 +83,20 @@ def describe_lack(run: RunningJob, now: float) -> str | None:
         return None
     reasons = {member.name: member.describe() for member in run.members.values()}
     return f"waits for workers to build the job: {join_reasons(reasons)}"
+
+
+def owed_by_optimizer(runs: Mapping[str, RunningJob], optimizer: str, lost_reason: str) -> Iterator[Wait]:
+    """Yield what the optimizer owes each running job, without the time.
+
+    Args:
+        runs: the running jobs by id.
+        optimizer: the optimizer's name; empty while it is not connected.
+        lost_reason: why it is not connected.
+    """
+    for job, run in runs.items():
+        what = describe_optimizer_debt(run) if optimizer else f"a connection: {lost_reason}"
+        if what is not None:
+            yield Wait(role="optimizer", peer=optimizer or "optimizer", job=job, step=run.job.step, what=what)
 
 
 def describe_optimizer_debt(run: RunningJob) -> str | None:

@@ -39,7 +39,9 @@ def take_report(run: RunningJob, member: Member, body: WorkerBody, now: float) -
 
 
 def _note_weights_loaded(run: RunningJob, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
-    """Record the version whose complete weights are on a worker's mesh."""
+    """Record the version whose complete weights are on a worker's mesh, unless it has yet to build the job."""
+    if not member.ready:
+        return
     row = run.rows.weights_loaded(member, Version(loaded.generation, loaded.step))
     if row is not None:
         run.lease_results.record_weights_loaded(row, now)
@@ -66,7 +68,7 @@ def _note_computed(run: RunningJob, member: Member, computed: pb.Computed, now: 
         kind=GRADIENT,
         index=0,
     )
-    run.route_if_whole(row, first, in_place=row.in_place)  # it may have waited for this report
+    run.route_whole(row, first, [0], in_place=row.in_place)  # it may have waited for this report
     run.dispatch(now)
 
 

@@ -1,4 +1,4 @@
-"""The time of workers by what they did with it: of all of them within the last hour, and of those of one job.
+"""The time of workers by what they did with it: of all of them within the last hour, and of those of each job.
 
 It is fed by transitions. A worker that is given a lease counts as computing until it reports how long it has computed
 for. What that report leaves of the time was spent waiting for the wire. So the sum of all activities is the time.
@@ -18,9 +18,10 @@ MINUTES = 60
 
 @dataclass(frozen=True)
 class _Span:
-    """An activity that goes on, and since when."""
+    """An activity that goes on, for which job (empty for none), and since when."""
 
     activity: Activity
+    job: str
     since_seconds: float
 
 
@@ -30,7 +31,7 @@ class WorkerTimes:
     def __init__(self) -> None:
         self._spans: dict[int, _Span] = {}
         self._minutes: dict[int, defaultdict[Activity, float]] = {}
-        self._job: defaultdict[Activity, float] = defaultdict(float)
+        self._jobs: dict[str, defaultdict[Activity, float]] = {}
 
     @property
     def sessions(self) -> Iterable[int]:
@@ -42,19 +43,24 @@ class WorkerTimes:
         span = self._spans.get(session)
         return None if span is None else span.activity
 
-    def begin_job(self, known: Mapping[str, float], now: float) -> None:
+    def begin_job(self, job: str, known: Mapping[str, float]) -> None:
         """Count the time of a job's workers from now on.
 
         Args:
+            job: the job's id.
             known: the time that was counted before, by another aggregator.
-            now: the time.
         """
-        for session, span in list(self._spans.items()):
-            self.note(session, span.activity, now, ends_span=True)
         activities = {each.value: each for each in OF_JOB}
-        self._job = defaultdict(
+        self._jobs[job] = defaultdict(
             float, {activities[name]: each for name, each in known.items() if name in activities}
         )
+
+    def end_job(self, job: str, now: float) -> None:
+        """Forget the time of a job's workers."""
+        for session, span in list(self._spans.items()):
+            if span.job == job:
+                self.note(session, Activity.NO_JOB, now)
+        del self._jobs[job]
 
     def note(
         self,
@@ -63,7 +69,7 @@ class WorkerTimes:
         now: float,
         computed_seconds: float | None = None,
         *,
-        ends_span: bool = False,
+        job: str = "",
     ) -> None:
         """Note what a worker does from now on.
 
@@ -72,25 +78,26 @@ class WorkerTimes:
             activity: what it does.
             now: the time.
             computed_seconds: how long it says that it has computed, at the end of a lease; None if it says nothing.
-            ends_span: whether its time up to now is settled even if it goes on with the same.
+            job: the job that it does it for; empty for none.
         """
         span = self._spans.get(session)
         if span is not None:
-            if span.activity == activity and computed_seconds is None and not ends_span:
+            if (span.activity, span.job) == (activity, job) and computed_seconds is None:
                 return
             self._settle(span, now, computed_seconds)
-        self._spans[session] = _Span(activity, now)
+        self._spans[session] = _Span(activity, job, now)
 
     def drop(self, session: int, now: float) -> None:
         """Note that a worker is gone."""
-        self.note(session, Activity.NO_JOB, now, ends_span=True)
-        self._spans.pop(session, None)
+        span = self._spans.pop(session, None)
+        if span is not None:
+            self._settle(span, now, None)
 
-    def of_job(self, now: float) -> dict[str, float]:
-        """Return the time of the job's workers, by activity."""
-        found = self._job.copy()
+    def of_job(self, job: str, now: float) -> dict[str, float]:
+        """Return the time of a job's workers, by activity."""
+        found = self._jobs[job].copy()
         for span in self._spans.values():
-            if span.activity in OF_JOB:
+            if span.job == job and span.activity in OF_JOB:
                 found[span.activity] += max(0.0, now - span.since_seconds)
         return _by_name(found)
 
@@ -116,15 +123,15 @@ class WorkerTimes:
         start = span.since_seconds
         if computed_seconds is not None and span.activity is Activity.COMPUTING:
             begun = min(max(start, now - computed_seconds), now)
-            self._book(Activity.WIRE, start, begun)
+            self._book(Activity.WIRE, span.job, start, begun)
             start = begun
-        self._book(span.activity, start, now)
+        self._book(span.activity, span.job, start, now)
 
-    def _book(self, activity: Activity, start: float, end: float) -> None:
+    def _book(self, activity: Activity, job: str, start: float, end: float) -> None:
         if end <= start:
             return
-        if activity in OF_JOB:
-            self._job[activity] += end - start
+        if activity in OF_JOB and job in self._jobs:
+            self._jobs[job][activity] += end - start
         last = _minute(end)
         for minute in [each for each in self._minutes if each <= last - MINUTES]:
             del self._minutes[minute]

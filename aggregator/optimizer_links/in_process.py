@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
-from optimizer.core.events import ChunkArrived, Ordered, TensorsLost
+from optimizer.core.events import ChunksArrived, Ordered, TensorsLost
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from plane.group import PlaneGroup
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FilePiece, ReadFileRequest
-from protos.tensors_pb2 import ChunkHeader
+from protos.plane_pb2 import FinishSum
 from services.errors import Failed
 from services.printable import counted
 from services.protocol.envelope import OptimizerOrder
@@ -68,7 +68,7 @@ class InProcessOptimizerLink:
         name = self._engine.name
         if self._planes.local is None:
             name += f", tensors in {counted(len(self._planes.links), 'shard')}"
-        self._callbacks.connected(name)
+        self._callbacks.connected(name, None)
 
     def _planes_lost(self, reason: str) -> None:
         self._engine.feed(TensorsLost())
@@ -83,9 +83,9 @@ class InProcessOptimizerLink:
         if self._planes.ready:
             self._engine.feed(Ordered(self._epoch, body))
 
-    def sum_finished(self, header: ChunkHeader) -> None:
-        """Tell the engine that the sum of a chunk is finished and is in its plane."""
-        _later(self._loop, self._engine.feed, ChunkArrived(header))
+    def sums_finished(self, order: FinishSum) -> None:
+        """Tell the engine that sums of chunks are finished and are in their plane."""
+        _later(self._loop, self._engine.feed, ChunksArrived(order.header, list(order.chunks)))
 
     async def list_files(self, request: pb.CheckpointRequest) -> pb.CheckpointFiles:
         """Return the files of a checkpoint (FileMissing)."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from protos.cluster_pb2 import (
     CheckpointFiles,
     CheckpointRequest,
+    Hello,
     ListCheckpointsRequest,
     RemoveCheckpointsReply,
     RemoveCheckpointsRequest,
@@ -26,14 +27,14 @@ class OptimizerLinkCallbacks:
     """Callbacks of a link, called on the event loop.
 
     Attributes:
-        connected: called with the optimizer's name when the link is up.
+        connected: called with the optimizer's name when the link is up, and with its Hello if it is another process.
         lost: called with the reason when the link is down.
         message: called with each control message.
         weights: called with each chunk of weights from another process and, unless it was in shared memory, its
             message. Raises Refused if the chunk is damaged.
     """
 
-    connected: Callable[[str], None]
+    connected: Callable[[str, Hello | None], None]
     lost: Callable[[str], None]
     message: Callable[[OptimizerBody], None]
     weights: Callable[[TensorChunk, Message | None], None]

@@ -13,12 +13,14 @@ from services.errors import TiermeshError
 from services.files.store import FileStore
 from services.files.transfer import upload
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
-from services.tasks import start_awaited
+from services.tasks import start_awaited, start_task
 from services.transport.mailbox import Mailbox
 
 
 class OrdersWithFiles:
-    """Orders in sequence, each behind the upload of its files. A job that is closed gives up its upload.
+    """Orders, each behind the upload of its files and the earlier orders of its job; jobs don't wait for each other.
+
+    A job that is closed gives up its upload.
 
     Args:
         files: the aggregator's files.
@@ -27,7 +29,7 @@ class OrdersWithFiles:
     def __init__(self, files: FileStore) -> None:
         self._files = files
         self._orders: Mailbox[OptimizerOrder] = Mailbox()
-        self._uploading: tuple[str, asyncio.Task[None]] | None = None  # a job's upload
+        self._uploads: dict[str, asyncio.Task[None]] = {}  # by job
 
     def reset(self) -> None:
         """Forget the orders of the previous link."""
@@ -35,8 +37,8 @@ class OrdersWithFiles:
 
     def put(self, body: OptimizerOrder) -> None:
         """Append an order."""
-        if isinstance(body, pb.Close) and self._uploading is not None and self._uploading[0] == body.job:
-            self._uploading[1].cancel()
+        if isinstance(body, pb.Close) and body.job in self._uploads:
+            self._uploads[body.job].cancel()
         self._orders.put(body)
 
     async def run(
@@ -58,14 +60,31 @@ class OrdersWithFiles:
         Raises:
             LinkClosed: the optimizer has left too many orders unread.
         """
-        while True:
-            body = await self._orders.take()
-            job = "" if isinstance(body, pb.Hello | pb.Heartbeat) else body.job
+        unsent: dict[str, asyncio.Task[None]] = {}  # by job: the sending of its last order
+
+        async def send_behind(before: asyncio.Task[None] | None, job: str, body: OptimizerOrder) -> None:
+            if before is not None:
+                await asyncio.wait((before,))
             try:
                 if await self._upload(channel, optimizer, job, _list_refs(body), report):
                     send(body)
             except TiermeshError as error:
                 report(pb.Failure(job=job, reason=f"{type(body).__name__} was not sent: {error}"))
+
+        try:
+            while True:
+                body = await self._orders.take()
+                job = "" if isinstance(body, pb.Hello | pb.Heartbeat) else body.job
+                unsent = {each: task for each, task in unsent.items() if not task.done()}
+                if job in unsent or _list_refs(body):
+                    sending = send_behind(unsent.get(job), job, body)
+                    what = f"{type(body).__name__} of job {job} to {optimizer}"
+                    unsent[job] = start_task(sending, what, lambda error: self._orders.close(str(error)))
+                else:
+                    await send_behind(None, job, body)
+        finally:
+            for task in unsent.values():
+                task.cancel()
 
     async def _upload(
         self,
@@ -83,14 +102,14 @@ class OrdersWithFiles:
             report(pb.CheckpointMissed(job=job, reason=reason))
 
         task = start_awaited(upload(channel, self._files, refs, optimizer, on_no_room=tell_no_room))
-        self._uploading = job, task
+        self._uploads[job] = task
         try:
             await asyncio.wait((task,))
             if not task.cancelled():
                 task.result()
             return not task.cancelled()
         finally:
-            self._uploading = None
+            del self._uploads[job]
             task.cancel()
 
 

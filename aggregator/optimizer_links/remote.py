@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
@@ -69,6 +69,18 @@ _SUM_BYTES = 4
 """Bytes per element of a sum, which is float32."""
 
 
+class _JobArray(NamedTuple):
+    """Shared array of a job's sums; None if it could not be created.
+
+    Attributes:
+        elements: number of elements of the job's layout.
+        array: as above.
+    """
+
+    elements: int
+    array: SharedArray | None
+
+
 class RemoteOptimizerLink:
     """An `OptimizerLink` to an optimizer on another host, which also carries finished sums from this process.
 
@@ -119,8 +131,10 @@ class RemoteOptimizerLink:
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
         self._chunks: asyncio.Queue[Prepared] = asyncio.Queue()
         self._link: ClientTensorLink | None = None
-        self._array: SharedArray | None = None  # sums that an optimizer on this host reads in place
-        self._array_key = ("", 0)  # job and elements that the array is for
+        self._arrays: dict[
+            str, _JobArray
+        ] = {}  # by job: its sums that an optimizer on this host reads in place
+        self._open_jobs: set[str] = set()
         self._room = asyncio.Event()
         self._room.set()
         self._up = False
@@ -170,7 +184,7 @@ class RemoteOptimizerLink:
         self._peer = LinkPeer(f"optimizer {hello.name}", self.address, hello.tensor_port, self._caller)
         self._backoff.reset()
         log.info("optimizer %s: connected at %s", hello.name, self.address)
-        self._callbacks.connected(hello.name)
+        self._callbacks.connected(hello.name, hello)
         heartbeats = Heartbeats(self._timeouts, lambda: self._put(pb.Heartbeat()))
         try:
             await link.stream.run(
@@ -246,10 +260,16 @@ class RemoteOptimizerLink:
                     chunk = copy_with_checksum(chunk)
                 parts = serialize_in_parts(chunk)
             await write_message(exchange, *parts)
-            timeline.add("to optimizer", "send", began, chunk.header.step, chunk=chunk.header.index)
+            header = chunk.header
+            timeline.add("to optimizer", "send", began, header.step, job=header.job, chunk=header.index)
 
     def send_order(self, body: OptimizerOrder) -> None:
         """Send an order, or drop it while the link is down: the core sends Open again once it is up."""
+        if isinstance(body, pb.Open):
+            self._open_jobs.add(body.job)
+        elif isinstance(body, pb.Close):
+            self._open_jobs.discard(body.job)
+            self._free_arrays()
         if self._up:
             self._outgoing.put(body)
 
@@ -281,14 +301,21 @@ class RemoteOptimizerLink:
     def _shared_array(self, job: str, elements: int) -> SharedArray | None:
         if self._link is None or not self._link.shares:
             return None
-        if self._array_key != (job, elements):
-            self._array_key = (job, elements)
+        found = self._arrays.get(job)
+        if found is None or found.elements != elements:
+            array: SharedArray | None = None
             try:
-                self._array = SharedArray(elements * _SUM_BYTES, CHUNK_ELEMENTS * _SUM_BYTES)
+                array = SharedArray(elements * _SUM_BYTES, CHUNK_ELEMENTS * _SUM_BYTES)
             except OSError as error:
-                self._array = None
-                log.warning("sums go over gRPC: shared memory can't be created (%s)", error)
-        return self._array
+                log.warning("job %s: sums go over gRPC: shared memory can't be created (%s)", job, error)
+            found = self._arrays[job] = _JobArray(elements, array)
+        return found.array
+
+    def _free_arrays(self) -> None:
+        """Free the arrays of jobs that are not open; the kernel thread may add one at the same time."""
+        for job in list(self._arrays):
+            if job not in self._open_jobs:
+                self._arrays.pop(job, None)
 
     def send(self, prepared: Prepared) -> None:
         """Send a prepared sum, or drop it while the link is down: the optimizer later lists what it misses."""

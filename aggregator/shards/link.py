@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from aggregator.epoch_check import check_epoch
 from plane.checkpoint_files import GatheredTensors, checkpoint_file
 from plane.errors import PlaneLost
-from plane.link import PlaneLinks
+from plane.link import CheckpointPart, PlaneLinks
 from plane.link_check.measure import LinkPeer
 from plane.messages import (
     MAX_BATCH_BYTES,
@@ -88,6 +88,7 @@ class ShardLink:
 
     Attributes:
         name: name of the shard; empty before its first Hello.
+        hello: its last Hello; None before the first.
         tensor_port: port of the shard's data streams; 0 if they use the port of `address`.
         down_reason: reason why the link is down; empty while it is up.
         last_heard_seconds: time of the shard's last message, by the event loop's clock.
@@ -110,6 +111,7 @@ class ShardLink:
         self.address = address
         self.stripe = stripe
         self.name = ""
+        self.hello: cluster_pb2.Hello | None = None
         self._incarnation = ""  # of the shard's process that was attended last
         self.tensor_port = 0
         self.down_reason = "not connected yet"
@@ -133,10 +135,7 @@ class ShardLink:
         self._links: PlaneLinks
         self._orders: Mailbox[pb.PlaneOrder] = Mailbox(MAX_QUEUED_MESSAGES)
         self._channel: grpc.aio.Channel | None = None  # for files; None: the link is down
-        self._part: tuple[FileRef, MemoryFile] | None = (
-            None  # of the checkpoint that the next job begins with
-        )
-        self._deadline: asyncio.TimerHandle | None = None  # of the shard's work for a step
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}  # by job: of the shard's work for a step
 
     def __str__(self) -> str:
         return f"shard {self.stripe.index} of {self.stripe.count} ({self.address})"
@@ -193,8 +192,9 @@ class ShardLink:
             self._channel, self.down_reason = None, reason
             self._last_end = reason
             self._orders.close(reason)
-            if self._deadline is not None:
-                self._deadline.cancel()
+            for deadline in self._deadlines.values():
+                deadline.cancel()
+            self._deadlines.clear()
             self._links.link_down(self, reason)
 
     async def run(self) -> None:
@@ -223,7 +223,7 @@ class ShardLink:
 
     async def attend(self, link: _Link) -> None:
         """Exchange orders and reports until the link ends."""
-        hello = link.answer
+        self.hello = hello = link.answer
         async with open_channel(self.address, self._security, own_connection=True) as channel:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._channel, self.name, self.down_reason = channel, hello.name, ""
@@ -280,23 +280,27 @@ class ShardLink:
         except asyncio.TimeoutError:
             raise self._close_lost(self._describe_late(what)) from None
 
-    def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
-        """End the link if the shard's work for a step is still pending after the `stall` timeout.
+    def expect(self, job: str, what: str, is_pending: Callable[[], bool]) -> None:
+        """End the link if the shard's work for a step of a job is still pending after the `stall` timeout.
 
-        One expectation at a time: a new one replaces the former.
+        One expectation of a job at a time: a new one replaces the former.
 
         Args:
+            job: id of the job.
             what: name of the work for the error text.
             is_pending: returns whether the work is still awaited.
         """
-        if self._deadline is not None:
-            self._deadline.cancel()
+        if (former := self._deadlines.pop(job, None)) is not None:
+            former.cancel()
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._timeouts.stall, self._end_if_pending, what, is_pending)
+        self._deadlines[job] = loop.call_later(
+            self._timeouts.stall, self._end_if_pending, job, what, is_pending
+        )
 
-    def _end_if_pending(self, what: str, is_pending: Callable[[], bool]) -> None:
+    def _end_if_pending(self, job: str, what: str, is_pending: Callable[[], bool]) -> None:
+        self._deadlines.pop(job, None)
         if is_pending():
-            self.close(self._describe_late(what))
+            self.close(f"job {job}: {self._describe_late(what)}")
 
     def _describe_late(self, what: str) -> str:
         return f"{what} did not come within {self._timeouts.stall:g} s"
@@ -308,22 +312,21 @@ class ShardLink:
 
     # ---- files ----
 
-    async def prepare(self, layout: Layout, text: bytes, checkpoint: Checkpoint | None) -> FileRef | None:
+    async def prepare(
+        self, job: str, layout: Layout, text: bytes, checkpoint: Checkpoint | None
+    ) -> CheckpointPart | None:
         """Send the shard the layout, and return its part of the checkpoint (Refused, Failed, PlaneLost)."""
-        self._part = None
-        await self._upload(make_ref(text), MemoryFile([text]), "the job's layout")
+        await self._upload(make_ref(text), MemoryFile([text]), f"the layout of job {job}")
         if checkpoint is None:
             return None
-        file = checkpoint_file(checkpoint, self.stripe)
+        file = checkpoint_file(job, checkpoint, self.stripe)
         ref = await asyncio.to_thread(file.make_ref)
-        self._part = ref, file
-        return ref
+        return CheckpointPart(ref, file)
 
-    async def restore(self) -> None:
-        """Send the shard its part of the checkpoint (Refused, Failed, PlaneLost)."""
-        part, self._part = self._part, None
+    async def restore(self, job: str, part: CheckpointPart | None) -> None:
+        """Send the shard its part of the job's checkpoint (Refused, Failed, PlaneLost)."""
         if part is not None:
-            await self._upload(*part, "its part of the checkpoint")
+            await self._upload(*part, f"its part of the checkpoint of job {job}")
 
     async def _upload(self, ref: FileRef, file: MemoryFile, what: str) -> None:
         files = FilesInMemory()
@@ -332,7 +335,7 @@ class ShardLink:
 
     async def gather(self, copied: pb.CopiedPart, into: GatheredTensors) -> None:
         """Read the shard's part of a copy (Refused, Failed, PlaneLost)."""
-        file, files = into.file_of(self.stripe), FilesInMemory()
+        file, files = into.file_of(copied.job, self.stripe), FilesInMemory()
         file.expect_in(files, copied.file)
 
         async def read(channel: grpc.aio.Channel, tell: _Tell) -> None:

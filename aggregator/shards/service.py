@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,7 @@ from services.protocol.checksums import encode_with_checksum
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
+from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.process_record import ProcessRecord
 from services.transport.access.enforcement import check_daemon, confirm_caller
@@ -197,6 +198,7 @@ class ShardService:
                     tensor_port=self._tensor_port,
                     cluster=self._identity.cluster,
                     predecessor=self._record.predecessor if self._record is not None else None,
+                    **read_host_memory().hello_fields(),
                 )
             )
         )
@@ -220,7 +222,7 @@ class ShardService:
             log.info("%s; the tensors of its job are freed", reason)
 
     def _note_job(self, job: str) -> None:
-        """Record whose tensors are here, in case that a fault kills this process."""
+        """Record a job whose tensors are here, in case that a fault kills this process."""
         if self._record is not None:
             self._record.note_duty(job)
 
@@ -257,29 +259,26 @@ class ShardService:
     # ---- link checks ----
 
     async def _measure_workers_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        session, worker = await self._find_worker(context)
+        _, worker = await self._find_worker(context)
         check_daemon("worker", worker.name)
-        await self._measure_link(session, context, f"worker {worker.name}", worker.mailbox.wait_closed())
+        await serve_link_check(
+            context,
+            f"worker {worker.name}",
+            shared_memory=self._shared_memory,
+            until=worker.mailbox.wait_closed(),
+        )
 
     async def _measure_aggregators_link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         session = await self._require_session(context)
-        await self._measure_link(
-            session, context, f"aggregator {session.name}", session.reports.wait_closed()
+        if jobs := session.plane.jobs:
+            text = f"open jobs: {', '.join(jobs)}; check when they have ended"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        await serve_link_check(
+            context,
+            f"aggregator {session.name}",
+            shared_memory=self._shared_memory,
+            until=session.reports.wait_closed(),
         )
-
-    async def _measure_link(
-        self,
-        session: ShardSession,
-        context: grpc.aio.ServicerContext[Any, Any],
-        peer: str,
-        until: Coroutine[Any, Any, None],
-    ) -> None:
-        if job := session.plane.job:
-            until.close()
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"job {job} is open; check when it has ended"
-            )
-        await serve_link_check(context, peer, shared_memory=self._shared_memory, until=until)
 
     async def _require_session(self, context: grpc.aio.ServicerContext[Any, Any]) -> ShardSession:
         incarnation = read_incarnation(context)

@@ -19,7 +19,9 @@ from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Refused, name_internal_error
+from services.files.errors import FileMissing
 from services.files.memory import FilesInMemory
+from services.files.memory_file import MemoryFile
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.metrics import OptimizerMetrics
 from services.tasks import start_task
@@ -40,7 +42,8 @@ class ShardSession:
         optimizer_metrics: metrics of the updates of this shard's chunks.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
         files: files that orders and reports refer to.
-        note_job: called with the id of the job whose tensors are to be here, empty for none; on any thread.
+        note_job: called with the id of the job that was opened last of those whose tensors are to be here, empty for
+            none; on any thread.
 
     Attributes:
         name: name of the aggregator.
@@ -68,9 +71,11 @@ class ShardSession:
         self._files = files
         self._note_job = note_job
         self._is_closed = False
-        self._part: TensorFile | None = None  # the job's tensors, while a part of a checkpoint may arrive
-        self._copy = 0
-        self._copy_file: TensorFile | None = None  # copy of that number, unless it is dropped
+        self._layouts: dict[int, MemoryFile | None] = {}  # by opening, until they are read
+        self._parts: dict[
+            str, TensorFile
+        ] = {}  # by job: its tensors, while a part of a checkpoint may arrive
+        self._copies: dict[str, tuple[int, TensorFile]] = {}  # newest of each job, with its number
         self.plane = Plane(
             PlaneOwner(
                 report=self._report,
@@ -79,7 +84,7 @@ class ShardSession:
                 fill=self._fill,
                 copied=self._copied,
                 drop_copy=self._drop_copy,
-                note_job=self._job_changes,
+                jobs_change=self._jobs_change,
             ),
             epoch=self.epoch,
             stripe=self.stripe,
@@ -94,11 +99,15 @@ class ShardSession:
         self._is_closed = True
         self.reports.close(reason)
         self.plane.close(reason)
-        self._copy_file = None
+        self._copies.clear()
 
     def carry_out(self, orders: Sequence[pb.PlaneOrder]) -> None:
         """Carry out orders of the aggregator, in their sequence; one that can't be carried out ends the session."""
-        self.plane.carry_out([body for envelope in orders if (body := unwrap(envelope)) is not None])
+        bodies = [body for envelope in orders if (body := unwrap(envelope)) is not None]
+        for body in bodies:
+            if isinstance(body, pb.OpenPart):  # now, before too many others are opened
+                self._layouts[body.opening] = self._files.hold(body.layout.sha256)
+        self.plane.carry_out(bodies)
 
     def _report(self, body: Message) -> None:
         self.reports.put(wrap_report(body))
@@ -115,42 +124,47 @@ class ShardSession:
     # ---- files ----
 
     def _read_layout(self, order: pb.OpenPart) -> Layout:
-        file, size = self._files.open(order.layout.sha256)
-        text = file.read(0, size)
-        self._files.remove(file)
-        return read_job_layout(text, JobConfig.from_json(order.spec_json).parameters)
+        file = self._layouts.pop(order.opening, None)
+        if file is None:
+            raise FileMissing(f"layout of job {order.job}: not in memory, or no longer; send it again")
+        return read_job_layout(file.read(0, file.size), JobConfig.from_json(order.spec_json).parameters)
 
     def _fill(self, order: pb.OpenPart, tensors: MasterTensors) -> None:
         """Have a checkpoint's part written into the tensors as it arrives."""
         if order.HasField("tensors"):
-            self._part = _file_of(name_arrays(tensors.weights, tensors.rule.state))
-            self._part.expect_in(self._files, order.tensors)
+            part = self._parts[order.job] = _file_of(
+                order.job, name_arrays(tensors.weights, tensors.rule.state)
+            )
+            part.expect_in(self._files, order.tensors)
             if self._is_closed:  # then the files may have been cleared before
-                self._files.remove(self._part)
+                self._files.remove(part)
 
-    def _job_changes(self, job: str) -> None:
-        """Expect no part of a checkpoint for the former job's tensors."""
-        self._files.remove(self._part)
-        self._part = None
-        self._note_job(job)
+    def _jobs_change(self, job: str, here: Sequence[str]) -> None:
+        """Expect no part of a checkpoint for the job's former tensors."""
+        self._files.remove(self._parts.pop(job, None))
+        self._note_job(here[-1] if here else "")
 
-    def _copied(self, copy: int, arrays: Arrays) -> None:
-        self._drop_copy(self._copy)
-        self._copy, self._copy_file = copy, _file_of(arrays)
-        start_task(self._offer(copy, self._copy_file), f"copy {copy} of the tensors")
+    def _copied(self, order: pb.CopyPart, arrays: Arrays) -> None:
+        job, copy, file = order.job, order.copy, _file_of(order.job, arrays)
+        self._forget_copy(job)
+        self._copies[job] = copy, file
+        start_task(self._offer(job, copy, file), f"job {job}: copy {copy} of the tensors")
 
-    async def _offer(self, copy: int, file: TensorFile) -> None:
+    async def _offer(self, job: str, copy: int, file: TensorFile) -> None:
         """Let the aggregator read a copy, unless it is dropped by then."""
         ref = await asyncio.to_thread(file.make_ref)
-        if self._copy_file is file:
+        if self._copies.get(job) == (copy, file):
             self._files.add(ref, file)
-            self._report(pb.CopiedPart(copy=copy, file=ref))
+            self._report(pb.CopiedPart(job=job, copy=copy, file=ref))
 
-    def _drop_copy(self, copy: int) -> None:
-        if self._copy == copy:
-            self._files.remove(self._copy_file)
-            self._copy_file = None
+    def _drop_copy(self, order: pb.DropCopy) -> None:
+        if self._copies.get(order.job, (0, None))[0] == order.copy:
+            self._forget_copy(order.job)
+
+    def _forget_copy(self, job: str) -> None:
+        _, file = self._copies.pop(job, (0, None))
+        self._files.remove(file)
 
 
-def _file_of(arrays: Arrays) -> TensorFile:
-    return TensorFile({name: [array] for name, array in arrays.items()})
+def _file_of(job: str, arrays: Arrays) -> TensorFile:
+    return TensorFile(job, {name: [array] for name, array in arrays.items()})

@@ -6,12 +6,12 @@ the same while the record grows, so that it succeeds on a full disk. Specs are r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from aggregator.core.setting_aside import note_crash
+from aggregator.core.setting_aside import note_crashes
 from aggregator.storage import removals, reserve
 from aggregator.storage.job_ids import draw_job_id
 from aggregator.storage.queue_file import DiskFull, QueueFile
@@ -138,24 +138,27 @@ class JobQueue(QueueFile):
                 if not self._release_reserve():
                     raise
 
-    def note_crash(self, job_id: str, reason: str, step: int) -> jobs_pb2.Job:
-        """Store that the aggregator failed while it ran a job; return the job's record.
+    def note_crash(self, steps: Mapping[str, int], reason: str) -> list[jobs_pb2.Job]:
+        """Store that the aggregator failed while it ran jobs; return the jobs' records.
 
         Args:
-            job_id: the job's id.
+            steps: the jobs' steps at which it happened, by id.
             reason: the error, as one line.
-            step: the step at which it happened.
 
         Raises:
             Deposed: a newer aggregator has taken over.
             Failed: the file can't be read or written, or has no such job.
         """
-        job = self.find(job_id)
-        if job is None:
-            raise Failed(f"queue {self.path}: no job {job_id}, at which the aggregator failed: {reason}")
-        note_crash(job, reason, step)
-        self.save(job)
-        return job
+        jobs = []
+        for job_id in steps:
+            job = self.find(job_id)
+            if job is None:
+                raise Failed(f"queue {self.path}: no job {job_id}, at which the aggregator failed: {reason}")
+            jobs.append(job)
+        note_crashes(jobs, reason, steps)
+        for job in jobs:
+            self.save(job)
+        return jobs
 
     def live_jobs(self) -> list[StoredJob]:
         """Return the jobs that have not ended, in order of submission.
@@ -266,7 +269,7 @@ class JobQueue(QueueFile):
         if live >= caps.queued_jobs:
             raise CapReached(
                 Cap.QUEUED_JOBS,
-                f"queue: {counted(live, 'job')} queued or running, expected at most {caps.queued_jobs} "
+                f"queue: {counted(live, 'job')} queued, running or paused, expected at most {caps.queued_jobs} "
                 "(--max-queued-jobs of the aggregator); submit again when some have ended, or cancel some with "
                 "`tiermesh cancel`",
             )
@@ -277,7 +280,7 @@ class JobQueue(QueueFile):
         if own >= caps.jobs_per_person:
             raise CapReached(
                 Cap.JOBS_PER_PERSON,
-                f"person {printable(owner, 60)}: has {counted(own, 'job')} queued or running, expected at most "
+                f"person {printable(owner, 60)}: has {counted(own, 'job')} queued, running or paused, expected at most "
                 f"{caps.jobs_per_person} (--max-jobs-per-person of the aggregator); submit again when some have ended, "
                 "or cancel some with `tiermesh cancel`",
             )
@@ -402,7 +405,7 @@ def _stored_job(job: object, spec_json: object) -> StoredJob:
     """Return a row's values after checking their types (ValueError)."""
     record = _record(job)
     if record.state not in LIVE_STATES:
-        raise ValueError(f"job {record.id} is in state {record.state} but counts as queued or running")
+        raise ValueError(f"job {record.id} is in state {record.state} but counts as one that has not ended")
     if not isinstance(spec_json, str):
         raise ValueError("a job's spec is not text")
     return StoredJob(record, spec_json)

@@ -11,7 +11,7 @@ from services.errors import Refused
 FORMAT = 3
 """Version of the tables. Files of other versions are refused."""
 
-LIVE_STATES = (jobs_pb2.QUEUED, jobs_pb2.RUNNING)
+LIVE_STATES = (jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.PAUSED)
 """States of jobs that have not ended."""
 
 JOB_ROW_BYTES = 1_800

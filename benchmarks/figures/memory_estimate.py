@@ -11,8 +11,8 @@ from __future__ import annotations
 from benchmarks.harness.job_settings import load_nanollama, load_setting, mesh_of
 from benchmarks.harness.report import report
 from services.config.job import JobConfig
+from services.printable import format_bytes
 from services.sizing.device_memory import estimate_device_memory
-from services.sizing.sizes import format_bytes
 from tests.support.contract.peak_memory import run_passes
 
 BOUND = 0.1

@@ -130,7 +130,7 @@ class Daemons(ABC):
             for index in range(self._workers):
                 self.address(f"worker-{index + 1}")
             self.idle_bytes = self.memory_bytes("VmRSS")
-            self._submit()
+            self._submit_first()
             self._exit = stack.pop_all()
         return self
 
@@ -235,7 +235,8 @@ class Daemons(ABC):
             spawn=host.spawner(self._environment),
         ).start()
 
-    def _submit(self) -> None:
+    def _submit_first(self) -> None:
+        """Submit the job that the cluster runs from its start on."""
         settings = (
             f"multihost_config.num_workers={self._workers}", "training_config.max_steps=1000000", "eval_every=0",
             "model_save_interval=0", *self._job.settings,

@@ -30,11 +30,11 @@ class Event:
 class LoggedCluster(Daemons):
     """A cluster whose job's log tells what happens."""
 
-    def events(self) -> list[Event]:
-        """Return the job's log so far."""
+    def events(self, job: str = "") -> list[Event]:
+        """Return the log so far, of one of several jobs or of the only one."""
         lines = [
             line
-            for path in (self.folder / "state" / "logs").glob("*.jsonl")
+            for path in (self.folder / "state" / "logs").glob(f"{job}*.jsonl")
             for line in path.read_text().splitlines()
         ]
         return [

@@ -92,17 +92,7 @@ class PacedCluster(LoggedCluster):
 
     def passes(self, step: int) -> list[RunPass]:
         """Return the passes of a step that have been run, by all processes."""
-        words = [
-            line.split()
-            for path in self._records.iterdir()
-            for line in path.read_text().splitlines(keepends=True)
-            if line.endswith("\n")  # An incomplete line is still being written.
-        ]
-        return [
-            RunPass(int(at), bool(int(is_backward)), float(start), float(stop))
-            for at, _, is_backward, _, start, stop in words
-            if int(at) == step
-        ]
+        return read_passes(self._records, step)
 
     def bubble(self, step: int) -> float:
         """Return the share of all stages' time, from the first forward to the last backward pass, without a pass.
@@ -135,3 +125,18 @@ class PacedCluster(LoggedCluster):
             if (path := self._records / f"{name}-{process.pid}").exists()
             and any(line.startswith(f"{step} ") for line in path.read_text().splitlines())
         ]
+
+
+def read_passes(records: Path, step: int) -> list[RunPass]:
+    """Return the passes of a step that paced workers have run, from the folder of their records."""
+    words = [
+        line.split()
+        for path in records.iterdir()
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")  # An incomplete line is still being written.
+    ]
+    return [
+        RunPass(int(at), bool(int(is_backward)), float(start), float(stop))
+        for at, _, is_backward, _, start, stop in words
+        if int(at) == step
+    ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from cli.launch.hosts_file import MOST_RANKS
 from cli.options import WholeNumber, json_option, option, path_option
 from cli.output import Output
 from services.errors import Refused
@@ -50,6 +51,12 @@ _PORT = WholeNumber(1, 65535)
     default=Path(".tiermesh/launch"),
     help="Folder of the launch on each host; a relative one lies in the home folder.",
 )
+@option(
+    "--workers",
+    type=WholeNumber(1, MOST_RANKS),
+    help="Workers, at most one for each rank; with all ranks, aggregator and optimizer run beside one of them.  "
+    "[default: num_workers of the job]",
+)
 @option("--aggregator-port", type=_PORT, default=7070, help="Port of the aggregator.")
 @option("--optimizer-port", type=_PORT, default=7071, help="Port of the optimizer.")
 @option("--remote", metavar="PATH", help="Tiermesh on the other hosts.  [default: the path of this one]")
@@ -76,6 +83,7 @@ def launch(
     mgd: Path | None,
     rankfile: Path | None,
     state_dir: Path,
+    workers: int | None,
     aggregator_port: int,
     optimizer_port: int,
     remote: str | None,
@@ -114,6 +122,7 @@ def launch(
         remote=remote,
         ssh=OpenSSH(config=ssh_config, options=ssh_options),
         detach=detach,
+        workers=workers,
     )
     if dry_run:
         print_commands(options, output)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli.launch.agent.host_memory import read_host_memory
 from cli.launch.command_line import DaemonCommand, Place, aggregator_address, daemon_commands
 from cli.launch.memory import estimate_needs, find_shortage
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
 from cli.launch.sites import THIS_MACHINE, Site, plan_sites
 from cli.output import Output
-from services.printable import counted
+from services.printable import counted, format_bytes
+from services.runtime.host_memory import read_host_memory
 
 _RUN = "RUN"
 """Name of the run in printed paths; a real run gets one of its own."""
@@ -38,9 +38,11 @@ def dry_run(options: LaunchOptions, output: Output) -> None:
         *("--aggregator", aggregator_address(plan, places, options.ports)),
     ]
     output.say(describe_plan(plan))
+    if plan.beside and not plan.is_local:
+        output.say(describe_beside(plan, {}))
     for need in needs:
         output.say(f"{need.host or THIS_MACHINE}: {need}")
-        shortage = None if need.host else find_shortage(need, THIS_MACHINE, read_host_memory())
+        shortage = None if need.host else find_shortage(need, THIS_MACHINE, read_host_memory().total_bytes)
         if shortage is not None:
             output.warn(shortage.line)
     for line in (*_site_lines(sites), *_daemon_lines(commands, places), *_submit_lines(submit, sites)):
@@ -64,6 +66,25 @@ def describe_plan(plan: LaunchPlan) -> str:
     where = "this machine" if plan.is_local else counted(len(plan.hosts), "host")
     ranks = counted(len(plan.ranks), "rank")
     return f"{ranks} on {where}: {', '.join(roles[:-1])} and {roles[-1]} ({plan.tiers} tiers)"
+
+
+def describe_beside(plan: LaunchPlan, memory_bytes: Mapping[str, int]) -> str:
+    """Return one line about the ranks that run beside a worker: on which host, and why there.
+
+    Args:
+        plan: plan with such ranks, on several hosts.
+        memory_bytes: memory of each host, by its name; empty if they were not asked.
+    """
+    host = plan.beside[0].host
+    roles = " and ".join(f"the {rank.role}" for rank in plan.beside)
+    verb = "run" if len(plan.beside) > 1 else "runs"
+    if host is None or host not in memory_bytes:
+        return (
+            f"{roles} {verb} beside a worker: a launch takes the host with most memory, and this text {host}"
+        )
+    return (
+        f"{roles} {verb} beside a worker on {host}, which has most memory: {format_bytes(memory_bytes[host])}"
+    )
 
 
 def _places(plan: LaunchPlan, sites: Sequence[Site], program: tuple[str, ...]) -> dict[int, Place]:
@@ -112,6 +133,7 @@ def _fields(command: DaemonCommand) -> dict[str, Any]:
         "role": rank.role,
         "host": rank.host,
         "name": rank.name,
+        "beside": rank.beside,
         "mesh_id": rank.mesh_id,
         "arguments": list(command.arguments),
         "environment": dict(command.environment),

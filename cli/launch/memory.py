@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from cli.launch.plan import LaunchPlan, Rank
 from services.config.job import JobConfig
 from services.config.parameters import count_largest, count_parameters
+from services.printable import format_bytes
 from services.sizing.host_memory import RoleMemory, estimate_host_memory
-from services.sizing.pipeline import count_stage_elements
-from services.sizing.sizes import format_bytes
+from services.sizing.pipeline import count_stage_elements, count_worker_elements
 
 LARGEST_ERROR = 1.5
 """Factor by which the estimate may be too high, as for a worker that never has two nodes of a step at once. Beyond it
@@ -65,6 +65,8 @@ def estimate_needs(plan: LaunchPlan, config: JobConfig) -> list[HostNeed]:
     if vocabulary is None or elements is None:
         return []
     stages = count_stage_elements(config, vocabulary) or [elements]
+    if len(plan.workers) < len(stages):  # they share the stages
+        stages = [count_worker_elements(stages, len(plan.workers))]
     largest_elements = count_largest(config.model, vocabulary)
     found: dict[str | None, list[tuple[RoleMemory, Rank]]] = {}
     for rank in plan.ranks:
@@ -109,6 +111,10 @@ def _name_role(plan: LaunchPlan, rank: Rank, *, is_alone: bool) -> tuple[str, st
     if rank.role == "worker":
         fix = "divide the model over more stages" if is_alone else "give fewer ranks to the host"
         return f"the worker of rank {rank.number}", f"{fix}, or use a host with more"
+    if rank.beside and plan.tiers == 3:
+        fewer = len(plan.workers) - 2
+        fix = f"give --workers {fewer} to leave it a host of its own" if fewer > 0 else "use a host with more"
+        return f"the {rank.role}", f"{fix}, or {shards}"
     if rank.role == "aggregator" and plan.tiers == 2:
         beside = rank.number == len(plan.workers) and any(each.host == rank.host for each in plan.workers)
         ranks = (

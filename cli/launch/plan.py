@@ -36,6 +36,7 @@ class Rank:
         mesh_id: id of its mesh in the folder's descriptor; the descriptor that a worker gets calls it 0.
         environment: variables to add to those of the host, without TT_MESH_GRAPH_DESC_PATH.
         descriptor_text: descriptor of a worker's one mesh, as protobuf text; empty for the other roles.
+        beside: whether it is none of the folder's ranks, and so can run beside a worker on any host.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Rank:
     mesh_id: int
     environment: Mapping[str, str]
     descriptor_text: str
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,28 @@ class LaunchPlan:
         """Whether all ranks run on this machine."""
         return not self.hosts
 
+    @property
+    def beside(self) -> tuple[Rank, ...]:
+        """Ranks that share a worker's host because the folder has none for them."""
+        return tuple(rank for rank in self.ranks if rank.beside)
+
+    def move_beside(self, memory_bytes: Mapping[str, int]) -> LaunchPlan:
+        """Return this plan with the ranks beside workers on the host that has most memory, the first of equal ones.
+
+        Args:
+            memory_bytes: memory of each host, by its name.
+        """
+        if self.is_local or not self.beside:
+            return self
+        host = max(self.hosts, key=memory_bytes.__getitem__)
+        ranks = [
+            replace(rank, host=host, name=_name(rank.number, rank.mesh_id, rank.role, host))
+            if rank.beside
+            else rank
+            for rank in self.ranks
+        ]
+        return replace(self, ranks=tuple(ranks))
+
 
 def plan_launch(
     configuration: Configuration,
@@ -93,6 +117,7 @@ def plan_launch(
     device: DeviceConfig,
     parent: Mapping[str, str],
     *,
+    workers: int | None = None,
     stages: int = 1,
     local_chips: bool,
 ) -> LaunchPlan:
@@ -100,14 +125,16 @@ def plan_launch(
 
     Roles follow tt-train's rule: ranks below the job's `num_workers` are workers, then comes the aggregator, then the
     optimizer if there is one rank more. In its pipeline example all ranks are stages: there the aggregator is one rank
-    more than the folder has, on the host of the first one.
+    more than the folder has. With `workers` as many as ranks, so are aggregator and optimizer. Those ranks are on the
+    host of the first worker until `LaunchPlan.move_beside` knows the memory of all.
 
     Args:
         configuration: content of the configuration folder.
         num_workers: `multihost_config.num_workers` of the job that the cluster is for.
         device: backend and mesh of that job.
-        stages: number of stages of that job's pipeline; 1 without one.
         parent: environment of the launching process.
+        workers: number of workers, from `--workers`; None for `num_workers` of them.
+        stages: number of stages of that job's pipeline; 1 without one.
         local_chips: whether this machine has chips, which ranks without a host would open.
 
     Raises:
@@ -116,7 +143,10 @@ def plan_launch(
     """
     bindings = configuration.bindings
     count = len(bindings.ranks)
-    roles = _roles(count, num_workers, stages, bindings.source)
+    if workers is None:
+        roles, beside = _roles(count, num_workers, stages, bindings.source)
+    else:
+        roles, beside = _roles_of(workers, count, bindings.source)
     hosts = configuration.placement.place(count)
     ranks = []
     for binding, role, host, descriptor in zip(
@@ -128,62 +158,86 @@ def plan_launch(
                 number=binding.rank,
                 role=role,
                 host=host,
-                name=_name(binding, role, host),
+                name=_name(binding.rank, binding.mesh_id, role, host),
                 mesh_id=binding.mesh_id,
                 environment=rank_environment(binding, bindings, parent, opens_mesh=is_worker),
                 descriptor_text=_cut(binding, descriptor, device, bindings.source) if is_worker else "",
             )
         )
-    if count == num_workers:
-        ranks.append(_aggregator_beside(ranks[0], bindings, parent))
-    workers = ranks[:num_workers]
-    _check_meshes(workers, configuration)
+    ranks += [
+        _rank_beside(ranks[0], count + number, role, bindings, parent) for number, role in enumerate(beside)
+    ]
+    plan = LaunchPlan(tuple(ranks), tiers=3 if "optimizer" in (*roles, *beside) else 2, stages=stages)
+    _check_meshes(plan.workers, configuration)
     if may_drive_chips(device.backend):
-        _check_devices([rank for rank in workers if rank.host is not None or local_chips], bindings.source)
-    return LaunchPlan(tuple(ranks), tiers=3 if count == num_workers + 2 else 2, stages=stages)
+        opening = [rank for rank in plan.workers if rank.host is not None or local_chips]
+        _check_devices(opening, bindings.source)
+    return plan
 
 
-def _aggregator_beside(first: Rank, bindings: RankBindings, parent: Mapping[str, str]) -> Rank:
-    """Return the aggregator of a folder whose ranks are all workers: it runs on the host of the first one."""
-    binding = replace(bindings.ranks[0], rank=len(bindings.ranks), env_overrides={})
+def _rank_beside(
+    first: Rank, number: int, role: Role, bindings: RankBindings, parent: Mapping[str, str]
+) -> Rank:
+    """Return a rank that the folder doesn't have: it opens no mesh, and runs on the host of the first one."""
+    binding = replace(bindings.ranks[0], rank=number, env_overrides={})
     return Rank(
-        number=binding.rank,
-        role="aggregator",
+        number=number,
+        role=role,
         host=first.host,
-        name=_name(binding, "aggregator", first.host),
+        name=_name(number, binding.mesh_id, role, first.host),
         mesh_id=binding.mesh_id,
         environment=rank_environment(binding, bindings, parent, opens_mesh=False),
         descriptor_text="",
+        beside=True,
     )
 
 
-def _roles(count: int, num_workers: int, stages: int, source: str) -> list[Role]:
+def _roles_of(workers: int, count: int, source: str) -> tuple[list[Role], list[Role]]:
+    """Return the roles of the folder's ranks with a number of workers that was asked for, and the roles beside them."""
+    others: list[Role] = ["aggregator", "optimizer"]
+    own = count - workers  # ranks for other roles
+    if own < 0:
+        raise Refused(
+            f"--workers {workers}: more than the {counted(count, 'rank')} of {source}, each of which has one mesh; "
+            f"give {count} at most, or add ranks and hosts"
+        )
+    if own > len(others):
+        raise Refused(
+            f"--workers {workers}: {counted(count, 'rank')} in {source}, so {own - len(others)} would have no role; "
+            f"give {count - len(others)} to {count}, or a folder of fewer ranks"
+        )
+    roles: list[Role] = ["worker"] * workers
+    return [*roles, *others[:own]], [] if own else others
+
+
+def _roles(count: int, num_workers: int, stages: int, source: str) -> tuple[list[Role], list[Role]]:
+    """Return the roles of the folder's ranks by tt-train's rule, and the roles beside them."""
     workers: list[Role] = ["worker"] * num_workers
     if count == num_workers and stages > 1:
-        return workers
+        return workers, ["aggregator"]
     if count == num_workers + 1:
-        return [*workers, "aggregator"]
+        return [*workers, "aggregator"], []
     if count == num_workers + 2:
-        return [*workers, "aggregator", "optimizer"]
+        return [*workers, "aggregator", "optimizer"], []
     needed = f"{num_workers + 1} (2 tiers) or {num_workers + 2} (3 tiers)"
     if stages > 1:
         needed = f"{num_workers}, {needed}"
         fix = f"give a folder of {counted(num_workers, 'rank')}, each of them a stage"
     elif count < 2:
-        fix = "add ranks"
+        fix = "add ranks, or --workers 1 to put all roles on one host"
     else:
         fitting = max(count - 2, 1)
-        fix = f"add multihost_config.enabled=true multihost_config.num_workers={fitting}"
+        fix = f"give --workers {count}, or add multihost_config.enabled=true multihost_config.num_workers={fitting}"
     raise Refused(
         f"{source}: {counted(count, 'rank')}, but the job's num_workers of {num_workers} needs "
         f"{needed}; {fix}"
     )
 
 
-def _name(binding: RankBinding, role: Role, host: str | None) -> str:
-    what = f"mesh{binding.mesh_id}" if role == "worker" else role
+def _name(number: int, mesh_id: int, role: Role, host: str | None) -> str:
+    what = f"mesh{mesh_id}" if role == "worker" else role
     place = "" if host is None else f"@{host.replace(':', '.')}"
-    return f"rank{binding.rank}-{what}{place}"[:NAME_CHARACTERS]
+    return f"rank{number}-{what}{place}"[:NAME_CHARACTERS]
 
 
 def _cut(binding: RankBinding, descriptor: DescriptorFile, device: DeviceConfig, bindings_source: str) -> str:

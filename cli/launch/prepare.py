@@ -32,6 +32,7 @@ class LaunchOptions:
         remote: path of Tiermesh on the other hosts; None for that of this one.
         ssh: how hosts are reached.
         detach: whether the command ends once the job is submitted, and the run goes on.
+        workers: number of workers; None for the job's `num_workers`.
     """
 
     files: LaunchFiles
@@ -42,6 +43,7 @@ class LaunchOptions:
     remote: str | None = None
     ssh: OpenSSH = field(default_factory=OpenSSH)
     detach: bool = False
+    workers: int | None = None
 
     @property
     def remote_program(self) -> tuple[str, ...]:
@@ -65,6 +67,7 @@ def prepare(options: LaunchOptions, output: Output) -> tuple[LaunchPlan, JobConf
         job.num_workers,
         job.device,
         os.environ,
+        workers=options.workers,
         stages=job.stages,
         local_chips=has_device(),
     )

@@ -16,7 +16,7 @@ from cli.launch.agent.link import AgentLink, RunEnded
 from cli.launch.agent.protocol import Check, Ended, RunOver, Start, WatchJob, WriteFile
 from cli.launch.cluster import START_ORDER, Cluster, Member
 from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
-from cli.launch.dry_run import describe_plan
+from cli.launch.dry_run import describe_beside, describe_plan
 from cli.launch.joining import wait_until_joined
 from cli.launch.memory import estimate_needs
 from cli.launch.openssh import AgentGone
@@ -64,10 +64,9 @@ def launch(options: LaunchOptions, output: Output) -> None:
     output.say(describe_plan(plan))
     name = new_run_name()
     folder = run_folder(options.state_dir, name)
-    job = run_until_interrupted(_launch(options, plan, config, name, folder, output))
+    job, holder = run_until_interrupted(_launch(options, plan, config, name, folder, output))
     if not options.detach:
-        holder = plan.optimizer or plan.aggregator
-        _report(job, name, holder.host or THIS_MACHINE, output)
+        _report(job, name, holder, output)
         return
     output.say(
         f"run {name} goes on with job {job.id}; `tiermesh launch --attach {name}` follows it, --stop ends it"
@@ -124,11 +123,16 @@ def run_until_interrupted(work: Coroutine[Any, Any, Result]) -> Result:
 
 async def _launch(
     options: LaunchOptions, plan: LaunchPlan, config: JobConfig, name: str, folder: Path, output: Output
-) -> jobs_pb2.Job:
+) -> tuple[jobs_pb2.Job, str]:
+    """Return the job, and the host that has its checkpoints."""
     sites = plan_sites(plan, options, name)
     addresses = await for_all(sites, Site.find_address, output)
     links = await connect_all(sites, output)
     try:
+        memory_bytes = {host: link.facts.memory_bytes for host, link in links.items()}
+        plan = plan.move_beside(memory_bytes)
+        if plan.beside and not plan.is_local:
+            output.say(describe_beside(plan, memory_bytes))
         places = _places(plan, sites, links, addresses)
         commands = daemon_commands(plan, places, options.ports)
         await check_all(links.values(), _ports(commands), estimate_needs(plan, config), output)
@@ -153,6 +157,7 @@ async def _launch(
             own_files = certificates.launcher_files() if certificates else {}
             # Beside the heartbeats: a busy disk may take longer than agents wait for one.
             await finish_in_thread(write_run, run, folder, own_files)
+            holder = (plan.optimizer or plan.aggregator).host or THIS_MACHINE
             for role in START_ORDER:
                 starts = []
                 for command in commands:
@@ -165,11 +170,11 @@ async def _launch(
             async with JobsClient(run.target(folder)) as client:
                 job = await _until_gone(cluster, _submit(client, config, plan, output), output.say)
                 if not options.detach:
-                    return await _follow(cluster, client, job.id, output)
+                    return await _follow(cluster, client, job.id, output), holder
                 await finish_in_thread(write_run, replace(run, job=job.id), folder, {})
                 await cluster.detach(_watch_requests(job.id, run, links, certificates))
                 detached = True
-                return job
+                return job, holder
     finally:
         if not detached:
             forget_run(folder)

@@ -16,13 +16,13 @@ from services.config.models import CustomConfig, RegressionConfig
 from services.config.pipeline import count_blocks
 from services.errors import Failed, Refused
 from services.pipeline.split import BlockRange, StageRun
+from services.printable import format_bytes
 from services.runtime.process import limit_blas_to_one_thread
 from services.sizing.chips import DEFAULT_CHIP
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.fitting import LARGEST_ERROR
 from services.sizing.measured_split import MeasuredBalance
 from services.sizing.portion import Portion
-from services.sizing.sizes import format_bytes
 from services.tasks import start_thread
 
 if TYPE_CHECKING:

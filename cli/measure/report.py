@@ -9,8 +9,8 @@ from typing import Any
 from cli.tables import format_table
 from services.config.job import JobConfig
 from services.pipeline.split import BlockRange
+from services.printable import format_bytes
 from services.sizing.measured_split import BlockTimes, MeasuredBalance, MeasuredSplit, PassTime
-from services.sizing.sizes import format_bytes
 
 
 @dataclass(frozen=True)

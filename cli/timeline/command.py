@@ -11,19 +11,20 @@ from cli.timeline.stages import PipelineTrace
 from cli.timeline.trace import Payload
 
 
-def run(folder: Path, into: Path | None, output: Output) -> None:
+def run(folder: Path, into: Path | None, job: str, output: Output) -> None:
     """Write the merged trace and the picture, and print how much of the communication is hidden.
 
     Args:
         folder: folder of the daemons' timeline files.
         into: folder for the results; None for `merged` in `folder`.
+        job: id of the job, or a part of it; empty for the only one that was recorded.
         output: where the result goes.
 
     Raises:
         Refused: the folder has no timelines or no complete step, or the results can't be written.
     """
     into = folder / "merged" if into is None else into
-    trace = write(folder, into)
+    trace = write(folder, into, job)
     overlaps = {payload: trace.overlap(payload) for payload in Payload}
     steps = trace.steps
     pipeline = PipelineTrace(trace)

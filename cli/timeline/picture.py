@@ -94,17 +94,18 @@ def draw(trace: StepTrace, step: int) -> str:
     return "\n".join([*picture, "</svg>", ""])
 
 
-def write(folder: Path, into: Path) -> StepTrace:
+def write(folder: Path, into: Path, job: str = "") -> StepTrace:
     """Merge the timelines of a folder and draw the step in the middle of them.
 
     Args:
         folder: folder of the timeline files.
         into: folder for `timeline.json` and `step.svg`, created if missing.
+        job: the job of the step, see `StepTrace`.
 
     Raises:
         Refused: the folder has no timelines or no complete step, or `into` can't be written.
     """
-    trace = StepTrace(folder)
+    trace = StepTrace(folder, job)
     steps = trace.steps
     if not steps:
         raise Refused(

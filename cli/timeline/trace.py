@@ -60,6 +60,11 @@ class Event:
         """Step that the event belongs to; None if it names none."""
         return self.args.get("step")
 
+    @property
+    def job(self) -> str:
+        """Job that the event belongs to; empty if it names none."""
+        return str(self.args.get("job", ""))
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -101,23 +106,24 @@ class Overlap:
 
 
 class StepTrace:
-    """Timelines that several daemons recorded of the same steps.
+    """Timelines that several daemons recorded of the same steps of a job.
 
     Args:
         folder: folder of the timeline files.
+        job: id of the job, or a part of it that no other recorded job has; empty for the only one.
 
     Raises:
-        Refused: there is no file, or a file is not a timeline.
+        Refused: there is no file, a file is not a timeline, or it is not clear which job is meant.
 
     Attributes:
         files: content of each file, by the title of its daemon.
-        events: events of all files, in order of their starts.
+        events: events of all files that are of no other job, in order of their starts.
         titles: titles of the workers by their names.
         workers: titles of those that have computed, sorted: the others are spares.
         transfers: transfers of chunks between workers and the aggregator.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, job: str = "") -> None:
         paths = sorted(folder.glob("*.json"))
         if not paths:
             raise Refused(
@@ -132,7 +138,9 @@ class StepTrace:
                 events += self._events(content)
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise _not_a_timeline(path) from None
-        self.events = sorted(events, key=lambda event: event.start)
+        chosen = _choose_job(folder, {event.job for event in events} - {""}, job)
+        own = (event for event in events if event.job in ("", chosen))
+        self.events = sorted(own, key=lambda event: event.start)
         self.titles = {  # by the names that other daemons use
             each["otherData"]["name"]: title
             for title, each in self.files.items()
@@ -264,6 +272,16 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise _not_a_timeline(path) from None
     return dict(content)
+
+
+def _choose_job(folder: Path, recorded: set[str], part: str) -> str:
+    """Return the one recorded job whose id contains a text; empty if no event names a job."""
+    found = sorted(each for each in recorded if part in each)
+    if len(found) > 1 or (part and not found):
+        ids = ", ".join(sorted(recorded)) or "no job"
+        given = f"--job {part[:100]}" if part else "no --job"
+        raise Refused(f"{folder}: {given} given, expected one of the recorded jobs: {ids}")
+    return found[0] if found else ""
 
 
 def _not_a_timeline(path: Path) -> Refused:

@@ -11,20 +11,19 @@ from cli.validate.timing import advise_on_evaluation, describe_time
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
 from services.config.origins import Origins
-from services.config.parameters import count_largest, model_parts
+from services.config.parameters import model_parts
 from services.config.resolve.job import ResolvedJob
 from services.config.settings import list_settings, optimizer_name
 from services.sizing.device_memory import estimate_device_memory
 from services.sizing.disk import estimate_checkpoints
 from services.sizing.fitting import LARGEST_ERROR, describe_shortage
 from services.sizing.flops import count_flops_per_token
-from services.sizing.host_memory import estimate_host_memory
 from services.sizing.idle import advise_on_idle_workers
+from services.sizing.job_memory import estimate_job_memory
 from services.sizing.links import estimate_links
 from services.sizing.pipeline import (
     StageSize,
     count_projection_blocks,
-    count_worker_elements,
     estimate_bubble,
     estimate_stage_links,
     size_stages,
@@ -100,12 +99,7 @@ def make_report(job: ResolvedJob, origins: Origins, cluster: Cluster) -> Report:
     sizes["device_memory"], shortage = _size_device(config, cluster, stages)
     roles = {key: report[key] for key in ("workers", "tiers", "shards")}
     elements = parameters["total"]
-    largest = count_largest(config.model, config.vocabulary or 0)
-    share = count_worker_elements(stages, roles["workers"]) or elements
-    host_memory = estimate_host_memory(
-        config, elements, worker_elements=share, largest_elements=largest, **roles
-    )
-    sizes["host_memory"] = [asdict(each) for each in host_memory]
+    sizes["host_memory"] = [asdict(each) for each in estimate_job_memory(config, **roles)]
     sizes["links"] = [asdict(each) for each in estimate_links(config, elements, **roles)]
     checkpoints = estimate_checkpoints(config, elements)
     sizes["checkpoints"] = asdict(checkpoints) | {"most_bytes": checkpoints.most_bytes}

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cli.words import spell_duration
-from services.printable import counted
-from services.sizing.sizes import format_bytes
+from services.printable import counted, format_bytes
 
 _COLUMNS = 80
 _LABEL_COLUMNS = 17

@@ -8,8 +8,7 @@ from typing import Any
 
 from cli.tables import format_table
 from services.config.settings import DEFAULT, TT_TRAIN_DEFAULT
-from services.printable import counted
-from services.sizing.sizes import format_bytes
+from services.printable import counted, format_bytes
 
 _SHOWN = (
     "name",

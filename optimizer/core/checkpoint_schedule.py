@@ -1,4 +1,4 @@
-"""Decides when a job's checkpoints are taken: when they are due, one at a time, with retries where needed. Pure."""
+"""Decides when jobs' checkpoints are taken: when they are due, one at a time, with retries where needed. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ SPACE_RETRY_SECONDS = 5.0
 
 
 class CheckpointSchedule:
-    """Schedule of the open job's checkpoints.
+    """Schedule of the checkpoints of all jobs.
 
-    A checkpoint of the previous job may still be on its way to the disk. No second one starts before that is done.
+    One is written at a time, since its copy of the tensors takes memory. The job whose checkpoint has been due the
+    longest comes next. That of a job that has ended may still be on its way to the disk.
 
     Args:
         out: outbox for effects.
@@ -26,22 +27,37 @@ class CheckpointSchedule:
     def __init__(self, out: OptimizerOutbox) -> None:
         self._out = out
         self.now_seconds = 0.0
+        self._due: dict[str, OpenJob] = {}  # by job id, the longest due first
         self._writing: Snapshot | None = None  # of any job and generation
         self._writing_job_ended = False
-        self._waits_for_space = False  # until RetryDue, no checkpoint is started
 
     @property
     def writes(self) -> bool:
         """Whether a checkpoint is being written, of any job."""
         return self._writing is not None
 
+    def is_writing_job(self, job: str) -> bool:
+        """Return whether a checkpoint of a job is being written, of any generation."""
+        return self._writing is not None and self._writing.job == job
+
     def is_writing(self, job: OpenJob) -> bool:
-        """Return whether a checkpoint of this job is being written."""
+        """Return whether a checkpoint of this job is being written, taken since it was opened."""
         return self._writing is not None and job.owns(self._writing.job, self._writing.generation)
 
-    def writes_newest(self, job: OpenJob) -> bool:
-        """Return whether the checkpoint that is being written is of the job's newest weights."""
-        return self._writing == Snapshot(job.job, job.generation, job.step)
+    def lacks_newest(self, job: OpenJob) -> bool:
+        """Return whether a step was committed since the newest checkpoint, the one that is being written included."""
+        return job.has_unsaved_step and self._writing != Snapshot(job.job, job.generation, job.step)
+
+    def is_due(self, job: OpenJob) -> bool:
+        """Return whether a checkpoint of this job is to be taken as soon as weights and disk allow it."""
+        return job.job in self._due
+
+    def set_due(self, job: OpenJob, due: bool) -> None:
+        """Set whether a checkpoint of this job is due; one that is due already keeps its turn."""
+        if due:
+            self._due.setdefault(job.job, job)
+        else:
+            self._due.pop(job.job, None)
 
     def job_ended(self, job: OpenJob) -> None:
         """Note that the job ended: a checkpoint of it that is being written is reported all the same."""
@@ -52,30 +68,41 @@ class CheckpointSchedule:
         """Request a checkpoint if the completed step calls for one."""
         if job.plan.checkpoints_at(job.step) or self._interval_passed(job):
             self.request(job)
-        else:
-            self.start_if_possible(job)
 
     def request(self, job: OpenJob) -> None:
-        """Take a checkpoint now, or as soon as the previous one is on disk: no step waits for the disk."""
-        job.checkpoint_due = True
+        """Have a checkpoint taken as soon as those that were due before are on disk: no step waits for the disk.
+
+        It is missed if the job's own last one is not on disk, or not even begun: then one of newer weights follows.
+        """
+        if self._writing is not None and (self.is_writing_job(job.job) or self.is_due(job)):
+            other = "" if self.is_writing_job(job.job) else f" of job {self._writing.job}"
+            text = f"the checkpoint of step {self._writing.step}{other} is still being written; the next one follows it"
+            self._report_missed(job, job.step, text)
+        self.set_due(job, True)
         receiving = job.state == pb.OptimizerStatus.RECEIVING
         job.checkpoint_timer_seconds = None if receiving else self.now_seconds
-        if self._writing is not None:
-            text = (
-                f"the checkpoint of step {self._writing.step} is still being written; the next one follows it"
-            )
-            self._report_missed(job, job.step, text)
-        self.start_if_possible(job)
 
-    def start_if_possible(self, job: OpenJob | None) -> None:
-        """Start the checkpoint that is due, if none is being written and all weights are of one step."""
-        if job is None or job.failure_reason is not None or not job.checkpoint_due:
-            return
-        if self._writing is not None or self._waits_for_space or not job.is_consistent:
-            return
-        job.checkpoint_due = False
+    def start_next(self) -> str | None:
+        """Start the checkpoint that has been due the longest, unless one is being written.
+
+        One that waits for space, or whose job has failed, is passed over. One whose weights are being updated is waited
+        for, since an update takes less time than a checkpoint.
+
+        Returns:
+            The id of its job; None if none was started.
+        """
+        if self._writing is not None or not self._due:
+            return None
+        ready = (
+            each for each in self._due.values() if each.failure_reason is None and not each.waits_for_space
+        )
+        job = next(ready, None)
+        if job is None or not job.is_consistent:
+            return None
+        del self._due[job.job]
         self._writing = Snapshot(job.job, job.generation, job.step)
         self._out.put(self._writing)
+        return job.job
 
     def finish(self, answer: pb.CheckpointWritten | SaveFailed) -> bool:
         """Note that the checkpoint being written was completed or failed.
@@ -87,11 +114,6 @@ class CheckpointSchedule:
             return False
         job_ended, self._writing, self._writing_job_ended = self._writing_job_ended, None, False
         return job_ended
-
-    def retry(self, job: OpenJob | None) -> None:
-        """Start the checkpoint that waited for space."""
-        self._waits_for_space = False
-        self.start_if_possible(job)
 
     def handle_failure(self, job: OpenJob, event: SaveFailed) -> Refusal | None:
         """Return why the job fails without this checkpoint; None if it goes on or the checkpoint is tried again.
@@ -109,12 +131,13 @@ class CheckpointSchedule:
             if not failed_before:
                 text = f"{event.reason}; trying again every {SPACE_RETRY_SECONDS:g} s until there is space"
                 self._report_missed(job, event.step, text)
-            job.checkpoint_due = self._waits_for_space = True
-            self._out.put(RetryLater(SPACE_RETRY_SECONDS))
+            job.waits_for_space = True
+            self.set_due(job, True)
+            self._out.put(RetryLater(job.job, SPACE_RETRY_SECONDS))
         elif failed_before:
             return Refusal(f"{event.reason} (tried twice; a job needs its first and last checkpoint)")
         else:
-            job.checkpoint_due = True
+            self.set_due(job, True)
         return None
 
     def _interval_passed(self, job: OpenJob) -> bool:

@@ -6,6 +6,7 @@ orders of protos/plane.proto, whose reports are inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos import plane_pb2 as plane
@@ -41,10 +42,16 @@ class Ordered:
 
 
 @dataclass(frozen=True)
-class ChunkArrived:
-    """Arrival of a chunk of a step's sum or of initial weights, after its bytes were checked against its header."""
+class ChunksArrived:
+    """Arrival of chunks of a step's sum or of initial weights, after their bytes were checked against their headers.
+
+    Attributes:
+        header: header of the first chunk. Those of the others differ in index, offset and elements.
+        chunks: indices of the chunks, all of one plane; chunk 0 comes alone.
+    """
 
     header: ChunkHeader
+    chunks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class FromPlane:
     """
 
     stripe: Stripe
-    body: plane.StagedChunk | plane.UpdatedPart
+    body: plane.StagedChunks | plane.UpdatedPart
     now_seconds: float = 0.0
 
 
@@ -124,6 +131,8 @@ class SaveFailed:
 class RetryDue:
     """Answer to RetryLater: its time has passed."""
 
+    job: str
+
 
 @dataclass(frozen=True)
 class OperationFailed:
@@ -140,14 +149,14 @@ class Stopping:
 
 @dataclass(frozen=True)
 class TensorsLost:
-    """Loss of the process that holds the tensors; the job must be loaded again from its newest checkpoint."""
+    """Loss of a process that holds tensors; all jobs must be loaded again from their newest checkpoints."""
 
 
 Input = (
     Connected
     | Disconnected
     | Ordered
-    | ChunkArrived
+    | ChunksArrived
     | Loaded
     | Allocated
     | FromPlane
@@ -209,18 +218,16 @@ class Allocate:
     files: dict[str, FileRef] = field(default_factory=dict)
 
 
-AGGREGATOR_SESSION = 0
-"""Session for which a plane that workers don't reach sends weights to the aggregator. Those of workers begin at 1."""
-
-TensorOrder = plane.StageChunk | plane.UpdatePart | plane.MakeWeights | plane.SendVersion | plane.DropPart
-"""Orders to the planes about the open job's tensors. The payload of a StageChunk is that of the chunk that arrived."""
+TensorOrder = plane.StageChunks | plane.UpdatePart | plane.MakeWeights | plane.SendVersion | plane.DropPart
+"""Orders to the planes about a job's tensors. The payload of a StageChunks is that of the chunk that arrived."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """Request to copy weights and state and to write them as a checkpoint; answered by Saved or SaveFailed.
 
-    The core waits for that answer before the next request, so there is at most one copy, however slow the disk is.
+    The core waits for that answer before the next request, of any job. So there is at most one copy, however slow the
+    disk is and however many jobs there are.
     """
 
     job: str
@@ -232,12 +239,40 @@ class Snapshot:
 class RetryLater:
     """Request for one RetryDue after some seconds."""
 
+    job: str
     seconds: float
 
 
+@dataclass(frozen=True)
+class JobBroke:
+    """Request to log an unexpected error, after which nothing of a job is here.
+
+    Attributes:
+        job: job id; empty for an error while no job was here.
+        error: the error, with its traceback. A recording has its text.
+    """
+
+    job: str
+    error: Exception
+
+
 Effect = (
-    ToAggregator | Refuse | Load | SaveGeneration | SaveEpoch | Allocate | TensorOrder | Snapshot | RetryLater
+    ToAggregator
+    | Refuse
+    | Load
+    | SaveGeneration
+    | SaveEpoch
+    | Allocate
+    | TensorOrder
+    | Snapshot
+    | RetryLater
+    | JobBroke
 )
+
+
+def job_of(effect: Effect) -> str:
+    """Return the id of the job that an effect concerns; empty if it concerns none."""
+    return str(getattr(effect.body if isinstance(effect, ToAggregator) else effect, "job", ""))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The job that an optimizer has open: its layout, its step, and what its planes have staged and updated. Pure."""
+"""A job that an optimizer has open: its layout, its step, and what its planes have staged and updated. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StagedSums:
 
 
 class OpenJob:
-    """State of the job that the optimizer has open.
+    """State of a job that the optimizer has open.
 
     Args:
         job: job id.
@@ -80,8 +80,8 @@ class OpenJob:
         failure_reason: reason why the job cannot go on; None while it can.
         loaded: checkpoint that was loaded when the job was opened; None if there was none.
         newest_checkpoint: newest checkpoint on disk that counts.
-        checkpoint_due: whether a snapshot is to be taken as soon as the weights and the disk allow it.
         checkpoint_timer_seconds: start of the time to the next checkpoint, by a monotonic clock; None: not started.
+        waits_for_space: whether its next checkpoint waits until the disk, which was full, is tried again.
         failed_checkpoint_step: step of the newest checkpoint if it could not be written.
         closing: whether the job ends as soon as the checkpoint that is due has been begun.
     """
@@ -107,7 +107,7 @@ class OpenJob:
         self.allocating_layout = ""
         self.failure_reason: str | None = None
         self.loaded = self.newest_checkpoint = loaded
-        self.checkpoint_due = False
+        self.waits_for_space = False
         self.checkpoint_timer_seconds: float | None = None
         self.failed_checkpoint_step: int | None = None
         self.closing = False

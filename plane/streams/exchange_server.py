@@ -37,7 +37,6 @@ class ExchangeServer:
 
     Args:
         newest: the newest weights, which keep a list of the streams' links.
-        wait_for_room: waits until another chunk can be taken.
         shared_memory: whether payloads may go through memory shared with a peer.
         count: called with the change in the number of links that use shared memory.
     """
@@ -46,12 +45,10 @@ class ExchangeServer:
         self,
         newest: NewestWeights,
         *,
-        wait_for_room: Callable[[], Awaitable[None]],
         shared_memory: bool,
         count: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._newest = newest
-        self._wait_for_room = wait_for_room
         self._shared_memory = shared_memory
         self._count = count
 
@@ -61,6 +58,7 @@ class ExchangeServer:
         peer: str,
         mailbox: Mailbox[Any],
         *,
+        wait_for_room: Callable[[str], Awaitable[None]],
         take: Callable[[list[TensorChunk]], Refusal | None],
         send: Callable[[ServerTensorLink], Coroutine[Any, Any, None]],
         opened: Callable[[], None] = lambda: None,
@@ -71,6 +69,7 @@ class ExchangeServer:
             context: the call.
             peer: role and name of the peer, for the log.
             mailbox: mailbox of the peer's control stream.
+            wait_for_room: waits until another chunk of a job can be taken.
             take: takes the chunks of one message, and returns why the first stale one is stale, if there is one.
             send: sends weights until cancelled.
             opened: called when the peer knows that the stream is open.
@@ -85,7 +84,7 @@ class ExchangeServer:
             await context.send_initial_metadata(link.metadata)
             opened()
             await run_until_first_ends(
-                self._receive(context, peer, link, take), send(link), mailbox.wait_closed()
+                self._receive(context, peer, link, wait_for_room, take), send(link), mailbox.wait_closed()
             )
         except (Refused, ValueError) as refused:
             reason = f"refused a chunk: {refused}"
@@ -105,13 +104,15 @@ class ExchangeServer:
         context: grpc.aio.ServicerContext[Any, Any],
         peer: str,
         link: ServerTensorLink,
+        wait_for_room: Callable[[str], Awaitable[None]],
         take: Callable[[list[TensorChunk]], Refusal | None],
     ) -> None:
         last_refusal: Refusal | None = None
         while isinstance(message := await context.read(), Message):
-            # Wait before the chunk is taken, so that it still counts in its sender's window.
-            await self._wait_for_room()
-            refusal = take(link.deserialize(message))
+            chunks = link.deserialize(message)
+            # Wait before the chunks are taken, so that they still count in their sender's window.
+            await wait_for_room(chunks[0].header.job)
+            refusal = take(chunks)
             if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk
                 log.info("%s: dropped a chunk: %s", peer, refusal)
                 last_refusal = refusal

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 
@@ -57,10 +57,25 @@ class StoredChunk:
     array: SharedArray | None
 
 
-class NewestWeights:
-    """The newest chunks of weights, by index. One thread at a time stores chunks; another sends them.
+@dataclass
+class _JobWeights:
+    """The newest chunks of one job's weights by index, and the shared array that has them.
 
-    Memory: one model copy in the wire type if there are remote peers, and one if there are peers on this host.
+    Attributes:
+        array: array for peers on this host; None before the first chunk for them, or if there is no memory for it.
+        array_size: elements, and bytes per element, that the array was made or tried for.
+    """
+
+    stored: dict[int, StoredChunk] = field(default_factory=dict)
+    array: SharedArray | None = None
+    array_size: tuple[int, int] | None = None
+
+
+class NewestWeights:
+    """The newest chunks of weights of each job, by index. One thread at a time stores chunks; another sends them.
+
+    Memory: for each job one model copy in the wire type if there are remote peers, and one if there are peers on this
+    host.
 
     Args:
         stripe: the shard's part of the layout, if it has only a part. Element counts are then those of the stripe.
@@ -72,14 +87,11 @@ class NewestWeights:
     def __init__(self, stripe: Stripe | None = None) -> None:
         self._stripe_count = stripe.count if stripe is not None else 1
         self.links: list[TensorLink] = []
-        self._stored: dict[int, StoredChunk] = {}
-        self._array: SharedArray | None = None
-        self._array_key: tuple[str, int, int] | None = None  # job, elements, bytes per element
+        self._jobs: dict[str, _JobWeights] = {}
 
-    def clear(self) -> None:
-        """Drop all chunks at the end of the job."""
-        self._stored.clear()
-        self._array, self._array_key = None, None
+    def clear(self, job: str) -> None:
+        """Drop all chunks of a job at its end."""
+        self._jobs.pop(job, None)
 
     def put(self, version: ChunkHeader, index: int, values: Float32Array, elements: int) -> None:
         """Store a chunk of new weights.
@@ -93,7 +105,8 @@ class NewestWeights:
         Raises:
             Failed: the wire type can't represent the values.
         """
-        array, for_network = self._forms_needed(version, elements)
+        weights = self._weights_of(version.job)
+        array, for_network = self._forms_needed(weights, version, elements)
         message = None
         if array is not None:
             array.mark(index, 0)
@@ -105,7 +118,7 @@ class NewestWeights:
         text = describe_float16_overflow(chunk)
         if text:
             raise Failed(f"weights: {text}")
-        self._stored[index] = StoredChunk(chunk.header, message, array)
+        weights.stored[index] = StoredChunk(chunk.header, message, array)
 
     def put_received(self, chunk: TensorChunk, message: Message | None, elements: int) -> None:
         """Store a chunk that another role sent, with its payload unchanged.
@@ -116,59 +129,69 @@ class NewestWeights:
             elements: elements of the whole layout.
         """
         header = chunk.header
-        array, for_network = self._forms_needed(header, elements)
+        weights = self._weights_of(header.job)
+        array, for_network = self._forms_needed(weights, header, elements)
         if array is not None:
             array.mark(header.index, 0)
             array.place(header.index)[:] = np.frombuffer(chunk.payload, np.uint8)
             array.mark(header.index, version_mark(header))
         kept = (message or serialize_chunk(chunk)) if for_network else None
-        self._stored[header.index] = StoredChunk(header, kept, array)
+        weights.stored[header.index] = StoredChunk(header, kept, array)
 
-    def _forms_needed(self, header: ChunkHeader, elements: int) -> tuple[SharedArray | None, bool]:
+    def _weights_of(self, job: str) -> _JobWeights:
+        return self._jobs.setdefault(job, _JobWeights())
+
+    def _forms_needed(
+        self, weights: _JobWeights, header: ChunkHeader, elements: int
+    ) -> tuple[SharedArray | None, bool]:
         """Return the array for peers on this host, if there are any, and whether a message is needed."""
         sharing = [link.shares for link in self.links]
-        array = self._shared_array(header, elements) if any(sharing) else None
+        array = self._shared_array(weights, header, elements) if any(sharing) else None
         return array, array is None or not all(sharing)
 
-    def _shared_array(self, header: ChunkHeader, elements: int) -> SharedArray | None:
+    def _shared_array(self, weights: _JobWeights, header: ChunkHeader, elements: int) -> SharedArray | None:
         """Return the job's shared array, or None if there is no memory for it; all peers then get messages."""
         size = bytes_per_element(header.dtype)
-        wanted = (header.job, elements, size)
-        if self._array_key != wanted:
-            self._array_key = wanted
+        if weights.array_size != (elements, size):
+            weights.array_size = (elements, size)
             try:
-                self._array = SharedArray(elements * size, CHUNK_ELEMENTS * size, self._stripe_count)
+                weights.array = SharedArray(elements * size, CHUNK_ELEMENTS * size, self._stripe_count)
             except OSError as error:
-                self._array = None
+                weights.array = None
                 log.warning("weights go over gRPC: shared memory can't be created (%s)", error)
-        return self._array
+        return weights.array
+
+    def _find(self, header: ChunkHeader) -> StoredChunk | None:
+        """Return the stored chunk of a header's job and index, of whatever version."""
+        weights = self._jobs.get(header.job)
+        return None if weights is None else weights.stored.get(header.index)
 
     def has_version(self, header: ChunkHeader) -> bool:
-        """Return whether the stored chunk of this index has the version in the header."""
-        stored = self._stored.get(header.index)
+        """Return whether the stored chunk of this job and index has the version in the header."""
+        stored = self._find(header)
         return stored is not None and _version(stored.header) == _version(header)
 
     def is_last(self, index: int, elements: int) -> bool:
         """Return whether no later chunk of a layout with `elements` elements would be stored here."""
         return index + self._stripe_count >= chunk_count(elements)
 
-    def drop_message(self, index: int) -> None:
-        """Drop a chunk that is stored as a message only."""
-        stored = self._stored.get(index)
+    def drop_message(self, header: ChunkHeader) -> None:
+        """Drop the chunk of a header's job and index if it is stored as a message only."""
+        stored = self._find(header)
         if stored is not None and stored.array is None:
-            del self._stored[index]
+            self._jobs[header.job].stored.pop(header.index, None)
 
     async def send(
         self, link: TensorLink, wanted: Sequence[ChunkHeader], write: Callable[..., Awaitable[None]]
     ) -> None:
-        """Send the current versions of chunks; chunks that a job's end has dropped are left out.
+        """Send the current versions of chunks; chunks that their job's end has dropped are left out.
 
         Args:
             link: tensor link of the peer.
             wanted: headers that say which elements of which chunks to send.
             write: sends one message, which may come in parts.
         """
-        found = ((each, self._stored.get(each.index)) for each in wanted)
+        found = ((each, self._find(each)) for each in wanted)
         waiting = [(each, stored) for each, stored in found if stored is not None]
         while waiting:
             run = _find_referable(waiting) if link.shares else []
@@ -182,27 +205,25 @@ class NewestWeights:
         self, wanted: ChunkHeader, stored: StoredChunk, write: Callable[..., Awaitable[None]]
     ) -> None:
         """Send the wanted elements of a chunk: the stored message, if they are all."""
-        message = stored.message or await self._message_of(wanted.index)
+        message = stored.message or await self._message_of(wanted)
         if message is None:
             return
         if not _is_piece(wanted, stored):
             await write(message)
             return
-        chunk = deserialize_chunk(message)
-        if chunk.header.job == wanted.job:  # else another job has begun
-            piece = await asyncio.to_thread(cut_piece, chunk, wanted.offset, wanted.elements)
-            await write(*serialize_in_parts(piece))
+        piece = await asyncio.to_thread(cut_piece, deserialize_chunk(message), wanted.offset, wanted.elements)
+        await write(*serialize_in_parts(piece))
 
-    async def _message_of(self, index: int) -> Message | None:
+    async def _message_of(self, wanted: ChunkHeader) -> Message | None:
         """Return a message for remote peers of a chunk that was stored for peers on this host only."""
         while True:
-            stored = self._stored.get(index)
+            stored = self._find(wanted)
             if stored is None or stored.message is not None:
                 return stored.message if stored is not None else None
             message = await asyncio.to_thread(_message, stored)
             if message is not None:
-                if self._stored.get(index) is stored:
-                    self._stored[index] = replace(stored, message=message)
+                if self._find(wanted) is stored:
+                    self._jobs[wanted.job].stored[wanted.index] = replace(stored, message=message)
                 return message
 
 

@@ -36,8 +36,8 @@ SHARED_MEMORY_KEY = "tiermesh-shared-memory"
 """gRPC metadata of a data stream: the client's offer, and in the initial metadata the server's answer."""
 MAX_PLACES = 64
 """Chunks that one message may refer to."""
-MAX_MAPPED_ARRAYS = 16
-"""Arrays of a peer that stay mapped, the newest ones."""
+MAX_MAPPED_ARRAYS = 64
+"""Arrays of a peer that stay mapped, those used last. It has one or a few for each running job."""
 
 _PAGE_BYTES = 4096
 _TOKEN_BYTES = 32
@@ -64,7 +64,7 @@ class TensorLink:
         self._peer_process = 0  # process id of the peer, if its memory can be read here
         self._page: mmap.mmap | None = None  # the client's page
         self._descriptor = -1  # of this end's page
-        self._arrays: dict[int, MappedArray | None] = {}  # by identity, oldest first
+        self._arrays: dict[int, MappedArray | None] = {}  # by identity, the one used last at the end
         self._counted = False
         self._has_checksums = False
 
@@ -161,16 +161,27 @@ class TensorLink:
         if not self._peer_process:
             raise Refused(f"{what}: shared memory: not agreed on for this stream; send the payload")
         if places.identity in self._arrays:
-            return self._arrays[places.identity]
-        array = None
-        try:
-            array = MappedArray(self._peer_process, places.descriptor, places.identity)
-        except (OSError, NotShared) as error:
-            log.warning("tensors of %s: an array in its memory can't be read here (%s)", self._peer, error)
-        if len(self._arrays) == MAX_MAPPED_ARRAYS:
-            del self._arrays[next(iter(self._arrays))]
+            array = self._arrays.pop(places.identity)
+        else:
+            self._unmap_closed()
+            array = self._map_array(places)
+            if len(self._arrays) == MAX_MAPPED_ARRAYS:
+                del self._arrays[next(iter(self._arrays))]
         self._arrays[places.identity] = array
         return array
+
+    def _unmap_closed(self) -> None:
+        """Unmap the arrays of jobs that are over: the last mapping keeps their memory."""
+        for identity, array in list(self._arrays.items()):
+            if array is not None and array.is_closed:
+                del self._arrays[identity]
+
+    def _map_array(self, places: SharedPlaces) -> MappedArray | None:
+        try:
+            return MappedArray(self._peer_process, places.descriptor, places.identity)
+        except (OSError, NotShared) as error:
+            log.warning("tensors of %s: an array in its memory can't be read here (%s)", self._peer, error)
+            return None
 
     def _start_sharing(self) -> None:
         self._counted = True

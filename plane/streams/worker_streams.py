@@ -35,11 +35,11 @@ class StreamCore(Protocol):
     def expected_elements(self, job: str) -> int | None:
         """Return the number of elements in the job's layout; None if it is unknown here."""
 
-    def wire_type(self, kind: ChunkKind) -> DType:
-        """Return the type in which chunks of this kind travel."""
+    def wire_type(self, job: str, kind: ChunkKind) -> DType:
+        """Return the type in which a job's chunks of this kind travel."""
 
-    def sends_pieces(self) -> bool:
-        """Return whether chunks travel in pieces, since workers have stages of the job's model."""
+    def sends_pieces(self, job: str) -> bool:
+        """Return whether a job's chunks travel in pieces, since workers have stages of its model."""
 
     def next_weights(self, session: int) -> ChunkHeader | None:
         """Return the header of the next chunk of weights for a worker, or of a piece of one; None if there is none now.
@@ -57,7 +57,7 @@ class WorkerDataStreams:
         metrics: the aggregator's metrics.
         opened: called with a worker's session when its data stream is open.
         arrived: called with a worker's session and the piece of a chunk that has arrived.
-        wait_for_room: waits until few enough payloads and sums are queued to take another one.
+        wait_for_room: waits until few enough payloads of a job and of a worker's session wait to take another one.
         shared_memory: whether payloads may stay in memory shared with a worker.
     """
 
@@ -69,7 +69,7 @@ class WorkerDataStreams:
         metrics: AggregatorMetrics,
         opened: Callable[[int], None],
         arrived: Callable[[int, TensorChunk], None],
-        wait_for_room: Callable[[], Awaitable[None]],
+        wait_for_room: Callable[[str, int], Awaitable[None]],
         shared_memory: bool,
     ) -> None:
         self._core = core
@@ -77,11 +77,9 @@ class WorkerDataStreams:
         self._metrics = metrics
         self._opened = opened
         self._arrived = arrived
+        self._wait_for_room = wait_for_room
         self._server = ExchangeServer(
-            newest,
-            wait_for_room=wait_for_room,
-            shared_memory=shared_memory,
-            count=metrics.change_shared_memory_links,
+            newest, shared_memory=shared_memory, count=metrics.change_shared_memory_links
         )
 
     async def serve(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -90,6 +88,7 @@ class WorkerDataStreams:
             context,
             f"worker {session.name}",
             session.mailbox,
+            wait_for_room=lambda job: self._wait_for_room(job, session.number),
             take=partial(self._chunks_arrived, session),
             send=partial(self._send, session, context),
             opened=partial(self._opened, session.number),
@@ -111,11 +110,10 @@ class WorkerDataStreams:
         # A chunk that comes before the layout is known here is dropped; its worker is asked for it again.
         if refusal is None and elements is not None:
             header = chunk.header
-            wire_type, pieces = self._core.wire_type(header.kind), self._core.sends_pieces()
-            check_chunk(chunk, elements, wire_type, pieces=pieces)
-            timeline.mark(
-                f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
-            )
+            wire_type = self._core.wire_type(header.job, header.kind)
+            check_chunk(chunk, elements, wire_type, pieces=self._core.sends_pieces(header.job))
+            of_lease: dict[str, Any] = {"lease": header.lease, "chunk": header.index}
+            timeline.mark(f"from {session.name}", "gradient", header.step, job=header.job, **of_lease)
             self._arrived(session.number, chunk)
         return refusal
 
@@ -134,9 +132,8 @@ class WorkerDataStreams:
             began = timeline.now()
             await self._newest.send(link, headers, partial(write_message, context))
             for header in headers:
-                timeline.add(
-                    f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
-                )
+                facts: dict[str, Any] = {"worker": session.name, "chunk": header.index}
+                timeline.add(f"to {session.name}", "send", began, header.step, job=header.job, **facts)
                 self._metrics.count_sent(header.job, header.elements * bytes_per_element(header.dtype))
             headers.clear()
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from services.caps import MOST_PARAMETERS
+from services.caps import MOST_PARAMETERS, MOST_PRIORITY
 
 MOST_MICRO_BATCHES = 1 << 16
 """Maximum number of micro-batches of a step. Their losses take 512 KiB of a chunk's header."""
@@ -24,6 +24,8 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """Number of steps, possibly none. Nothing may loop over it."""
 MicroBatchCount = Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)]
 """Factor of the number of micro-batches of a step, or number of workers."""
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+"""Priority of a job in the queue."""
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 """Sequences or samples of a batch."""
 SampleCount = Annotated[int, Field(ge=10, le=2**31 - 1)]

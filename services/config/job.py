@@ -21,6 +21,7 @@ from services.config.field_types import (
     PositiveFloat,
     PositiveInt,
     PrintableName,
+    Priority,
 )
 from services.config.job_parts import (
     CheckpointConfig,
@@ -40,6 +41,7 @@ from services.config.models import CustomConfig, ModelConfig, RegressionConfig
 from services.config.parameters import model_parts
 from services.config.pipeline import PipelineConfig, check_pipeline
 from services.config.refusals import validation_refused
+from services.errors import Refused
 from services.printable import printable_path
 from services.protocol.plan import (
     MOST_EVALUATION_BATCHES,
@@ -53,6 +55,9 @@ from services.tensors.layout import MAX_ELEMENTS
 
 MOST_SPEC_BYTES = 1 << 18
 """Maximum length of a job as JSON. The aggregator keeps it in memory, and sends it in one message."""
+
+MIN_CHECKED_WORKERS = 2
+"""Least number of workers of a job that has `verify_fraction`."""
 
 _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
@@ -88,6 +93,10 @@ class JobConfig(ConfigRecord):
         exact: whether workers are refused whose fingerprint differs from the first one's.
         min_workers: number of workers below which the job waits, those with stages of a pipeline counted one by one;
             the result does not depend on it.
+        max_workers: number of workers above which the job gets no more, counted like `min_workers`; None: as many as
+            a step has micro-batches, or rows of stages.
+        preemptible: whether jobs of a higher priority may take its workers while it runs.
+        priority: place in the queue: jobs of a higher one come first, then older ones.
         on_non_finite: whether a step with NaN or infinity in its gradient is skipped, or stops the job.
         verify_fraction: share of the micro-batches whose gradients a second worker computes as well.
         on_faulty: after a worker was found faulty, go back to a checkpoint, or go on from the current step.
@@ -120,6 +129,9 @@ class JobConfig(ConfigRecord):
     wire_dtype: WireConfigField = WireConfig()
     exact: bool = True
     min_workers: MicroBatchCount = 1
+    max_workers: MicroBatchCount | None = None
+    preemptible: bool = True
+    priority: Priority = 0
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
@@ -146,6 +158,11 @@ class JobConfig(ConfigRecord):
             raise ValueError(
                 f"training_config.verify_fraction: {self.verify_fraction} given with exact: false, expected 0, as "
                 "workers that may differ in hardware or libraries are not faulty; remove one of the two"
+            )
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise ValueError(
+                f"training_config.max_workers: {self.max_workers} given with min_workers {self.min_workers}, expected "
+                "at least as many; raise it, or lower min_workers"
             )
         if self.pretrained is not None and getattr(self.model, "vocab_size", None) is None:
             raise ValueError(
@@ -206,6 +223,13 @@ class JobConfig(ConfigRecord):
         return self.num_workers // self.stages * self.gradient_accumulation_steps
 
     @property
+    def most_workers(self) -> int:
+        """Number of workers above which the job gets no more."""
+        if self.max_workers is not None:
+            return self.max_workers
+        return max(self.min_workers, self.micro_batches * self.stages)
+
+    @property
     def sequences_per_step(self) -> int:
         """Sequences (or samples) of a step."""
         return self.micro_batches * self.batch_size
@@ -237,6 +261,21 @@ class JobConfig(ConfigRecord):
             return EvaluationBatches(self.validation_batches, "training_config.validation_batches")
         return EvaluationBatches()
 
+    def check_checkers(self) -> None:
+        """Check that a new job waits for a second worker if micro-batches are to be checked.
+
+        Jobs that earlier versions have stored may have one worker, which checks itself.
+
+        Raises:
+            Refused: `min_workers` is 1.
+        """
+        if self.verify_fraction and self.min_workers < MIN_CHECKED_WORKERS:
+            raise Refused(
+                f"training_config.min_workers: {self.min_workers} given with verify_fraction {self.verify_fraction}, "
+                f"expected at least {MIN_CHECKED_WORKERS}, as another worker checks each one; raise it, or remove "
+                "verify_fraction"
+            )
+
     def plan(self) -> JobPlan:
         """Return what the cores need to know of this job: the shape of its steps, nothing of its model."""
         return JobPlan(
@@ -248,6 +287,9 @@ class JobConfig(ConfigRecord):
             stops_without_checkpoint=self.checkpoint.on_error == "stop",
             exact=self.exact,
             min_workers=self.min_workers,
+            max_workers=self.most_workers,
+            preemptible=self.preemptible,
+            priority=self.priority,
             wire=WireTypes(_DTYPES[self.wire_dtype.gradients], _DTYPES[self.wire_dtype.weights]),
             on_non_finite=self.on_non_finite,
             verify_fraction=self.verify_fraction,

@@ -25,6 +25,7 @@ from services.config.field_types import (
     PositiveFloat,
     PositiveInt,
     PrintableName,
+    Priority,
     Probability,
     SampleCount,
     SequenceLength,
@@ -132,7 +133,10 @@ class TrainingSection(Section):
     wire_dtype: WireConfigField = WireConfig()
     accumulation: Literal["host"] = "host"
     exact: bool = True
-    min_workers: MicroBatchCount = 1
+    min_workers: MicroBatchCount | None = None
+    max_workers: MicroBatchCount | None = None
+    preemptible: bool = True
+    priority: Priority = 0
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"

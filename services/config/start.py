@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from services.config.job import JobConfig
+from services.config.job import MIN_CHECKED_WORKERS, JobConfig
 from services.config.job_parts import DataConfig, OptimizerConfig, StartConfig
 from services.config.refusals import format_value
 from services.errors import Refused
@@ -177,5 +177,7 @@ def continued(
             f"{schedule.total_steps} of {steps}; give {steps} to stretch it (the learning rate then jumps), or "
             f"{schedule.total_steps} to go on at its last rate"
         )
+    if earlier.verify_fraction:  # earlier versions took jobs that one worker could make
+        fields["min_workers"] = max(earlier.min_workers, MIN_CHECKED_WORKERS)
     start = {"job": job, "step": step, "step_counter": "continue"}
     return JobConfig.from_json(json.dumps(fields | {"start_from": start, "pretrained": None, "steps": steps}))

@@ -14,8 +14,11 @@ from services.files.upload import Upload
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.file_refs import check_ref
 
-MAX_UNEXPECTED = 2
-"""Number of files that peers have sent unasked and that are kept, in part or whole; for another one the oldest goes."""
+MAX_UNEXPECTED = 16
+"""Number of files that peers have sent unasked and that are kept, in part or whole; for another one the oldest goes.
+
+They are the layouts of jobs that a shard is about to open. Jobs with the same layout share its file.
+"""
 MAX_EXPECTED_BYTES = 1 << 44
 """Largest size of an expected file; its memory is there already."""
 

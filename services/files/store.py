@@ -104,7 +104,7 @@ class FileStore:
             self._kept.setdefault(job, set()).update(ref.sha256 for ref in refs)
 
     def keep_inputs(self, job: str, sha256s: frozenset[str]) -> None:
-        """Keep the files that a queued or running job names, those that are not here yet too, until it is released."""
+        """Keep the files that a live job names, those that are not here yet too, until it is released."""
         if sha256s:
             with self._lock:
                 self._inputs[job] = sha256s
@@ -114,15 +114,6 @@ class FileStore:
         with self._lock:
             self._kept.pop(job, None)
             self._inputs.pop(job, None)
-            self._remove_unused(self._clock() - UNUSED_SECONDS)
-
-    def release_others(self, job: str) -> None:
-        """Keep stored files for no job but this one.
-
-        Inputs stay: who keeps them may have queued or started a later job.
-        """
-        with self._lock:
-            self._kept = {job: self._kept.get(job, set())}
             self._remove_unused(self._clock() - UNUSED_SECONDS)
 
     def _kept_files(self) -> set[str]:

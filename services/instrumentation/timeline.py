@@ -1,4 +1,4 @@
-"""Timeline: what each part of a process does and when, for a few steps of a job, as events of a trace viewer.
+"""Timeline: what each part of a process does and when, for a few steps of each job, as events of a trace viewer.
 
 There is one recorder per process. It is off unless a daemon got `--timeline`; then a call costs one comparison. An
 event belongs to a row, which is a thread or one direction of one link. An event is a span, which has a duration, or a
@@ -35,8 +35,9 @@ class TimelineOptions:
 
     Attributes:
         folder: folder of the file, which is named after the process.
-        first_step: step whose first event starts the recording. A later step starts it too.
-        last_step: last step wanted. Recording ends with the first event two steps later, or with the process.
+        first_step: step whose first event starts the recording of a job. A later step starts it too.
+        last_step: last step wanted. Recording of a job ends with its first event two steps later. Once no job is
+            recorded any more, or the process ends, the file is written.
     """
 
     folder: Path
@@ -78,7 +79,7 @@ class TimelineOptions:
 
 
 class TimelineRecorder:
-    """Recorder of one process. It takes events from any thread until the last step wanted is over."""
+    """Recorder of one process. It takes events from any thread until the last step wanted of all its jobs is over."""
 
     def __init__(
         self, options: TimelineOptions, role: str, name: str, *, max_events: int = MAX_EVENTS
@@ -91,18 +92,31 @@ class TimelineRecorder:
         self._events: list[dict[str, Any]] = []
         self._rows: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._begun = self._ended = False
+        self._recorded: set[str] = set()  # jobs
+        self._over: set[str] = set()  # jobs of which the last step wanted is over
+        self._ended = False
 
-    def wants(self, step: int | None) -> bool:
-        """Return whether to record an event of a step. None stands for the step under way."""
-        if self._ended or step is None:
-            return self._begun and not self._ended
-        if step > self._options.last_step + 1:
-            if self._begun:
-                self.end()
+    def wants(self, step: int | None, job: str = "") -> bool:
+        """Return whether to record an event.
+
+        Args:
+            step: its step; None for the step under way.
+            job: its job; empty for any.
+        """
+        if self._ended or job in self._over:
             return False
-        self._begun = self._begun or step >= self._options.first_step
-        return self._begun
+        if step is None:
+            return job in self._recorded if job else bool(self._recorded)
+        if step > self._options.last_step + 1:
+            if job in self._recorded:
+                self._over.add(job)
+                self._recorded.discard(job)
+                if not self._recorded:
+                    self.end()
+            return False
+        if step >= self._options.first_step:
+            self._recorded.add(job)
+        return job in self._recorded
 
     def add(self, event: dict[str, Any], row: str) -> None:
         """Record an event."""
@@ -167,22 +181,26 @@ def now() -> float:
     return time.monotonic()
 
 
-def mark(row: str, name: str, step: int | None = None, **details: Any) -> None:
+def mark(row: str, name: str, step: int | None = None, *, job: str = "", **details: Any) -> None:
     """Record a mark at the current time.
 
     Args:
         row: thread, or direction of a link, that the mark belongs to.
         name: name of the event.
         step: step that it belongs to; None if it is recorded with any step.
+        job: job that it belongs to; empty if it is recorded with any job.
         details: values that the viewer shows with it.
     """
     recorder = _recorder
-    if recorder is not None and recorder.wants(step):
-        event = {"ph": "i", "s": "t", "name": name, "ts": _microseconds(now()), "args": _args(step, details)}
+    if recorder is not None and recorder.wants(step, job):
+        args = _args(step, job, details)
+        event = {"ph": "i", "s": "t", "name": name, "ts": _microseconds(now()), "args": args}
         recorder.add(event, row)
 
 
-def add(row: str, name: str, began_seconds: float, step: int | None = None, **details: Any) -> None:
+def add(
+    row: str, name: str, began_seconds: float, step: int | None = None, *, job: str = "", **details: Any
+) -> None:
     """Record a span that ends now.
 
     Args:
@@ -190,44 +208,49 @@ def add(row: str, name: str, began_seconds: float, step: int | None = None, **de
         name: name of the event.
         began_seconds: start of the span, as `now` returned it.
         step: step that it belongs to; None if it is recorded with any step.
+        job: job that it belongs to; empty if it is recorded with any job.
         details: values that the viewer shows with it.
     """
     recorder = _recorder
-    if recorder is not None and recorder.wants(step):
+    if recorder is not None and recorder.wants(step, job):
         start = _microseconds(began_seconds)
         event = {
             "ph": "X",
             "name": name,
             "ts": start,
             "dur": round(_microseconds(now()) - start, 3),
-            "args": _args(step, details),
+            "args": _args(step, job, details),
         }
         recorder.add(event, row)
 
 
-def span(row: str, name: str, step: int | None = None, **details: Any) -> AbstractContextManager[None]:
+def span(
+    row: str, name: str, step: int | None = None, *, job: str = "", **details: Any
+) -> AbstractContextManager[None]:
     """Return a context manager that records its body as a span, also if the body fails.
 
     Args:
         row: thread, or direction of a link, that does it.
         name: name of the event.
         step: step that it belongs to; None if it is recorded with any step.
+        job: job that it belongs to; empty if it is recorded with any job.
         details: values that the viewer shows with it.
     """
-    return _NOTHING if _recorder is None else _span(row, name, step, details)
+    return _NOTHING if _recorder is None else _span(row, name, step, job, details)
 
 
 @contextlib.contextmanager
-def _span(row: str, name: str, step: int | None, details: dict[str, Any]) -> Iterator[None]:
+def _span(row: str, name: str, step: int | None, job: str, details: dict[str, Any]) -> Iterator[None]:
     began = now()
     try:
         yield
     finally:
-        add(row, name, began, step, **details)
+        add(row, name, began, step, job=job, **details)
 
 
-def _args(step: int | None, details: dict[str, Any]) -> dict[str, Any]:
-    return details if step is None else {"step": step, **details}
+def _args(step: int | None, job: str, details: dict[str, Any]) -> dict[str, Any]:
+    named = {"job": job} if job else {}
+    return {**named, **details} if step is None else {"step": step, **named, **details}
 
 
 def _microseconds(seconds: float) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from services.caps import MOST_RUNNING_JOBS
 from services.errors import Failed
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.file_refs import MAX_PIECE_BYTES
@@ -29,6 +30,8 @@ MAX_CHUNKS = 1 << 21
 """Maximum number of chunks of a layout, which has at most 2^40 elements."""
 MAX_RUNS = 1024
 """Maximum number of ranges that name chunks; where there were more, they are joined, and name further chunks."""
+MAX_RUN_PIECES = 64
+"""Maximum number of chunks, or of their pieces, that one order to a plane or one of its reports is about."""
 MAX_MICRO_BATCHES = 1 << 16
 """Maximum number of micro-batches of a step."""
 MAX_LEASE_BATCHES = 1 << 16
@@ -37,6 +40,8 @@ MAX_WORKERS = 1024
 """Maximum number of workers that are connected to an aggregator."""
 MAX_WAITS = 256
 """Maximum number of waits in a Status, the longest first."""
+MAX_JOB_WAITS = 64
+"""Maximum number of running jobs of which a Status says for what they wait."""
 MAX_SHARDS = 256
 """Maximum number of shards of an aggregator."""
 MAX_STAGES = 1 << 10
@@ -93,6 +98,7 @@ BOUNDS: Mapping[str, Bound] = {
     "before": _ID,
     "checkpoint": _PATH,
     "Job.detail": _FAILURE,
+    "Hello.host": Bound(bytes=64),
     "cluster": _ID,
     "detail": _LINE,
     "id": _ID,
@@ -120,7 +126,6 @@ BOUNDS: Mapping[str, Bound] = {
     "reason": _FAILURE,
     "request_id": _ID,
     "role": _WORD,
-    "running_job": _ID,
     "sha256": _ID,
     "tokenizer_sha256": _ID,
     "skipped": _LINE,
@@ -140,6 +145,8 @@ BOUNDS: Mapping[str, Bound] = {
     "ArrayHeader.shape": Bound(count=8),
     "ListRequest.states": Bound(count=8),
     "AxisReport.wrong": Bound(bytes=_LINE.bytes, count=8),
+    "ClusterStatus.job_waits": Bound(bytes=_LINE.bytes, count=MAX_JOB_WAITS),
+    "ClusterStatus.running_jobs": Bound(bytes=_ID.bytes, count=MOST_RUNNING_JOBS),
     "ClusterStatus.shards": Bound(count=MAX_SHARDS),
     "ClusterStatus.standbys": Bound(count=64),
     "ClusterStatus.waits": Bound(count=MAX_WAITS),
@@ -171,6 +178,14 @@ BOUNDS: Mapping[str, Bound] = {
     "PlaneOrders.orders": Bound(total=MAX_PAGE_BYTES),
     "PlaneReports.reports": Bound(total=MAX_PAGE_BYTES),
     "StagedChunk.block_sums": Bound(count=8),
+    "StagedChunks.chunks": Bound(count=MAX_RUN_PIECES),
+    "ArrivedPieces.pieces": Bound(count=MAX_RUN_PIECES),
+    "DropSum.chunks": Bound(count=MAX_RUN_PIECES),
+    "FinishSum.chunks": Bound(count=MAX_RUN_PIECES),
+    "KeepSum.chunks": Bound(count=MAX_RUN_PIECES),
+    "MergeSums.chunks": Bound(count=MAX_RUN_PIECES),
+    "StageChunks.chunks": Bound(count=MAX_RUN_PIECES),
+    "arrivals": Bound(count=MAX_RUN_PIECES),
     "Welcome.shard_tensor_ports": Bound(count=MAX_SHARDS),
     "Welcome.shards": Bound(bytes=300, count=MAX_SHARDS),
     "checksums": Bound(count=MAX_MICRO_BATCHES),

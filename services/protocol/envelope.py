@@ -39,7 +39,16 @@ OptimizerBody = (
     | pb.Failure
 )
 """Messages from an optimizer to its aggregator."""
-OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeights | pb.Close | pb.StartOver
+OptimizerOrder = (
+    pb.Hello
+    | pb.Heartbeat
+    | pb.Open
+    | pb.Initialise
+    | pb.SendWeights
+    | pb.Close
+    | pb.SaveCheckpoint
+    | pb.StartOver
+)
 """Messages from an aggregator to an optimizer."""
 
 Envelope = TypeVar("Envelope", pb.WorkerMessage, pb.WorkerCommand, pb.OptimizerMessage, pb.OptimizerCommand)

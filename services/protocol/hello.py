@@ -21,6 +21,7 @@ from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN,
 _NAME_CHARACTERS = 60
 _SHOWN_DIGITS = 8
 _CLUSTER = re.compile(r"[0-9a-f]{16}")
+_HOST = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/[0-9]{1,20})?")
 
 
 class Role(str, Enum):
@@ -39,6 +40,7 @@ class HelloFault(Enum):
     NAME = "name"
     SHARD = "shard"
     CLUSTER = "cluster"
+    MEMORY = "memory"
     EPOCH_AHEAD = "epoch ahead"
     DEPOSED = "deposed"
     TWIN = "twin"
@@ -124,6 +126,11 @@ def is_cluster(text: str) -> bool:
     return _CLUSTER.fullmatch(text) is not None
 
 
+def is_host(text: str) -> bool:
+    """Return whether a text is the id of what has a process's memory: `BOOT_ID` or `BOOT_ID/INODE`."""
+    return _HOST.fullmatch(text) is not None
+
+
 def protocol_range(hello: Hello) -> ProtocolRange:
     """Return the versions that a Hello's sender speaks."""
     return ProtocolRange(hello.protocol_min, hello.protocol)
@@ -171,6 +178,17 @@ def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]
     needs_cluster = expected.sender is Role.AGGREGATOR or hello.cluster
     if expected.cluster and hello.cluster != expected.cluster and needs_cluster:
         yield HelloRefusal(printable(_describe_stranger(hello, expected, peer)), HelloFault.CLUSTER)
+    if hello.host and not is_host(hello.host):
+        yield HelloRefusal(
+            f"{peer} names host {printable(hello.host, 40)!r}, expected the boot id of its kernel, or none",
+            HelloFault.MEMORY,
+        )
+    if hello.memory_free_bytes > hello.memory_bytes:
+        yield HelloRefusal(
+            f"{peer} has {hello.memory_free_bytes} bytes of memory free, expected at most all {hello.memory_bytes}; "
+            "correct what it sends",
+            HelloFault.MEMORY,
+        )
     if hello.epoch_seen > LAST_EPOCH:
         yield HelloRefusal(
             f"{peer} has epoch {hello.epoch_seen}, expected at most {LAST_EPOCH}; restore the aggregator's job queue "

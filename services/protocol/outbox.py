@@ -18,6 +18,10 @@ class Outbox(Generic[Effect]):
         """Append an effect."""
         self.effects.append(effect)
 
+    def withdraw(self, kept: int) -> None:
+        """Drop all effects but the first ones, so many as there were when an error's cause began."""
+        del self.effects[kept:]
+
     def take(self) -> list[Effect]:
         """Return all effects so far and empty the outbox."""
         effects, self.effects = self.effects, []

@@ -26,6 +26,9 @@ MOST_EVALUATION_BATCHES = 1 << 18
 MOST_BATCHES_PER_LEASE = 1 << 14
 """Maximum number of held-out batches of one lease. Their losses take less than 512 KiB of a message."""
 
+MOST_WORKERS = 1 << 16
+"""Largest `max_workers` of a job, far above the number of workers that can be connected."""
+
 
 @dataclass(frozen=True)
 class WireTypes:
@@ -144,6 +147,9 @@ class JobPlan:
         stops_without_checkpoint: whether the job fails with the first checkpoint that can't be written.
         exact: whether workers must have the fingerprint of the first one.
         min_workers: number of workers below which no work is leased.
+        max_workers: number of workers above which it gets no more.
+        preemptible: whether jobs of a higher priority may take its workers while it runs.
+        priority: priority that it was submitted with; its record has the present one.
         wire: element types of the job's tensors on the wire.
         on_non_finite: action on a step whose gradient is not finite: skip it, or stop the job.
         verify_fraction: share of the micro-batches that a second worker computes again, to compare the gradients.
@@ -167,6 +173,9 @@ class JobPlan:
     stops_without_checkpoint: bool = False
     exact: bool = True
     min_workers: int = 1
+    max_workers: int = MOST_WORKERS
+    preemptible: bool = True
+    priority: int = 0
     wire: WireTypes = WireTypes()
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import get_args
 
@@ -66,13 +66,13 @@ class AggregatorMetrics(RoleMetrics):
         self._shards = self._unlabelled("shards_connected", "Shards connected; 0 without shards")
         self._wait = Gauge(
             "tiermesh_wait_seconds",
-            "Current wait for a peer that owes the running job something",
+            "Current wait for a peer that owes a running job something",
             ("role", "peer"),
             registry=self.registry,
         )
         self._queue = self._unlabelled("queue_length", "Jobs that are queued or running")
         self._running = self._gauge("job_running", "1 while the job runs, 0 once it has ended")
-        self._running_job = ""
+        self._running_jobs: frozenset[str] = frozenset()
         self._lost_log_lines = Counter(
             "tiermesh_log_lines_lost",
             "Lines missing from jobs' logs, since the disk was full or the log had reached its cap",
@@ -188,20 +188,20 @@ class AggregatorMetrics(RoleMetrics):
         """Set the number of connected shards."""
         self._shards.set(count)
 
-    def set_jobs(self, *, queued: int, running: str) -> None:
+    def set_jobs(self, *, queued: int, running: Collection[str]) -> None:
         """Set the jobs that have not ended.
 
         Args:
             queued: number of jobs that wait.
-            running: id of the job that runs; empty for none.
+            running: ids of the jobs that run.
         """
-        self._queue.set(queued + bool(running))
-        if self._running_job and self._running_job != running:
-            self._of(self._running, self._running_job).set(0)
-            self._jobs.end(self._running_job)
-        self._running_job = running
-        if running:
-            self._of(self._running, running).set(1)
+        self._queue.set(queued + len(running))
+        for ended in self._running_jobs.difference(running):
+            self._of(self._running, ended).set(0)
+            self._jobs.end(ended)
+        self._running_jobs = frozenset(running)
+        for job in running:
+            self._of(self._running, job).set(1)
 
     def count_lost_log_lines(self, lines: int) -> None:
         """Count lines that are missing from jobs' logs."""

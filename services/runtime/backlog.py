@@ -20,19 +20,19 @@ class Backlog:
         self._crowded = False  # asks the other thread to signal when there is room
         self._room = asyncio.Event()
 
-    def add(self) -> None:
-        """Count one more waiting item. Call it on the event loop."""
-        self._added += 1
+    def add(self, count: int = 1) -> None:
+        """Count more waiting items. Call it on the event loop."""
+        self._added += count
 
-    def cancel(self) -> None:
-        """Count one item less that the other thread will not take. Call it on the event loop."""
-        self._added -= 1
+    def cancel(self, count: int = 1) -> None:
+        """Count items less that the other thread will not take. Call it on the event loop."""
+        self._added -= count
         if self._waiting <= self._max_waiting // 2:
             self._room.set()
 
-    def remove(self) -> None:
-        """Count one item less. Call it on the other thread."""
-        self._removed += 1
+    def remove(self, count: int = 1) -> None:
+        """Count items less. Call it on the other thread."""
+        self._removed += count
         if self._crowded and self._waiting <= self._max_waiting // 2:
             self._crowded = False
             self._loop.call_soon_threadsafe(self._room.set)

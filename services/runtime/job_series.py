@@ -1,4 +1,4 @@
-"""Series of metrics with a label `job`: those of the current job stay, those of ended jobs for a while."""
+"""Series of metrics with a label `job`: those of running jobs stay, those of ended jobs for a while."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ KEPT_JOBS = 20
 """Maximum number of ended jobs whose last values are still served."""
 KEPT_SECONDS = 3600.0
 """Time for which they are served after the job's last change."""
+MAX_RUNNING_JOBS = 1000
+"""Maximum number of jobs that count as running; above it, the one that began first counts as ended."""
 LABEL_CHARACTERS = 100
 """Longest value of a label that comes from outside, such as a job's id or a peer's name."""
 
@@ -48,7 +50,7 @@ class JobSeries(Collector):
         self._metrics: list[JobMetric] = []
         self._zeros: list[tuple[Counter, tuple[str, ...]]] = []
         self._children: dict[tuple[JobMetric, str], Any] = {}
-        self._current = ""
+        self._running: dict[str, None] = {}  # labels, in the order of their first value
         self._ended: OrderedDict[str, float] = OrderedDict()  # when each last changed, the oldest first
         registry.register(self)
 
@@ -81,13 +83,17 @@ class JobSeries(Collector):
         """Note that a job has ended.
 
         Args:
-            job: id of the job; None for the current one.
+            job: id of the job; None for all that run.
         """
         with self._lock:
-            if self._current and (job is None or label_value(job) == self._current):
-                self._ended[self._current] = self._clock()
-                self._current = ""
+            for label in list(self._running) if job is None else [label_value(job)]:
+                self._end(label)
             self._forget()
+
+    def _end(self, label: str) -> None:
+        if label in self._running:
+            del self._running[label]
+            self._ended[label] = self._clock()
 
     def collect(self) -> Iterable[Metric]:
         """Remove what is outdated; there are no metrics of its own."""
@@ -100,17 +106,17 @@ class JobSeries(Collector):
         return ()
 
     def _touch(self, job: str) -> str:
-        if job == self._current:
+        if job in self._running:
             return job
         label = label_value(job)
         with self._lock:
             if label in self._ended:
                 self._ended[label] = self._clock()
                 self._ended.move_to_end(label)
-            elif label != self._current:
-                if self._current:  # one job runs at a time
-                    self._ended[self._current] = self._clock()
-                self._current = label
+            elif label not in self._running:
+                if len(self._running) == MAX_RUNNING_JOBS:
+                    self._end(next(iter(self._running)))
+                self._running[label] = None
                 for counter, others in self._zeros:
                     counter.labels(label, self._role, *others)
             self._forget()

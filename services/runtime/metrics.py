@@ -38,10 +38,6 @@ class RoleMetrics:
         self.registry = registry or _new_registry()
         self._jobs = JobSeries(self.registry, self.role)
 
-    def end_job(self) -> None:
-        """Note that the current job has ended: its last values are served for a while."""
-        self._jobs.end()
-
     def _of(self, metric: JobMetric, job: str, *others: str) -> Any:
         """Return the series of a job."""
         return self._jobs.labels(metric, job, *others)
@@ -163,6 +159,10 @@ class WorkerMetrics(RoleMetrics):
         self._fit = self._unlabelled("mesh_fit", "0 if the mesh of the job can't be opened, else 1")
         self._fit.set(1)
 
+    def end_job(self) -> None:
+        """Note that the worker has left its job, whose last values are served for a while."""
+        self._jobs.end()
+
     def set_mesh_fit(self, fit: bool) -> None:
         """Set whether the mesh of the job could be opened."""
         self._fit.set(float(fit))
@@ -246,6 +246,10 @@ class OptimizerMetrics(RoleMetrics):
         self._checkpoint_time = self._gauge(
             "checkpoint_timestamp_seconds", "Unix time at which the newest checkpoint was complete"
         )
+
+    def end_job(self, job: str) -> None:
+        """Note that a job has ended: its last values are served for a while."""
+        self._jobs.end(job)
 
     def record_update(self, job: str, *, seconds: float, grad_norm: float, learning_rate: float) -> None:
         """Record an update of all master weights."""

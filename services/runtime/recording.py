@@ -24,7 +24,7 @@ from services.system_errors import system_error
 
 Core = TypeVar("Core")
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 8
 """Version of the format, in a recording's first line. It rises when lines or recorded types change."""
 INPUTS = ("handle",)
 """Methods that take an input and return effects."""
@@ -207,7 +207,7 @@ def encode(value: Any) -> Any:
     """Return plain data of inputs and effects as JSON values.
 
     Plain data is None, numbers, text, bytes, and tuples, lists, dicts, dataclasses, named tuples and protobuf messages
-    of plain data.
+    of plain data. An exception, which only effects contain, becomes its text.
 
     Raises:
         TypeError: the value contains anything else.
@@ -233,6 +233,8 @@ def encode(value: Any) -> Any:
         return {"$dict": [[encode(key), encode(value[key])] for key in sorted(value)]}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Exception):
+        return {"$error": _describe(value)}
     raise TypeError(f"{type(value).__name__} can't be recorded: {value!r}")
 
 

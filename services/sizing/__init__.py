@@ -10,6 +10,7 @@
     device_memory.py    peak memory of a chip, by what it is for
     fitting.py          changes with which a job that is too large fits
     host_memory.py      memory of worker, aggregator, optimizer and shards
+    job_memory.py       the same for one job, from its config alone
     links.py            bytes between roles in a step
     pipeline.py         stages of a pipeline, its bubble, and bytes between stages
     measured_split.py   stages that are balanced by measured times
@@ -17,7 +18,6 @@
     critical_path.py    the least time of a step, from the times of its parts
     step_time.py        those parts, and the time of a job, from its config and the rate of links
     idle.py             workers that a step is too small for
-    sizes.py            sizes as people read them
     flops.py            floating-point operations of a token, and the peak of chips
 
 `tiermesh validate` prints all of it. A worker refuses a job that its chips can't hold. docs/sizing.md explains the

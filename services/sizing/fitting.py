@@ -8,9 +8,9 @@ from typing import Any
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.models import GPT2Config, LlamaConfig
+from services.printable import format_bytes
 from services.sizing.device_memory import DeviceMemory, estimate_device_memory
 from services.sizing.portion import Portion
-from services.sizing.sizes import format_bytes
 
 LARGEST_ERROR = 1.1
 """Factor by which the estimate may be too high. Beyond it a job certainly does not fit."""

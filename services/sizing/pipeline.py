@@ -82,20 +82,15 @@ def count_stage_elements(config: JobConfig, vocabulary: int) -> list[int]:
     return [sum(part.elements for part in portion.parameters(parts)) for portion in portions]
 
 
-def count_worker_elements(stages: Sequence[StageSize], workers: int) -> int:
-    """Return the most parameters that a worker has; 0 if they are unknown.
-
-    With fewer workers than stages, these are shared evenly.
+def count_worker_elements(stages: Sequence[int], workers: int) -> int:
+    """Return the most parameters that a worker has. With fewer workers than stages, these are shared evenly.
 
     Args:
-        stages: the stages of a pipeline.
+        stages: number of parameters of each stage.
         workers: number of worker daemons.
     """
-    if not stages:
-        return 0
     run = -(-len(stages) // min(workers, len(stages)))
-    counts = [each.parameters or 0 for each in stages]
-    return max(sum(counts[first : first + run]) for first in range(0, len(counts), run))
+    return max(sum(stages[first : first + run]) for first in range(0, len(stages), run))
 
 
 def estimate_bubble(pipeline: PipelineConfig, micro_batches: int, *, projection_blocks: float = 0.0) -> float:

@@ -27,6 +27,11 @@ class Piece(NamedTuple):
     elements: int
 
 
+def read_piece(part: LayoutPart) -> Piece:
+    """Return the piece that a message names as a part of the layout, which is within one chunk."""
+    return Piece(part.offset // CHUNK_ELEMENTS, part.offset, part.elements)
+
+
 def make_piece_header(shared: ChunkHeader, piece: Piece) -> ChunkHeader:
     """Return the header of a piece, from one that has what several share; losses and the like belong to chunk 0."""
     header = ChunkHeader()

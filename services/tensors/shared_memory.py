@@ -58,11 +58,11 @@ class SharedArray:
         header_bytes = _header_bytes(places)
         self.identity = secrets.randbits(64)
         self.descriptor = make_memory(header_bytes + payload_bytes)
-        # Peers open the memory by this descriptor. The mapping lives as long as any view of it.
-        self._closing = weakref.finalize(self, os.close, self.descriptor)
         mapped = mmap.mmap(self.descriptor, header_bytes + payload_bytes)
         header = np.frombuffer(mapped, _HEADER, 1)
         header[0] = (self.identity, places, place_bytes, payload_bytes, stripe_count)
+        # Peers open the memory by this descriptor. The mapping lives as long as any view of it.
+        self._closing = weakref.finalize(self, _close, self.descriptor, header)
         self._place_bytes, self._stripe_count = place_bytes, stripe_count
         self._marks = np.frombuffer(mapped, np.uint64, places, _HEADER.itemsize)
         self.payload: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, payload_bytes, header_bytes)
@@ -85,7 +85,7 @@ class SharedArray:
         return int(self._marks[chunk // self._stripe_count]) == sequence
 
     def close(self) -> None:
-        """Close the descriptor, so that no process can open the memory; existing views stay valid."""
+        """Close the descriptor, so that no process can open the memory, and tell readers; existing views stay valid."""
         self._closing()
 
 
@@ -124,10 +124,16 @@ class MappedArray:
             raise NotShared("the header contradicts itself")
         if size_bytes != _header_bytes(places) + payload_bytes:
             raise NotShared("the size is not that of the header")
+        self._identity = np.frombuffer(mapped, np.uint64, 1)
         self._marks = np.frombuffer(mapped, np.uint64, places, _HEADER.itemsize)
         self.payload: NDArray[np.uint8] = np.frombuffer(
             mapped, np.uint8, payload_bytes, _header_bytes(places)
         )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the owner has closed the memory, which this mapping alone may keep from being freed."""
+        return not self._identity[0]
 
     def place(self, chunk: int) -> NDArray[np.uint8]:
         """Return a chunk's place, a read-only view; empty if there is no such chunk."""
@@ -142,6 +148,12 @@ class MappedArray:
         """Return whether a chunk's place is marked with this sequence number now."""
         place = chunk // self.stripe_count
         return place < self._marks.size and int(self._marks[place]) == sequence != 0
+
+
+def _close(descriptor: int, header: NDArray[np.void]) -> None:
+    """Close a shared array's descriptor, and tell its readers by an identity of 0."""
+    header["identity"] = 0
+    os.close(descriptor)
 
 
 def make_memory(size_bytes: int) -> int:

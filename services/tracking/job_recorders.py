@@ -24,6 +24,7 @@ class JobRecorders:
         folder: folder of the job's trackers, which is created when it is needed.
         count_lost: callback, called with a tracker's name and a number of points that are lost. Any thread.
         tell: callback, called once for each tracker with a line about what is wrong. Any thread.
+        after: earlier recorders of this job, each of which closes its tracker before it is opened here; None for none.
 
     Attributes:
         job: id of the job.
@@ -37,27 +38,39 @@ class JobRecorders:
         *,
         count_lost: Callable[[str, int], None],
         tell: Callable[[str], None],
+        after: JobRecorders | None = None,
     ) -> None:
         self.job = job
         run = Run(job, config.name, folder, json.loads(config.to_json()))
-        self._recorders = [
-            Recorder(name, run, config.steps, open_tracker, count_lost=count_lost, tell=tell)
+        earlier = after._recorders if after is not None else {}
+        self._recorders: dict[str, Recorder] = {
+            name: Recorder(
+                name,
+                run,
+                config.steps,
+                open_tracker,
+                count_lost=count_lost,
+                tell=tell,
+                after=earlier.get(name),
+            )
             for name in config.tracking.trackers
-        ]
+        }
 
     def record(self, event: JobEvent) -> None:
         """Give the trackers the figures of an event, if it has any."""
         point = point_of_event(event)
         if point is not None:
-            for recorder in self._recorders:
+            for recorder in self._recorders.values():
                 recorder.put(point)
 
     def end(self) -> None:
         """Have the trackers closed after the points that wait."""
-        for recorder in self._recorders:
+        for recorder in self._recorders.values():
             recorder.end()
 
     def wait(self, seconds: float) -> bool:
         """Wait until all trackers are closed, at most for some seconds; return whether they are."""
         deadline = time.monotonic() + seconds
-        return all(recorder.wait(max(0.0, deadline - time.monotonic())) for recorder in self._recorders)
+        return all(
+            recorder.wait(max(0.0, deadline - time.monotonic())) for recorder in self._recorders.values()
+        )

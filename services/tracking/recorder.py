@@ -33,6 +33,7 @@ class Recorder:
         open_tracker: opens the tracker.
         count_lost: callback, called with the name and a number of points that are lost. Any thread.
         tell: callback, called once with a line about what is wrong. Any thread.
+        after: earlier recorder of the same tracker and job, whose end this one waits for; None for none.
         clock: monotonic time in seconds.
     """
 
@@ -45,6 +46,7 @@ class Recorder:
         *,
         count_lost: Callable[[str, int], None],
         tell: Callable[[str], None],
+        after: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -53,6 +55,7 @@ class Recorder:
         self._open_tracker = open_tracker
         self._count_lost = count_lost
         self._tell = tell
+        self._after = after
         self._clock = clock
         self._points: queue.Queue[Point] = queue.Queue(MOST_WAITING_POINTS)
         self._ended = threading.Event()
@@ -75,12 +78,15 @@ class Recorder:
         """Have the tracker closed after the points that wait."""
         self._ended.set()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until the tracker is closed, at most for some seconds; return whether it is."""
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until the tracker is closed, at most for some seconds, or without a limit; return whether it is."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        if self._after is not None:
+            self._after.wait(None)
+            self._after = None
         while not (self._ended.is_set() and self._points.empty()):
             points = self._take()
             if points:

@@ -17,27 +17,30 @@ from plane.messages import SequenceFilter, unwrap, wrap_order, wrap_report
 from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
+from protos.cluster_pb2 import LayoutPart
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
 from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout_parts import Piece
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.links import LinkClosed
 from services.transport.security import Security
+from tests.support.dialogues.aggregator import name_chunks
 
 ROOT, LEFT, RIGHT = (pb.SumNode(first=first, count=count) for first, count in ((0, 2), (0, 1), (1, 1)))
-MERGE = pb.MergeSums(chunk=3, left=LEFT, right=RIGHT, parent=ROOT)
+MERGE = pb.MergeSums(job="j", chunks=[3], left=LEFT, right=RIGHT, parent=ROOT)
 
 
 def line(body: Message) -> str:
     """Return an order as one line."""
     match body:
-        case pb.KeepPiece():
-            return f"keep piece {body.arrival}"
-        case pb.DiscardPiece():
-            return f"discard piece {body.arrival}"
+        case pb.KeepPieces():
+            return f"keep piece {' '.join(map(str, body.arrivals))}"
+        case pb.DiscardPieces():
+            return f"discard piece {' '.join(map(str, body.arrivals))}"
         case pb.KeepSum() | pb.MergeSums() | pb.FinishSum() | pb.DropSum():
-            return f"{type(body).__name__} #{body.chunk}"
+            return f"{type(body).__name__} {name_chunks(body.chunks)}"
     return type(body).__name__
 
 
@@ -45,7 +48,7 @@ class Core:
     """A core whose answers a test sets."""
 
     def __init__(self) -> None:
-        self.run: object | None = object()
+        self.runs: dict[str, object] = {"j": object()}
         self.stale: Refusal | None = None
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
@@ -60,7 +63,7 @@ class Dialogue:
 
     def __init__(self, shards: int = 2) -> None:
         self.sent: list[tuple[int, str]] = []
-        self.fed: list[ev.DataStreamOpened | ev.ChunkArrived] = []
+        self.fed: list[ev.DataStreamOpened | ev.PiecesArrived] = []
         self.finished: list[int] = []
         self.failures: list[str] = []
         self.core = Core()
@@ -81,30 +84,33 @@ class Dialogue:
         for index, link in enumerate(links):
             vars(link)["send_order"] = lambda body, index=index: self.sent.append((index, line(body)))
         self.shards = PlaneGroup(links)
-        self.decide: Callable[[ev.ChunkArrived], Sequence[ev.PlaneOrder]] = lambda event: ()
+        self.decide: Callable[[ev.PiecesArrived], Sequence[ev.PlaneOrder]] = lambda event: ()
         self.data_plane = DataPlane(
             self.shards,
             core=self.core,  # type: ignore[arg-type]  # has what a data plane calls
             sessions=self.sessions,
             feed=self._feed,
-            on_sum_finished=lambda header: self.finished.append(header.index),
+            on_sums_finished=lambda order: self.finished.extend(order.chunks),
             on_failure=lambda error: self.failures.append(str(error)),
             shards=links,
         )
-        self.data_plane.submit([pb.DropSums()])
+        self.data_plane.submit([pb.DropSums(job="j")])
         self.orders()
 
-    def _feed(self, event: ev.DataStreamOpened | ev.ChunkArrived) -> None:
+    def _feed(self, event: ev.DataStreamOpened | ev.PiecesArrived) -> None:
         self.fed.append(event)
-        if isinstance(event, ev.ChunkArrived) and (effects := self.decide(event)):
+        if isinstance(event, ev.PiecesArrived) and (effects := self.decide(event)):
             self.data_plane.submit(effects)
 
     def report(self, shard: int, body: Any) -> None:
         """Give a report of a shard to its handler."""
         self.shards.report_handlers[type(body)](self.shards.links[shard], body)
 
-    def arrive(self, shard: int, arrival: int, chunk: int) -> None:
-        self.report(shard, pb.ArrivedPiece(session=1, arrival=arrival, header=ChunkHeader(index=chunk)))
+    def arrive(self, shard: int, arrival: int, *chunks: int) -> None:
+        """Report a run of whole chunks."""
+        pieces = [LayoutPart(offset=chunk * CHUNK_ELEMENTS, elements=CHUNK_ELEMENTS) for chunk in chunks]
+        header = ChunkHeader(job="j", index=chunks[0])
+        self.report(shard, pb.ArrivedPieces(session=1, arrival=arrival, header=header, pieces=pieces))
 
     def orders(self) -> list[tuple[int, str]]:
         """Return the orders since the last call, with the shard's number."""
@@ -125,7 +131,7 @@ def test_an_error_of_a_shard_counts_against_the_running_job_alone() -> None:
     def scenario(dialogue: Dialogue) -> None:
         dialogue.report(1, pb.OrderFailed(reason="KeyError"))
         assert dialogue.failures == ["shard 1 of 2 (host-1:7073): KeyError"]
-        dialogue.core.run = None
+        dialogue.core.runs.clear()
         dialogue.report(1, pb.OrderFailed(reason="KeyError"))
         assert len(dialogue.failures) == 1, "the end of the shard's stream has all shards start over"
 
@@ -135,12 +141,12 @@ def test_an_error_of_a_shard_counts_against_the_running_job_alone() -> None:
 def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:
     def scenario(dialogue: Dialogue) -> None:
         dialogue.decide = lambda event: (
-            pb.KeepPiece(chunk=3, arrival=event.arrival),
-            pb.KeepSum(chunk=3, lease=7, node=RIGHT),
+            pb.KeepPieces(job="j", chunk=3, arrivals=[event.arrival]),
+            pb.KeepSum(job="j", chunks=[3], lease=7, node=RIGHT),
             MERGE,
-            pb.FinishSum(chunk=3, node=ROOT, header=ChunkHeader(index=3)),
+            pb.FinishSum(job="j", chunks=[3], node=ROOT, header=ChunkHeader(index=3)),
         )
-        dialogue.arrive(1, 5, chunk=3)
+        dialogue.arrive(1, 5, 3)
         expected = ["keep piece 5", "KeepSum #3", "MergeSums #3", "FinishSum #3"]
         assert dialogue.orders() == [(1, each) for each in expected]
         assert dialogue.finished == [3]
@@ -150,24 +156,28 @@ def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:
 
 def test_a_stale_piece_is_discarded() -> None:
     def scenario(dialogue: Dialogue) -> None:
-        dialogue.arrive(0, 1, chunk=0)
-        assert dialogue.fed == [ev.ChunkArrived(1, ChunkHeader(index=0), arrival=1)]
+        dialogue.arrive(0, 1, 2, 0)
+        pieces = [Piece(chunk, chunk * CHUNK_ELEMENTS, CHUNK_ELEMENTS) for chunk in (2, 0)]
+        arrived = ev.PiecesArrived(1, ChunkHeader(job="j", index=2), pieces, arrival=1)
+        assert dialogue.fed == [arrived]
         dialogue.core.stale = Refusal("its step is 9")
-        dialogue.arrive(0, 2, chunk=2)
+        dialogue.arrive(0, 3, 2, 0)
         dialogue.core.stale = None
-        for arrival, chunk in ((3, 1), (4, 99)):  # a chunk of another shard, and one beyond the layout
+        for arrival, chunk in ((5, 1), (6, 99)):  # a chunk of another shard, and one beyond the layout
             dialogue.arrive(0, arrival, chunk)
         assert len(dialogue.fed) == 1, "the core does not see stale pieces"
-        assert dialogue.orders() == [(0, f"discard piece {arrival}") for arrival in range(2, 5)]
+        assert dialogue.orders() == [(0, f"discard piece {arrivals}") for arrivals in ("3 4", "5", "6")]
 
     with_dialogue(scenario)
 
 
 def test_pieces_of_a_lease_are_dropped_in_all_shards() -> None:
     def scenario(dialogue: Dialogue) -> None:
-        dialogue.data_plane.submit([pb.KeepSum(chunk=0, node=LEFT), pb.KeepSum(chunk=1)])
+        dialogue.data_plane.submit(
+            [pb.KeepSum(job="j", chunks=[0], node=LEFT), pb.KeepSum(job="j", chunks=[1])]
+        )
         assert dialogue.orders() == [(0, "KeepSum #0"), (1, "KeepSum #1")]
-        dialogue.data_plane.submit([pb.DropPieces(lease=7)])
+        dialogue.data_plane.submit([pb.DropPieces(job="j", lease=7)])
         assert dialogue.orders() == [(0, "DropPieces"), (1, "DropPieces")]
 
     with_dialogue(scenario)
@@ -178,18 +188,33 @@ def test_no_orders_are_sent_for_sums_that_were_lost_with_a_shard() -> None:
         for callback in dialogue.shards.on_lost:
             callback("shard 0 of 2: gone")
         dialogue.decide = lambda event: (
-            pb.KeepPiece(chunk=0, arrival=event.arrival),
-            pb.KeepSum(chunk=0, node=RIGHT),
-            pb.MergeSums(chunk=0, left=LEFT, right=RIGHT, parent=ROOT),
+            pb.KeepPieces(job="j", chunk=0, arrivals=[event.arrival]),
+            pb.KeepSum(job="j", chunks=[0], node=RIGHT),
+            pb.MergeSums(job="j", chunks=[0], left=LEFT, right=RIGHT, parent=ROOT),
         )
-        dialogue.arrive(0, 1, chunk=0)
-        dialogue.data_plane.submit([pb.DiscardPiece(chunk=0, arrival=2)])
+        dialogue.arrive(0, 1, 0)
+        dialogue.data_plane.submit([pb.DiscardPieces(job="j", chunk=0, arrivals=[2])])
         expected = [(0, "discard piece 1"), (0, "discard piece 2")]
         assert dialogue.orders() == expected, "the core still knows LEFT, which no shard has"
-        dialogue.data_plane.submit([pb.DropSums()])
-        dialogue.decide = lambda event: (pb.KeepPiece(chunk=0, arrival=event.arrival),)
-        dialogue.arrive(0, 3, chunk=0)
+        dialogue.data_plane.submit([pb.DropSums(job="j")])
+        dialogue.decide = lambda event: (pb.KeepPieces(job="j", chunk=0, arrivals=[event.arrival]),)
+        dialogue.arrive(0, 3, 0)
         assert dialogue.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep piece 3")]
+
+    with_dialogue(scenario)
+
+
+def test_sums_of_one_job_that_are_dropped_say_nothing_of_anothers() -> None:
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.data_plane.submit([pb.DropSums(job="k")])
+        for callback in dialogue.shards.on_lost:
+            callback("shard 0 of 2: gone")
+        dialogue.orders()
+        dialogue.data_plane.submit([pb.DropSums(job="j")])
+        dialogue.data_plane.submit(
+            [pb.KeepPieces(job=job, arrivals=[number]) for number, job in enumerate("jk")]
+        )
+        assert dialogue.orders()[2:] == [(0, "keep piece 0"), (0, "discard piece 1")]
 
     with_dialogue(scenario)
 

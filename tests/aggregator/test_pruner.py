@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos.cluster_pb2 import RemoveCheckpointsReply
-from protos.jobs_pb2 import QUEUED, SUCCEEDED, Job
+from protos.jobs_pb2 import PAUSED, QUEUED, SUCCEEDED, Job
 from services.runtime.aggregator_metrics import AggregatorMetrics
 
 DAY_SECONDS = 86_400.0
@@ -37,11 +37,40 @@ class Link:
         return RemoveCheckpointsReply()
 
 
+def make_pruner(folder: Path, queue: JobQueue, limits: Limits, **clocks: Callable[[], float]) -> Pruner:
+    return Pruner(
+        queue=queue,
+        journal=Journal(folder / "logs"),
+        stored=StoredCheckpoints(cast(OptimizerLink, Link())),
+        live={},
+        metrics=AggregatorMetrics(),
+        retention={Part.JOBS: limits},
+        grace_seconds=60.0,
+        remove_tracking=lambda job: None,
+        **clocks,
+    )
+
+
+def test_a_paused_job_is_never_pruned(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with JobQueue(tmp_path / "queue.sqlite") as queue:
+            queue.raise_epoch("a")
+            paused = queue.add(Job(name="paused", state=PAUSED), "{}")
+            ended = queue.add(Job(name="ended", state=QUEUED), "{}")
+            ended.state, ended.ended_seconds = SUCCEEDED, STARTED_SECONDS
+            queue.save(ended)
+            pruner = make_pruner(tmp_path, queue, Limits(keep=0))
+            assert await pruner.prune([paused.id], Part.JOBS, by="root") == []
+            assert await pruner._pass()
+            assert [each.id for each in queue.page(None, 10).jobs] == [paused.id]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("limits", [Limits(older_than_seconds=30 * DAY_SECONDS), Limits(keep=0)])
 def test_a_clock_that_is_set_forward_makes_no_job_old(tmp_path: Path, limits: Limits) -> None:
     wall = [STARTED_SECONDS]
     elapsed = [100.0]
-    stored = StoredCheckpoints(cast(OptimizerLink, Link()))
 
     async def scenario() -> None:
         with JobQueue(tmp_path / "queue.sqlite") as queue:
@@ -49,18 +78,7 @@ def test_a_clock_that_is_set_forward_makes_no_job_old(tmp_path: Path, limits: Li
             job = queue.add(Job(name="done", state=QUEUED), "{}")
             job.state, job.ended_seconds = SUCCEEDED, STARTED_SECONDS
             queue.save(job)
-            pruner = Pruner(
-                queue=queue,
-                journal=Journal(tmp_path / "logs"),
-                stored=stored,
-                live={},
-                metrics=AggregatorMetrics(),
-                retention={Part.JOBS: limits},
-                grace_seconds=60.0,
-                remove_tracking=lambda job: None,
-                clock=lambda: wall[0],
-                elapsed=lambda: elapsed[0],
-            )
+            pruner = make_pruner(tmp_path, queue, limits, clock=lambda: wall[0], elapsed=lambda: elapsed[0])
 
             async def remains(wall_seconds: float, elapsed_seconds: float) -> int:
                 wall[0] += wall_seconds

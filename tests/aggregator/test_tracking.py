@@ -1,4 +1,4 @@
-"""The aggregator's trackers: of the running job alone, closed with it, and bounded when they hang."""
+"""The aggregator's trackers: open while their jobs run, closed with them, and bounded when they hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from aggregator import tracking as tracking_module
 from aggregator.tracking import JobTracking
-from protos.jobs_pb2 import CANCELLED, RUNNING, Job, JobEvent
+from protos.jobs_pb2 import CANCELLED, PAUSED, RUNNING, Job, JobEvent
 from services.config.job import JobConfig
 from services.config.job_parts import TrackingConfig
 from services.config.models import LinearRegressionConfig
@@ -31,6 +31,14 @@ def step(job: str, number: int = 1) -> JobEvent:
 
 def ended(job: str) -> JobEvent:
     return JobEvent(job=Job(id=job, state=CANCELLED), kind="state", seconds=1.0)
+
+
+def paused(job: str) -> JobEvent:
+    return JobEvent(job=Job(id=job, state=PAUSED), kind="state", seconds=1.0)
+
+
+def written_steps(file: Path) -> list[int]:
+    return [int(line.split(",")[1]) for line in file.read_text().splitlines()[1:]]
 
 
 def run(
@@ -65,6 +73,60 @@ def test_jobs_have_folders_of_their_own_which_pruning_removes(tmp_path: Path) ->
     assert found == ["a/metrics.csv", "b/metrics.jsonl"], "none for c and d"
     run(tmp_path, {}, lambda tracking: [tracking.remove(job) for job in ("a", "a", "c")] and None)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_jobs_that_run_at_once_keep_their_trackers_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    open_tracker = job_recorders.open_tracker
+
+    def open_noted(name: str, run: Run) -> Tracker:
+        opened.append(run.job)
+        return open_tracker(name, run)
+
+    monkeypatch.setattr(job_recorders, "open_tracker", open_noted)
+    steps = list(range(1, 21))
+
+    def act(tracking: JobTracking) -> None:
+        for number in steps:
+            for job in "ab":
+                tracking.record(step(job, number))
+        tracking.record(ended("a"))
+        tracking.record(step("b", 21))
+
+    assert run(tmp_path, dict.fromkeys("ab", spec("csv")), act) == []
+    assert sorted(opened) == ["a", "b"]
+    assert written_steps(tmp_path / "a" / "metrics.csv") == steps
+    assert written_steps(tmp_path / "b" / "metrics.csv") == [*steps, 21]
+
+
+def test_a_job_that_goes_on_opens_its_trackers_after_they_were_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    goes_on = threading.Event()
+
+    class SlowToClose:
+        written = WrittenSteps()
+
+        def write(self, points: Sequence[Point]) -> None:
+            calls.extend(f"write {point.step}" for point in points)
+
+        def close(self) -> None:
+            goes_on.wait(60)
+            calls.append("close")
+
+    monkeypatch.setattr(job_recorders, "open_tracker", lambda name, run: SlowToClose())
+
+    def act(tracking: JobTracking) -> None:
+        tracking.record(step("a", 1))
+        tracking.record(paused("a"))
+        tracking.record(step("a", 2))
+        goes_on.set()
+
+    assert run(tmp_path, {"a": spec("csv")}, act) == []
+    assert calls == ["write 1", "close", "write 2", "close"]
 
 
 @pytest.fixture(autouse=True)

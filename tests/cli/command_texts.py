@@ -100,6 +100,18 @@ WRONG_INPUTS = (
     "logs job-1 --tail 0 --aggregator AGGREGATOR",
     "logs job-9 --aggregator AGGREGATOR",
     "cancel job-9 --aggregator AGGREGATOR",
+    "queue --aggregator AGGREGATOR",
+    "queue --aggregator EMPTY",
+    "queue empty",
+    "pause job-1 --aggregator AGGREGATOR",
+    "pause job-9 --aggregator AGGREGATOR",
+    "resume job-9 --aggregator AGGREGATOR",
+    "resume job-1 --aggregator AGGREGATOR",
+    "priority job-1 -5 --aggregator AGGREGATOR",
+    "priority job-9 5 --aggregator AGGREGATOR",
+    "priority job-1 101 --aggregator AGGREGATOR",
+    "priority job-1 high --aggregator AGGREGATOR",
+    "priority job-1 --aggregator AGGREGATOR",
     "trust job-1",
     "trust job-9 lb-1 --aggregator AGGREGATOR",
     "trust job-1 lb-9 --aggregator AGGREGATOR",
@@ -222,7 +234,8 @@ def _filled() -> FakeAggregator:
         submitted_seconds=time.time() - 885_600, started_seconds=time.time() - 864_000,
         checkpoint="/state/job-1/step-00000002", checkpoint_step=2,
         tokens_per_second=1000.0, seconds_left=72.0, skipped="step 3: the gradient is not finite",
-        detail="worker lb-2 was lost", excluded=[jobs_pb2.Exclusion(worker="lb-3", step=3, reason="checksum differs")],
+        min_workers=1, max_workers=8, detail="worker lb-2 was lost",
+        excluded=[jobs_pb2.Exclusion(worker="lb-3", step=3, reason="checksum differs")],
         claims=[
             jobs_pb2.Claim(
                 fingerprint={"backend": "emulator", "numpy": "2.4"}, layout_hash="a" * 64, elements=104_512,
@@ -235,9 +248,13 @@ def _filled() -> FakeAggregator:
         ],
     )  # fmt: skip
     start = jobs_pb2.Start(job="job-1", step=2)
-    fake.jobs["job-2"] = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.QUEUED, steps=10, start=start)
+    fake.jobs["job-2"] = jobs_pb2.Job(
+        id="job-2", name="tiny", state=jobs_pb2.QUEUED, steps=10, start=start, position=1, priority=3, min_workers=2,
+        max_workers=2, waiting="waits for job job-1 to end", estimated_start_seconds=72.0,
+    )  # fmt: skip
     fake.status = jobs_pb2.ClusterStatus(
-        epoch=3, tiers=2, leader="agg", optimizer="in the aggregator", running_job="job-1", waiting="gradients",
+        epoch=3, tiers=2, leader="agg", optimizer="in the aggregator", running_jobs=["job-1"], waiting="gradients",
+        job_waits=["gradients"],
         standbys=[jobs_pb2.Standby(name="agg-2", seconds_since_heard=0.5)],
         shards=[
             jobs_pb2.ShardStatus(index=0, name="shard-1", address="lb-1:7072", seconds_since_heard=0.5),

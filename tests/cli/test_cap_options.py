@@ -12,8 +12,10 @@ from services.caps import (
     MOST_JOBS,
     MOST_LOG_MB,
     MOST_PARAMETERS,
+    MOST_RUNNING_JOBS,
     MOST_UPLOAD_GB,
     MOST_UPLOADS,
+    MOST_WORKERS_PER_PERSON,
 )
 from services.printable import LINE_CHARACTERS
 
@@ -27,6 +29,8 @@ BOUNDS = {
     "--max-upload-gb": MOST_UPLOAD_GB,
     "--max-upload-gb-per-person": MOST_UPLOAD_GB,
     "--max-parameters": MOST_PARAMETERS,
+    "--max-running-jobs": MOST_RUNNING_JOBS,
+    "--max-workers-per-person": MOST_WORKERS_PER_PERSON,
 }
 
 

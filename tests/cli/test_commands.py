@@ -180,7 +180,7 @@ def test_jobs_status_logs_and_cancel(aggregator: FakeAggregator, capsys: pytest.
 def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]) -> None:
     worker = jobs_pb2.Member(name="host-a", state="computing", step=7, seconds_since_heard=0.5)
     aggregator.status.workers.append(worker)
-    aggregator.status.running_job = "job-1"
+    aggregator.status.running_jobs[:] = ["job-1"]
     aggregator.status.waiting = "waits for worker host-a for 3 s"
     aggregator.status.waits.add(role="optimizer", peer="opt", step=7, what="the update", seconds=1.5)
     aggregator.status.standbys.add(name="agg-b", seconds_since_heard=0.25)
@@ -198,10 +198,33 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
         assert part in text
     assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
     result = last_json(capsys.readouterr().out)
-    assert (result["epoch"], result["tiers"], result["running_job"]) == (3, 3, "job-1")
+    assert (result["epoch"], result["tiers"], result["running_jobs"]) == (3, 3, ["job-1"])
     assert (result["leader"], result["standbys"]) == ("agg", [{"name": "agg-b", "seconds_since_heard": 0.25}])
     assert result["workers"][0]["name"] == "host-a"
     assert result["shards"] == []
+
+
+def test_status_has_a_line_for_each_of_several_jobs(
+    aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator.status.running_jobs[:] = ["job-1", "job-2"]
+    aggregator.status.job_waits[:] = ["phase train, step 7", "stops after its step: paused by request"]
+    aggregator.status.waiting = "job job-1: phase train, step 7; job job-2: ..."
+    aggregator.status.waits.add(
+        role="optimizer", peer="opt", job="job-2", step=3, what="the update", seconds=1.5
+    )
+    assert main(["status", "--aggregator", aggregator.address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        "running job: job-1 (phase train, step 7)",
+        "running job: job-2 (stops after its step: paused by request)",
+        "waiting 1.5 s for optimizer opt: the update, job job-2, step 3",
+    ):
+        assert line in lines
+    assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
+    result = last_json(capsys.readouterr().out)
+    waits = {"job-1": "phase train, step 7", "job-2": "stops after its step: paused by request"}
+    assert result["job_waits"] == waits
 
 
 def test_status_shows_the_shards(aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ def hostile(aggregator: FakeAggregator) -> FakeAggregator:
     job.id = JOB
     aggregator.jobs[JOB] = job
     fill_texts(aggregator.status, HOSTILE)
-    aggregator.status.running_job = JOB
+    aggregator.status.running_jobs[:] = [JOB]
     ended = jobs_pb2.Job()
     ended.CopyFrom(job)
     ended.state = jobs_pb2.SUCCEEDED

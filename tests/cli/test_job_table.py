@@ -171,7 +171,7 @@ def test_why_an_optimizer_is_not_connected_is_said_once() -> None:
     reason = "nothing listens at here:2: start `tiermesh optimizer`"
     status = jobs_pb2.ClusterStatus(
         optimizer=reason,
-        running_job="j",
+        running_jobs=["j"],
         waiting=f"waits for the optimizer: {reason}",
         waits=[
             jobs_pb2.Wait(role="optimizer", peer="optimizer", what=f"a connection: {reason}", seconds=2.0)

@@ -180,7 +180,7 @@ def test_examples_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert first == name
         with click.Context(tiermesh) as context:
             parsed = command
-            if isinstance(command, click.Group):
+            if isinstance(command, click.Group) and arguments[0] in command.commands:
                 named.add(arguments[0])
                 parsed = command.commands[arguments.pop(0)]
             parsed.make_context(name, arguments, parent=context).close()

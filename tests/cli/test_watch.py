@@ -101,7 +101,7 @@ def test_a_picture_is_drawn_over_the_one_before_and_never_taller_or_wider_than_t
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 6)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((40, 6)))
     screen = watch._Screen(Output())
     screen.picture = watch.Picture(["one", "two\x1b[2J"], {})
     screen.show("")

@@ -152,6 +152,7 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
     rogue.say(
         ready=pb.Ready(
             job=join.job,
+            build=join.build,
             layout_hash=layout.hash,
             elements=layout.elements,
             evaluation_batches=cluster.job(job).claims[0].evaluation_batches,
@@ -273,7 +274,7 @@ def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"job": "nobody"}, "the chunk's job is 'nobody', the running job is"),
+        ({"job": "nobody"}, "the chunk's job is 'nobody', expected"),
         ({"epoch": 0}, "the chunk's epoch is 0, the aggregator's is 1"),
         ({"epoch": 9}, "the chunk's epoch is 9, the aggregator's is 1"),
         ({"step": 0}, "the chunk belongs to generation 1, step 0; the job is in generation 1 at step"),
@@ -290,6 +291,7 @@ def test_a_stale_chunk_is_dropped_and_logged(
     cluster: Cluster, job: str, rogue: StockWorker, changed: dict[str, Any], line: str
 ) -> None:
     rogue.join()
+    rogue.order("join")
     rogue.data.send(chunk(header(rogue, **{"job": job, **changed}), FIRST_CHUNK))
     cluster.aggregator.wait_log(f"worker rogue: dropped a chunk: {line}")
     assert not rogue.data.ended and not rogue.control.ended
@@ -315,6 +317,7 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
     rogue.say(
         ready=pb.Ready(
             job=join.job,
+            build=join.build,
             layout_hash=layout.hash,
             elements=layout.elements,
             evaluation_batches=cluster.job(job).claims[0].evaluation_batches,
@@ -335,6 +338,7 @@ def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: Stock
     rogue.say(
         ready=pb.Ready(
             job=join.job,
+            build=join.build,
             layout_hash="f" * 64,
             elements=own.elements,
             evaluation_batches=own.evaluation_batches,
@@ -347,6 +351,7 @@ def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: Stock
 def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, rogue: StockWorker) -> None:
     """Send stale epochs, other jobs, unknown leases and messages of another kind."""
     rogue.join()
+    rogue.order("join")  # before that, nothing that it says is about its job
     nonsense: list[dict[str, Any]] = [
         {"weights_loaded": pb.WeightsLoaded(job="nobody", step=3)},
         {"weights_loaded": pb.WeightsLoaded(job=job, generation=7, step=10**9)},
@@ -461,14 +466,15 @@ def test_an_invalid_layout_fails_the_job(tmp_path: Path, tiers: int, short_spec:
         rogue.join()
         for layout in BAD_LAYOUTS:
             job = cluster.submit(short_spec)
-            assert rogue.order("join").job == job
+            join = rogue.order("join")
+            assert join.job == job
             config = JobConfig.from_json(short_spec)
             sizes = {
                 "elements": config.parameters.number,
                 "evaluation_batches": config.evaluation_batches or 0,
             }
             ref = upload_file(rogue.channel, layout.encode())
-            rogue.say(ready=pb.Ready(job=job, layout_hash=ref.sha256, **sizes))
+            rogue.say(ready=pb.Ready(job=job, build=join.build, layout_hash=ref.sha256, **sizes))
             lease = rogue.order("lease")
             rogue.say(description=pb.Description(job=job, lease=lease.lease, layout=ref))
             ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")

@@ -68,17 +68,17 @@ def test_submit_says_which_cap_is_reached_and_that_it_may_pass(
     assert first[0] == 0 == run("alice", "submit", config)[0]
     code, result, errors = run("alice", "submit", config)
     assert errors.splitlines() == [
-        f"tiermesh: aggregator {cluster.aggregator.address}: person alice: has 2 jobs queued or running, expected at "
-        "most 2 (--max-jobs-per-person of the aggregator); submit again when some have ended, or cancel some with "
-        "`tiermesh cancel`"
+        f"tiermesh: aggregator {cluster.aggregator.address}: person alice: has 2 jobs queued, running or paused, "
+        "expected at most 2 (--max-jobs-per-person of the aggregator); submit again when some have ended, or cancel "
+        "some with `tiermesh cancel`"
     ]
     assert (code, result["exit_code"]) == (75, 75)
     assert run("bob", "submit", config)[0] == 0
     code, _, errors = run("bob", "submit", config)
     assert code == 75
     assert errors.splitlines() == [
-        f"tiermesh: aggregator {cluster.aggregator.address}: queue: 3 jobs queued or running, expected at most 3 "
-        "(--max-queued-jobs of the aggregator); submit again when some have ended, or cancel some with "
+        f"tiermesh: aggregator {cluster.aggregator.address}: queue: 3 jobs queued, running or paused, expected "
+        "at most 3 (--max-queued-jobs of the aggregator); submit again when some have ended, or cancel some with "
         "`tiermesh cancel`"
     ]
     assert run("alice", "cancel", first[1]["job"])[0] == 0

@@ -99,7 +99,7 @@ def test_an_aggregator_without_its_optimizer(tmp_path: Path, short_spec: str) ->
         cluster.aggregator.wait_log("; trying again")
         job = cluster.submit(short_spec)
         status = cluster.status()
-        assert (status.running_job, status.tiers) == (job, 3)
+        assert (status.running_jobs, status.tiers) == ([job], 3)
         assert status.optimizer.startswith(cluster.to_optimizer.address)
         assert status.waiting.startswith(f"waits for the optimizer: {cluster.to_optimizer.address}")
         downloaded = tiermesh("download", job, tmp_path / "out", "--aggregator", cluster.aggregator.address)

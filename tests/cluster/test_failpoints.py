@@ -142,7 +142,7 @@ def table(log: Path, timed: int) -> str:
 
 def spec(folder: Path, steps: int) -> str:
     """Return a job of cheap steps whose chunks are long enough for a message of several parts."""
-    config = regression_config(max_steps=steps, model_save_interval=3, verify_fraction=0.3)
+    config = regression_config(max_steps=steps, model_save_interval=3)
     config["linear_regression_config"] = {"num_features": 2048, "num_targets": 2, "training_samples": 200}
     return spec_of(folder, config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -59,19 +60,25 @@ def attend(channel: grpc.Channel, method: Any, role: str, job: str) -> None:
         first.hello.name = f"peer-{number}"  # hostile ones are refused: tests/services/protocol/test_hello.py
         first.hello.protocol, first.hello.protocol_min = PROTOCOL_VERSION, PROTOCOL_MIN
         first.hello.role, first.hello.incarnation = role, f"incarnation-{number}"
-        if "cluster" in first.hello.DESCRIPTOR.fields_by_name:  # that of another cluster is refused
-            first.hello.ClearField("cluster")
+        for field in ("cluster", "host"):  # one of another form is refused
+            first.hello.ClearField(field)
         first.hello.shard_count = 1
+
+        may_speak = threading.Event()  # of the job, which a worker serves once it is told to join it
 
         def send(
             contents: tuple[bytes, ...] = (encode_with_checksum(first), encode_with_checksum(message)),
+            may_speak: threading.Event = may_speak,
         ) -> Iterator[bytes]:
-            yield from contents
+            yield contents[0]
+            may_speak.wait(ANSWER_SECONDS)
+            yield contents[1]
             time.sleep(0.3)  # else the end of the stream might overtake the work on its messages
 
         try:
-            for _ in channel.stream_stream(path)(send(), timeout=ANSWER_SECONDS):
-                pass
+            for answer in channel.stream_stream(path)(send(), timeout=2 * ANSWER_SECONDS):
+                if role != "worker" or method.output_type._concrete_class.FromString(answer).HasField("join"):
+                    may_speak.set()
         except grpc.RpcError as error:
             assert is_clean(error.details() or ""), error.details()
 

@@ -38,11 +38,16 @@ CALLS: dict[str, Call] = {
     "Get": lambda client, job, _: client.job(job),
     "Cancel": lambda client, job, _: client.cancel(job),
     "Trust": lambda client, job, _: client.trust(job, "w1"),
+    "Pause": lambda client, job, _: client.pause(job),
+    "Resume": lambda client, job, _: client.resume(job),
+    "SetPriority": lambda client, job, _: client.set_priority(job, -1),
     "Watch": lambda client, job, _: _all_of(client.watch(job)),
     "Logs": lambda client, job, _: _all_of(client.logs(jobs.LogsRequest(job=job))),
     "Status": lambda client, *_: client.status(),
 }
 STREAMS = ("Watch", "Logs")
+REFUSED = ("Trust", "Pause", "Resume", "SetPriority")
+"""Methods that are refused for a job that has ended."""
 EMPTY = ("List", "Status")
 """Methods whose requests have no bytes."""
 MATRIX = [
@@ -52,8 +57,8 @@ MATRIX = [
     for kind in (*ENDING, *PASSING, *DAMAGING)
     if (kind, direction) != ("before", "down")  # Before the first message a fault has no direction.
     and not (method in EMPTY and direction == "up" and kind in DAMAGING)
-    # Nobody says anything of the job, which has ended: the answer is a status without a message.
-    and not (method == "Trust" and direction == "down")
+    # The job has ended, so these are refused: the answer is a status without a message.
+    and not (method in REFUSED and direction == "down")
     # gRPC itself limits calls with one message to one.
     and (kind != "duplicated" or (method in STREAMS and direction == "down"))
 ]

@@ -29,7 +29,9 @@ from tests.support.cluster.harness import Cluster
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("job-service"), tiers=3, workers=2) as cluster:
+    options = ("--max-running-jobs", 1)
+    folder = tmp_path_factory.mktemp("job-service")
+    with Cluster(folder, tiers=3, workers=2, aggregator_options=options) as cluster:
         cluster.wait_workers(2)
         yield cluster
 
@@ -156,7 +158,7 @@ def test_a_job_goes_on_after_the_command_that_follows_it_is_interrupted(
     following.send_signal(signal.SIGINT)
     _, errors = following.communicate(timeout=LIMIT_SECONDS)
     assert following.returncode == 1
-    job = cluster.status().running_job
+    job = cluster.status().running_jobs[0]
     assert errors.splitlines()[-1] == (
         f"tiermesh: interrupted; job {job} goes on: follow it with `tiermesh logs {job} --follow`, cancel it with "
         f"`tiermesh cancel {job}`"

@@ -37,7 +37,7 @@ def describe(liar: StockWorker, cluster: Cluster, spec: str, elements: int) -> N
     sizes = {"elements": config.parameters.number, "evaluation_batches": config.evaluation_batches or 0}
     for kind, order in liar.orders():
         if kind == "join":
-            liar.say(ready=pb.Ready(job=order.job, layout_hash="0" * 64, **sizes))
+            liar.say(ready=pb.Ready(job=order.job, build=order.build, layout_hash="0" * 64, **sizes))
         elif kind == "lease":
             assert order.phase == pb.INITIALISE
             cluster.start_worker()

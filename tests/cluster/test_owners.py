@@ -43,9 +43,24 @@ def test_only_owners_and_admins_cancel_and_all_is_on_record(tmp_path: Path, corp
         assert {each["job"]: each["owner"] for each in listed} == dict(
             zip(jobs, ("alice", "alice", "bob"), strict=True)
         )
-        code, _, errors = run("bob", "cancel", jobs[0])
-        assert code == 2
-        assert "Cancel of another owner's job: not allowed for person bob" in errors
+        for method, *words in (
+            ("Cancel", "cancel", jobs[0]),
+            ("Pause", "pause", jobs[1]),
+            ("Resume", "resume", jobs[1]),
+            ("SetPriority", "priority", jobs[1], -1),
+        ):
+            code, _, errors = run("bob", *words)
+            assert code == 2
+            assert f"{method} of another owner's job: not allowed for person bob" in errors
+        raised = ("training_config.priority=1", "--no-upload")
+        for words in (("priority", jobs[1], 1), ("submit", config, *raised)):
+            code, _, errors = run("alice", *words)
+            assert code == 2 and "a priority above 0: not allowed for person alice" in errors
+        for person, priority in (("alice", -1), ("root", 1)):
+            code, result, errors = run(person, "priority", jobs[1], priority)
+            assert (code, result["priority"]) == (0, priority), errors
+        assert run("alice", "pause", jobs[1])[1]["state"] == "paused"
+        assert run("root", "resume", jobs[1])[0] == 0
         for person, job in (("alice", jobs[0]), ("root", jobs[1]), ("bob", jobs[2])):
             code, result, errors = run(person, "cancel", job)
             assert (code, result["state"]) == (0, "cancelled"), errors

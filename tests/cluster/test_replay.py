@@ -35,7 +35,7 @@ def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, tiers: int, 
         check(history)
 
     lines = optimizer_record.read_text().splitlines(keepends=True)
-    staged = next(number for number, line in enumerate(lines) if "StageChunk" in line)
+    staged = next(number for number, line in enumerate(lines) if "StageChunks" in line)
     optimizer_record.write_text("".join(lines[:staged] + lines[staged + 1 :]))
     with pytest.raises(ReplayDiffers, match="line"):
         replay(optimizer_record, OptimizerCore)

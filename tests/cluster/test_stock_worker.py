@@ -43,6 +43,7 @@ def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
             worker.say(
                 ready=pb.Ready(
                     job=order.job,
+                    build=order.build,
                     layout_hash=LAYOUT.hash,
                     elements=ELEMENTS,
                     evaluation_batches=json.loads(spec_json)["evaluation_batches"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from protos import jobs_pb2 as jobs
 from tests.cluster.test_tally import counted
 from tests.support.cluster.bits import Bits, bits, sized_config, spec_of
 from tests.support.cluster.daemon import LIMIT_SECONDS
-from tests.support.cluster.harness import ENDED, Cluster
+from tests.support.cluster.harness import Cluster
 from tests.support.cluster.lying_worker import FIRST_LIE
 from tests.support.cluster.tally_worker import TENSOR_ELEMENTS, TENSORS, tallied
 
@@ -23,7 +24,7 @@ STEPS, MICRO_BATCHES = 20, 8
 MODULE = "tests.support.cluster.lying_worker"
 
 
-def spec(folder: Path, workers: int = 1, **training: Any) -> str:
+def spec(folder: Path, workers: int, **training: Any) -> str:
     """Return a job that counts, starts with this many workers, and verifies each micro-batch."""
     settings = {
         "max_steps": STEPS,
@@ -120,14 +121,14 @@ def test_an_inconsistent_worker_of_two_is_excluded(tmp_path: Path) -> None:
         check_counted_once(cluster.finish(job))
 
 
-def test_a_single_inconsistent_worker_fails_the_job_before_a_commit(tmp_path: Path) -> None:
-    with Cluster(tmp_path / "cluster", worker_module=MODULE) as cluster:
-        cluster.start_worker(name="fickle")
-        job = cluster.submit(spec(tmp_path))
-        ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
-        assert ended.state == jobs.FAILED
-        assert "no worker can run the job: fickle: faulty: step " in ended.detail
-        assert ended.step == FIRST_LIE, "steps before the first lie are kept"
+def test_a_new_job_is_not_verified_by_one_worker_alone(tmp_path: Path, gpt_spec: str) -> None:
+    checked = gpt_spec.replace('"verify_fraction":0.0', '"verify_fraction":0.5')
+    with Cluster(tmp_path, workers=0) as cluster:
+        with pytest.raises(grpc.RpcError) as caught:
+            cluster.submit(checked)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        text = "training_config.min_workers: 1 given with verify_fraction 0.5, expected at least 2"
+        assert text in caught.value.details()
 
 
 @pytest.mark.long
@@ -150,7 +151,7 @@ def test_a_checker_killed_in_the_middle_of_a_check(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_bits_do_not_depend_on_verification(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     checked = gpt_spec.replace('"verify_fraction":0.0', '"verify_fraction":0.5')
-    assert checked != gpt_spec
+    checked = checked.replace('"min_workers":1', '"min_workers":2')
     with Cluster(tmp_path / "cluster", workers=2) as cluster:
         job = cluster.submit(checked)
         ended = cluster.finish(job)

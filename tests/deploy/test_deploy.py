@@ -52,6 +52,18 @@ def test_ports_of_the_examples_match_the_operations_page(role: str) -> None:
     assert [cell.split(",")[0].strip() for cell in row.split("|")[2:4]] == [main, tensors]
 
 
+@pytest.mark.parametrize("end", ["_LISTEN", "_PORT", "_STATE_DIR", "_TLS_CERT", "_TLS_KEY"])
+def test_the_examples_of_roles_on_one_host_collide_nowhere(end: str) -> None:
+    used = [
+        value.rpartition(":")[2]
+        for role in COMMANDS
+        for name, value in settings(role).items()
+        if name.endswith(end)
+    ]
+    assert len(used) > 1
+    assert sorted(set(used)) == sorted(used)
+
+
 def test_prometheus_scrapes_the_ports_of_the_examples() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     (scrape,) = config["scrape_configs"]

@@ -17,9 +17,9 @@ from cli.daemon_commands import DEFAULT_CACHE_GB
 from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_use import READ_SECONDS
-from plane.plane import MAX_WAITING_CHUNKS
 from plane.streams.data_streams import CONNECT_SECONDS
 from plane.streams.shared_memory_link import MAX_PLACES
+from plane.waiting_payloads import MAX_WAITING_CHUNKS
 from services.caps import MB, Caps
 from services.checkpoints.format import MAX_WORKER_FILES_BYTES
 from services.config.bounds import MOST_CHECKS, MOST_CHIPS, MOST_DATA_ELEMENTS, MOST_TOKENS
@@ -98,7 +98,7 @@ FACTS = {
     ),
     "docs/threads.md": (f"Above {MAX_WAITING_CHUNKS} chunks",),
     "docs/shared-memory.md": (f"up to {MAX_PLACES} chunks",),
-    "docs/plane.md": (f"At most {MAX_WAITING_CHUNKS} payloads",),
+    "docs/plane.md": (f"At most {MAX_WAITING_CHUNKS} chunks",),
     "docs/shards.md": (f"At most {MAX_WAITING_CHUNKS} arrived payloads",),
     "docs/operations.md": (
         f"after {STANDARD_TIMEOUTS.stop:g} s",

@@ -27,7 +27,7 @@ def member(name: str, stage: int | None, speed: float, seconds: float) -> jobs_p
 
 def test_the_status_is_as_shown() -> None:
     status = jobs_pb2.ClusterStatus(
-        running_job="1123-124749-2a29275b",
+        running_jobs=["1123-124749-2a29275b"],
         waiting="phase train, step 2; rows with its weights: 1 of 1",
         workers=[member("w1", 1, 18.0, 0.2), member("w2", 0, 22.8, 0.2), member("w3", None, 0.0, 0.1)],
     )

@@ -76,7 +76,7 @@ def _make_spec() -> str:
 SPEC = _make_spec()
 _CONFIG = JobConfig.from_json(SPEC)
 _ARRAYS = name_arrays(np.zeros(LAYOUT.elements, np.float32), initial_state(_CONFIG.optimizer, LAYOUT))
-_FILE = TensorFile({name: [array] for name, array in _ARRAYS.items()})
+_FILE = TensorFile(JOB, {name: [array] for name, array in _ARRAYS.items()})
 PART = _FILE.read(0, _FILE.size)
 """A checkpoint's part for the only shard."""
 EVALUATION_BATCHES = _CONFIG.evaluation_batches
@@ -283,6 +283,7 @@ class ServedAggregator(ServedRole):
         await worker.hear("join")
         ready = cluster.Ready(
             job=JOB,
+            build=1,
             layout_hash=LAYOUT.hash,
             elements=LAYOUT.elements,
             evaluation_batches=EVALUATION_BATCHES,
@@ -407,7 +408,7 @@ class ServedShard(ServedRole):
         await aggregator.hear("part_opened")
         await self.upload(PART)
         made = plane.PlaneOrder(make_weights=plane.MakeWeights(job=JOB, generation=1))
-        copied = plane.PlaneOrder(copy=plane.CopyPart(copy=1))
+        copied = plane.PlaneOrder(copy=plane.CopyPart(job=JOB, copy=1))
         aggregator.send(orders(made, copied))
         return aggregator
 

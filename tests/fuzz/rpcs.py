@@ -187,6 +187,7 @@ def _streams() -> dict[str, list[list[Message]]]:
                 ),
                 cluster.OptimizerCommand(epoch=EPOCH, send_weights=cluster.SendWeights(job=job)),
                 cluster.OptimizerCommand(epoch=EPOCH, start_over=cluster.StartOver(job=job, generation=1)),
+                cluster.OptimizerCommand(epoch=EPOCH, save_checkpoint=cluster.SaveCheckpoint(job=job)),
                 cluster.OptimizerCommand(epoch=EPOCH, close=cluster.Close(job=job)),
             ]
         ],
@@ -202,11 +203,11 @@ def _streams() -> dict[str, list[list[Message]]]:
                         )
                     ),
                     plane.PlaneOrder(worker_attends=plane.WorkerAttends(session=1, incarnation=INCARNATION)),
-                    plane.PlaneOrder(send_version=plane.SendVersion(session=1, generation=1)),
+                    plane.PlaneOrder(send_version=plane.SendVersion(job=job, session=1, generation=1)),
                     plane.PlaneOrder(make_weights=plane.MakeWeights(job=job, generation=1)),
-                    plane.PlaneOrder(copy=plane.CopyPart(copy=1)),
-                    plane.PlaneOrder(drop_copy=plane.DropCopy(copy=1)),
-                    plane.PlaneOrder(stage=plane.StageChunk(initial=True)),
+                    plane.PlaneOrder(copy=plane.CopyPart(job=job, copy=1)),
+                    plane.PlaneOrder(drop_copy=plane.DropCopy(job=job, copy=1)),
+                    plane.PlaneOrder(stage=plane.StageChunks(chunks=[0], job=job, initial=True)),
                 ),
             ]
         ],
@@ -229,7 +230,11 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Jobs/Trust": [[jobs.TrustRequest(job=job, worker="w1")]],
         "/tiermesh.Jobs/Check": [[jobs.CheckRequest(rows=1, columns=2, backend="emulator")]],
         "/tiermesh.Jobs/Cancel": [[jobs.CancelRequest(job=job, now=True)]],
-        **{f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]] for name in ("Get", "Watch")},
+        "/tiermesh.Jobs/SetPriority": [[jobs.PriorityRequest(job=job, priority=-1)]],
+        **{
+            f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]]
+            for name in ("Get", "Watch", "Pause", "Resume")
+        },
     }
 
 

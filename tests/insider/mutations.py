@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from aggregator.core import events as ev
-from aggregator.core.aggregator import AggregatorCore
+from aggregator.core import requests
+from aggregator.core.job_runs import JobRuns
 from aggregator.core.membership import job_members
 from aggregator.core.membership.claims import Answer, Claims, claim_of
 from aggregator.core.progress import JobProgress
@@ -53,7 +54,7 @@ def takes_any_layout(patch: pytest.MonkeyPatch) -> None:
 
     def initialise(run: RunningJob, member: Any, description: pb.Description, now: float) -> None:
         order = pb.Initialise(job=run.job.id, layout=description.layout, files=description.files)
-        run._out.put(ev.ToOptimizer(order))
+        run.out.put(ev.ToOptimizer(order))
 
     patch.setattr(ParameterCount, "check", lambda self, elements: None)
     patch.setattr(RunningJob, "initialise", initialise)
@@ -93,12 +94,12 @@ def takes_a_first_stage_s_number_of_batches(patch: pytest.MonkeyPatch) -> None:
 
 def cancels_whichever_job_runs(patch: pytest.MonkeyPatch) -> None:
     """End the job that runs when a person cancels another one, which waits in the queue."""
-    cancel = AggregatorCore._cancel
+    cancel = requests._cancel
 
-    def cancel_running(core: AggregatorCore, request: ev.CancelRequested) -> None:
-        cancel(core, request if core.run is None else replace(request, job=core.run.job.id))
+    def cancel_running(runs: JobRuns, request: ev.CancelRequested) -> None:
+        cancel(runs, replace(request, job=next(iter(runs.by_id), request.job)))
 
-    patch.setattr(AggregatorCore, "_cancel", cancel_running)
+    patch.setattr(requests, "_cancel", cancel_running)
 
 
 ALLOCATES_WHAT_IS_DESCRIBED = {

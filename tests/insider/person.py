@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
+from aggregator.core.cluster_status import make_status
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from tests.insider.ports import Refused, passed_on
@@ -84,7 +85,7 @@ class LyingPerson(Process):
             aggregator.trust(request.job, request.worker)
 
     def _ask(self, aggregator: SimulatedAggregator) -> None:
-        status = aggregator.core.status(aggregator.now)
+        status = make_status(aggregator.core, aggregator.now)
         require(status.ByteSize() < 1 << 20, f"status has {status.ByteSize()} bytes")
 
     def _check_links(self, aggregator: SimulatedAggregator) -> None:

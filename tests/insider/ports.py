@@ -199,8 +199,8 @@ class InsiderAggregator(SimulatedAggregator):
             memory: Any = _Intact()
             chunk = TensorChunk(header, _ZEROS[:size], memory=memory)
             try:
-                assert self.core.run is not None
-                wire, pieces = self.core.wire_type(header.kind), self.core.run.plan.stages > 1
+                wire = self.core.wire_type(header.job, header.kind)
+                pieces = self.core.runs[header.job].plan.stages > 1
                 check_chunk(chunk, elements, wire, pieces=pieces)
             except ChunkRefused as refused:
                 link.close(str(refused))

@@ -114,9 +114,9 @@ class Probe(threading.Thread):
 
     def _status(self) -> None:
         status = self._stub.Status(jobs.StatusRequest(), timeout=ANSWER_SECONDS)
-        if not status.running_job:
+        if not status.running_jobs:
             return
-        job = self._stub.Get(jobs.JobRequest(job=status.running_job), timeout=ANSWER_SECONDS)
+        job = self._stub.Get(jobs.JobRequest(job=status.running_jobs[0]), timeout=ANSWER_SECONDS)
         if (job.id, job.step) != self._seen:
             self._seen, self._since = (job.id, job.step), time.monotonic()
         idle = time.monotonic() - self._since

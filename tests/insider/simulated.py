@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from aggregator.core.cluster_status import make_status
 from aggregator.core.events import Note
 from services.config.job import MOST_SPEC_BYTES
 from services.protocol.file_refs import make_ref
@@ -94,6 +95,7 @@ class InsiderCluster(SimulatedCluster):
         """Run until every job has ended, and check that the insider changed nothing of the result."""
         if self.role is Role.STANDBY:
             LyingStandby(self)
+            self.contention.expects_last_commits = False
         elif self.role is Role.PERSON:
             LyingPerson(self)
         else:
@@ -158,8 +160,8 @@ class InsiderCluster(SimulatedCluster):
         )
         idle = self.loop.now - self._progress_seconds
         leader = self.aggregator
-        if idle > UNEXPLAINED_SECONDS and leader is not None and leader.alive and leader.core.run is not None:
-            status = leader.core.status(leader.now)
+        if idle > UNEXPLAINED_SECONDS and leader is not None and leader.alive and leader.core.runs:
+            status = make_status(leader.core, leader.now)
             details = any(each.detail for each in status.workers)
             require(
                 status.waiting or status.waits or details,

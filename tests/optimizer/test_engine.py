@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from optimizer.checkpoint_store import CheckpointStore
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FileRef, ReadFileRequest
 from protos.tensors_pb2 import GRADIENT
@@ -25,6 +26,7 @@ from services.checkpoints.read import (
     read_checkpoint,
 )
 from services.config.load import load_job
+from services.errors import Failed
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from tests.support.cluster.bits import sized_config, write_config
 from tests.support.dialogues.engine import EngineDialogue
@@ -111,7 +113,7 @@ def test_a_callback_that_arrives_after_close_logs_no_error(
         # The update is done, but its callback has not run yet.
         assert dialogue.planes.local is not None
         dialogue.planes.local._kernel._pool.submit(lambda: None).result()
-        job = dialogue.engine.core.open_job
+        job = dialogue.engine.core.opened("j")
         assert job is not None and job.updated_chunks == 0
         dialogue.engine.close()
         await asyncio.sleep(0)
@@ -258,7 +260,7 @@ def test_without_memory_for_a_copy_the_checkpoint_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Large:
-        def copy(self) -> Any:
+        def __array__(self, *_: object, **__: object) -> Any:
             raise MemoryError("no room")
 
     async def scenario(dialogue: EngineDialogue) -> None:
@@ -282,7 +284,7 @@ def test_an_error_of_the_core_fails_the_job_and_the_next_one_runs(
     async def scenario(dialogue: EngineDialogue) -> None:
         await dialogue.begin()
         with monkeypatch.context() as patch:
-            patch.setattr("optimizer.core.optimizer.OptimizerCore._commit", commit)
+            patch.setattr("optimizer.core.job_core.JobCore._commit", commit)
             dialogue.chunk(GRADIENT, 1, 0)
             failure = await dialogue.next_message(pb.Failure)
         assert failure.job == "j" and not failure.lease
@@ -300,15 +302,80 @@ def test_an_error_of_the_core_fails_the_job_and_the_next_one_runs(
 def test_an_order_that_the_core_cannot_handle_fails_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(self: Any, job: str) -> None:
-        raise KeyError(job)
+    def load(self: Any) -> None:
+        raise KeyError(self.job)
 
     async def scenario(dialogue: EngineDialogue) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("optimizer.core.optimizer.OptimizerCore._load", load)
+            patch.setattr("optimizer.core.job_core.JobCore._load", load)
             dialogue.order(pb.Open(job="j"))
             assert "KeyError" in (await dialogue.next_message(pb.Failure)).reason
         await dialogue.begin()
+
+    run(tmp_path, scenario)
+
+
+def test_a_job_that_waits_for_disk_space_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = CheckpointStore.prepare
+
+    def full(self: CheckpointStore, job: str) -> None:
+        if job == "other":
+            raise Failed("the disk is full") from OSError(errno.ENOSPC, "no space")
+        prepare(self, job)
+
+    monkeypatch.setattr(CheckpointStore, "prepare", full)
+
+    async def scenario(dialogue: EngineDialogue) -> None:
+        dialogue.open("other")
+        missed = await dialogue.next_message(pb.CheckpointMissed)
+        assert (missed.job, missed.generation) == ("other", 0)
+        await dialogue.begin()
+        await dialogue.step(0)
+        assert dialogue.engine.core.is_loading("other")
+        assert (await dialogue.remove("other")).kept == "the optimizer has the job open"
+        dialogue.order(pb.Close(job="other"))
+        assert not (await dialogue.remove("other")).kept
+
+    run(tmp_path, scenario)
+
+
+def test_an_effect_that_fails_fails_its_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = CheckpointStore.save_generation
+
+    def fails(self: CheckpointStore, job: str, generation: int) -> None:
+        if job == "other":
+            raise Failed("the disk says no")
+        save(self, job, generation)
+
+    monkeypatch.setattr(CheckpointStore, "save_generation", fails)
+
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        dialogue.open("other")
+        failure = await dialogue.next_message(pb.Failure)
+        assert (failure.job, failure.reason) == ("other", "the disk says no")
+        await dialogue.step(0)
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_snapshot_that_can_not_begin_is_a_missed_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr("optimizer.job_tensors.JobTensors.snapshot", fails)
+            await dialogue.step(0)
+            assert "no room" in (await dialogue.next_message(pb.CheckpointMissed)).reason
+        await dialogue.step(1)
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 2
 
     run(tmp_path, scenario)
 

@@ -59,7 +59,7 @@ def test_a_step_goes_from_the_sum_to_new_weights(tmp_path: Path, config: JobConf
     async def scenario(dialogue: ShardedEngine) -> None:
         for chunk in (3, 0, 4, 2, 1):
             dialogue.arrive(chunk)
-        staged = [(chunk % 2, pb.StageChunk(job="j", chunk=chunk)) for chunk in (3, 0, 4, 2, 1)]
+        staged = [(chunk % 2, pb.StageChunks(job="j", chunks=[chunk])) for chunk in (3, 0, 4, 2, 1)]
         assert dialogue.take_orders() == staged
         for chunk in (4, 3, 0, 2):
             dialogue.staged(chunk, sums[chunk])
@@ -141,7 +141,7 @@ def test_shards_that_did_their_work_are_not_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sums", "text"),
     [
-        ([1.0] * 7, "StagedChunk 2: 7 block sums, expected 8"),
+        ([1.0] * 7, "StagedChunks, chunk 2: 7 block sums, expected 8"),
         ([1.0] * 7 + [-2.0], "sum of squares -2, expected"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_shard_with_impossible_block_sums_is_lost(tmp_path: Path, sums: list[f
 def test_reports_about_a_former_job_are_ignored(tmp_path: Path) -> None:
     async def scenario(dialogue: ShardedEngine) -> None:
         dialogue.arrive(*range(CHUNKS))
-        dialogue.report(1, pb.StagedChunk(job="former", chunk=1, block_sums=[9.0]))
+        dialogue.report(1, pb.StagedChunks(job="former", chunks=[pb.StagedChunk(chunk=1, block_sums=[9.0])]))
         for chunk in range(CHUNKS):
             dialogue.staged(chunk, block_sums(chunk, 0.0))
         assert [commit.grad_norm for commit in dialogue.commits] == [0.0]

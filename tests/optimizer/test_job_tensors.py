@@ -15,7 +15,8 @@ from optimizer.core import events as ev
 from optimizer.job_tensors import JobTensors
 from plane.errors import PlaneLost
 from plane.group import PlaneGroup
-from plane.plane import MAX_WAITING_CHUNKS, Plane
+from plane.plane import Plane
+from plane.waiting_payloads import MAX_WAITING_CHUNKS
 from protos import plane_pb2 as pb
 from services.config.job import JobConfig
 from services.config.load import load_job
@@ -56,14 +57,14 @@ class TensorsDialogue:
         self.planes = PlaneGroup(self.links)
         self.tensors = JobTensors(self.reports.put_nowait, self.planes)
 
-    async def open(self, config: JobConfig) -> None:
+    async def open(self, config: JobConfig, job: str = "j") -> None:
         for link in self.links:
             vars(link)["_channel"] = object()  # the link counts as up
             vars(link)["prepare"] = vars(link)["restore"] = _no_files
-        opening = asyncio.ensure_future(self.tensors.open("j", config, LAYOUT, None))
+        opening = asyncio.ensure_future(self.tensors.open(job, config, LAYOUT, None))
         await _settle()
         for index in (1, 0):
-            self.report(index, pb.PartOpened(opening=self.tensors._opening))
+            self.report(index, pb.PartOpened(opening=self.tensors._last_opening))
         await opening
 
     def report(self, shard: int, body: Any) -> None:
@@ -107,7 +108,7 @@ def test_a_shard_without_memory_for_a_job_fails_it_at_once(config: JobConfig) ->
         with pytest.raises(Failed, match=r"^shard 1 of 2 \(b:1\): no memory$"):
             await opening
         assert dialogue.reports.empty(), "`open` has raised it already"
-        assert dialogue.orders == [(each, pb.DropPart()) for each in (0, 1)]
+        assert dialogue.orders == [(each, pb.DropPart(job="j")) for each in (0, 1)]
         dialogue.report(0, pb.PartOpened(opening=2))  # a late answer
         await dialogue.open(config)
 
@@ -144,7 +145,7 @@ def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobC
             callback("shard 1 of 2 (b:1): it is gone")
         assert await dialogue.reports.get() == ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")
         assert not saved
-        copied, dropped = pb.CopyPart(job="j", copy=1), pb.DropCopy(copy=1)
+        copied, dropped = pb.CopyPart(job="j", copy=1), pb.DropCopy(job="j", copy=1)
         assert dialogue.orders[-4:] == [(each, order) for order in (copied, dropped) for each in (0, 1)]
 
     with_tensors(config, scenario)
@@ -189,6 +190,57 @@ def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> No
     with_tensors(config, scenario)
 
 
+# ---- several jobs ----
+
+
+def test_an_order_that_fails_fails_its_job_alone(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        await dialogue.open(config, "k")
+        dialogue.report(0, pb.PartBroke(opening=1, reason="no memory"))
+        failed = dialogue.reports.get_nowait()
+        assert isinstance(failed, ev.OperationFailed) and failed.job == "j"
+        dialogue.tensors.drop("j")
+        dialogue.report(0, pb.PartBroke(opening=1, reason="no memory"))
+        assert dialogue.reports.empty(), "nothing of the job is here any longer"
+        dialogue.report(0, pb.PartBroke(opening=2, reason="no memory"))
+        failed = dialogue.reports.get_nowait()
+        assert isinstance(failed, ev.OperationFailed) and failed.job == "k"
+
+    with_tensors(config, scenario)
+
+
+def test_jobs_are_opened_at_once_and_none_waits_for_another(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        opening = {
+            job: asyncio.ensure_future(dialogue.tensors.open(job, config, LAYOUT, None)) for job in "kl"
+        }
+        await _settle()
+        opened = [order for _, order in dialogue.orders if isinstance(order, pb.OpenPart)]
+        assert [(each.job, each.opening) for each in opened[2:]] == [("k", 2), ("k", 2), ("l", 3), ("l", 3)]
+        for shard in (0, 1):
+            dialogue.report(shard, pb.PartOpened(opening=3))
+        await opening["l"]
+        dialogue.report(1, pb.PartBroke(opening=2, reason="no memory"))
+        with pytest.raises(Failed, match="no memory"):
+            await opening["k"]
+        assert dialogue.orders[-2:] == [(each, pb.DropPart(job="k")) for each in (0, 1)]
+        assert dialogue.reports.empty()
+
+    with_tensors(config, scenario)
+
+
+def test_a_copy_is_collected_although_its_job_is_dropped(config: JobConfig) -> None:
+    async def scenario(dialogue: TensorsDialogue) -> None:
+        await dialogue.open(config, "k")
+        dialogue.tensors.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: None)
+        dialogue.tensors.drop("j")
+        dialogue.report(1, pb.CopiedPart(copy=1, reason="not enough memory"))
+        failed = await dialogue.reports.get()
+        assert isinstance(failed, ev.SaveFailed) and failed.job == "j"
+
+    with_tensors(config, scenario)
+
+
 # ---- tensors in this process ----
 
 
@@ -205,8 +257,10 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
     async def scenario() -> None:
         planes = make_local_planes()
         assert planes.local is not None
-        reports: asyncio.Queue[int] = asyncio.Queue()
-        planes.report_handlers[pb.StagedChunk] = lambda link, body: reports.put_nowait(body.chunk)
+        reports: list[int] = []
+        planes.report_handlers[pb.StagedChunks] = lambda link, body: reports.extend(
+            each.chunk for each in body.chunks
+        )
         saved = asyncio.Event()
         tensors = JobTensors(lambda event: None, planes)
         await tensors.open("j", config, layout, None)
@@ -218,9 +272,9 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
             nonlocal staged
             values = np.ones(CHUNK_ELEMENTS, np.float32)
             for chunk in range(chunks):
-                await plane.wait_for_room()
-                plane.put_finished_sum(chunk, values)
-                planes.send_order(pb.StageChunk(job="j", chunk=chunk))
+                await plane.wait_for_room("j")
+                plane.put_finished_sum("j", chunk, values)
+                planes.send_order(pb.StageChunks(job="j", chunks=[chunk]))
                 staged = chunk + 1
 
         try:
@@ -233,7 +287,9 @@ def test_the_number_of_chunks_that_wait_for_a_checkpoint_copy_is_bounded(
             copy_may_end.set()
         await staging
         await saved.wait()
-        assert [await reports.get() for _ in range(chunks)] == list(range(chunks)), "no chunk was lost"
+        while len(reports) < chunks:
+            await asyncio.sleep(0)
+        assert reports == list(range(chunks)), "no chunk was lost"
         tensors.close()
         planes.local.close("over")
 

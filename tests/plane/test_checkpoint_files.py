@@ -47,8 +47,8 @@ def shard_arrays(stripe: Stripe) -> dict[str, NDArray[Any]]:
     return {**flat, "state/applied": np.zeros(1, np.int64)}
 
 
-def file_of(arrays: dict[str, NDArray[Any]]) -> TensorFile:
-    return TensorFile({name: [array] for name, array in arrays.items()})
+def file_of(arrays: dict[str, NDArray[Any]], job: str = "j") -> TensorFile:
+    return TensorFile(job, {name: [array] for name, array in arrays.items()})
 
 
 def send(file: MemoryFile, into: TensorFile) -> None:
@@ -69,9 +69,9 @@ def test_a_checkpoint_survives_its_way_to_the_shards_and_back(shards: int) -> No
     for index in range(shards):
         stripe = Stripe(index, shards)
         arrays = shard_arrays(stripe)
-        send(checkpoint_file(whole, stripe), file_of(arrays))
+        send(checkpoint_file("j", whole, stripe), file_of(arrays))
         np.testing.assert_array_equal(arrays["weights"][:5], whole.weights[index * CHUNK_ELEMENTS :][:5])
-        send(file_of(arrays), gathered.file_of(stripe))
+        send(file_of(arrays), gathered.file_of("j", stripe))
     gathered.finish()
     np.testing.assert_array_equal(gathered.weights, whole.weights)
     assert gathered.state.keys() == whole.optimizer_state.keys()
@@ -95,7 +95,7 @@ def test_shards_that_differ_in_a_counter_are_refused() -> None:
     for index in (0, 1):
         arrays = shard_arrays(Stripe(index, 2))
         arrays["state/applied"][0] = 3 + index
-        send(file_of(arrays), gathered.file_of(Stripe(index, 2)))
+        send(file_of(arrays), gathered.file_of("j", Stripe(index, 2)))
     with pytest.raises(Refused, match=r"array state/applied: 4 in shard 1 of 2, but 3 in shard 0"):
         gathered.finish()
 
@@ -109,5 +109,13 @@ def test_a_part_of_another_size_is_refused_before_it_arrives() -> None:
 def test_a_part_of_other_arrays_is_refused() -> None:
     arrays = shard_arrays(Stripe(0, 2))
     others = {name.replace("exp_avg", "max_avg"): array for name, array in arrays.items()}
-    with pytest.raises(Refused, match=r"header is not that of weights, state/exp_avg, state/applied"):
+    with pytest.raises(Refused, match=r"header is not that of job j: weights, state/exp_avg, state/applied"):
         send(file_of(others), file_of(arrays))
+
+
+def test_parts_of_two_jobs_with_the_same_values_are_two_files() -> None:
+    arrays, others = shard_arrays(Stripe(0, 2)), shard_arrays(Stripe(0, 2))
+    first, second = file_of(arrays), file_of(others, job="k")
+    assert first.make_ref().sha256 != second.make_ref().sha256
+    with pytest.raises(Refused, match="header is not that of job k"):
+        send(first, file_of(others, job="k"))

@@ -104,7 +104,8 @@ def test_reports_reach_the_group() -> None:
         reports: list[tuple[PlaneLink, Message]] = []
         linked.group.report_handlers[cluster.Heartbeat] = lambda *report: reports.append(report)
         linked.link.send_order(cluster.Heartbeat())
-        await asyncio.sleep(0)
+        for _ in range(2):  # the order, and the reports of its turn
+            await asyncio.sleep(0)
         assert reports == [(linked.link, cluster.Heartbeat())]
         linked.plane.close("over")
 
@@ -114,7 +115,7 @@ def test_reports_reach_the_group() -> None:
 def test_an_order_that_the_plane_can_not_carry_out_is_a_failure_of_the_process() -> None:
     async def scenario() -> None:
         linked = Linked()
-        linked.link.send_order(pb.KeepPiece(arrival=7))
+        linked.link.send_order(pb.KeepPieces(arrivals=[7]))
         await asyncio.sleep(0)
         (failure,) = linked.failures
         assert "arrived chunk 7" in str(failure)
@@ -143,16 +144,20 @@ def test_a_copy_is_given_as_it_is_until_it_is_dropped() -> None:
         reports: list[Message] = []
         linked.group.report_handlers[pb.CopiedPart] = lambda link, body: reports.append(body)
         weights = np.arange(3, dtype=np.float32)
-        linked.plane.owner.copied(1, {WEIGHTS: weights, f"{STATE_PREFIX}t": np.array([7])})
-        assert reports == [pb.CopiedPart(copy=1)]
+        linked.plane.owner.copied(
+            pb.CopyPart(job="j", copy=1), {WEIGHTS: weights, f"{STATE_PREFIX}t": np.array([7])}
+        )
+        assert reports == [pb.CopiedPart(job="j", copy=1)]
         gathered = GatheredTensors(LAYOUT.elements, {"t": np.dtype(np.int64)})
-        await linked.link.gather(pb.CopiedPart(copy=1), gathered)
+        await linked.link.gather(pb.CopiedPart(job="j", copy=1), gathered)
         gathered.finish()
         assert gathered.weights is weights
         assert gathered.state["t"].tolist() == [7]
-        linked.plane.owner.drop_copy(1)
+        linked.plane.owner.drop_copy(pb.DropCopy(job="k", copy=1))
+        await linked.link.gather(pb.CopiedPart(job="j", copy=1), gathered)
+        linked.plane.owner.drop_copy(pb.DropCopy(job="j", copy=1))
         with pytest.raises(Refused, match="copy 1"):
-            await linked.link.gather(pb.CopiedPart(copy=1), gathered)
+            await linked.link.gather(pb.CopiedPart(job="j", copy=1), gathered)
         linked.plane.close("over")
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -12,11 +12,12 @@ import pytest
 from google.protobuf.message import Message
 
 from plane.errors import NotStored
-from plane.plane import MAX_WAITING_CHUNKS, Plane, PlaneOwner
+from plane.plane import Plane, PlaneOwner
+from plane.waiting_payloads import MAX_WAITING_CHUNKS
 from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.cluster_pb2 import LayoutPart
-from protos.tensors_pb2 import BFLOAT16, FLOAT32
+from protos.tensors_pb2 import BFLOAT16, FLOAT32, ChunkHeader
 from services.config.load import load_job
 from services.errors import Failed, Refused
 from services.runtime.aggregator_metrics import AggregatorMetrics
@@ -27,13 +28,21 @@ from services.tensors.stripes import Stripe
 from services.transport.access.enforcement import Caller, Denied
 from services.transport.access.permissions import CallerKind
 from services.transport.links import INCARNATION_KEY
-from tests.plane.test_sums import in_place, received
+from tests.plane.test_sums import ELEMENTS, in_place, received
 from tests.support.cluster.bits import sized_config, write_config
+from tests.support.plane_threads import join_threads, wait_for_threads
 
 LIMIT_SECONDS = 30
 SESSION = 1
+JOB = "j"
 LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
 ROOT = pb.SumNode(first=0, count=4)
+
+
+@pytest.fixture(autouse=True)
+def _chunks_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the payloads of these tests count as whole chunks."""
+    monkeypatch.setattr("plane.waiting_payloads.CHUNK_ELEMENTS", ELEMENTS)
 
 
 class PlaneDialogue:
@@ -49,7 +58,8 @@ class PlaneDialogue:
         threads: ids of the threads that finished sums.
         failed: errors that the plane has called `fail` with.
         on_finished: called on the thread of sums for each finished sum.
-        on_open: called on the kernel thread when an OpenPart needs the layout.
+        on_open: called on the allocating thread when an OpenPart needs the layout.
+        layout_of: returns the layout of a job.
     """
 
     def __init__(
@@ -60,14 +70,15 @@ class PlaneDialogue:
         self.threads: set[int] = set()
         self.failed: asyncio.Queue[Exception] = asyncio.Queue()
         self.on_finished: Callable[[], None] = lambda: None
-        self.on_open: Callable[[], None] = lambda: None
+        self.on_open: Callable[[], object] = lambda: None
+        self.layout_of: Callable[[str], Layout] = lambda job: LAYOUT
         owner = PlaneOwner(
             report=self.reports.append,
             fail=self.failed.put_nowait,
             read_layout=self._read_layout,
             fill=lambda order, tensors: None,
-            copied=lambda copy, arrays: None,
-            drop_copy=lambda copy: None,
+            copied=lambda order, arrays: self.reports.append(pb.CopiedPart(job=order.job, copy=order.copy)),
+            drop_copy=lambda order: None,
             send_sum=self._send_sum if sends_sums else None,
             wait_to_send=wait_to_send,
         )
@@ -81,19 +92,26 @@ class PlaneDialogue:
             shared_memory=False,
         )
         self._arrivals = 0
+        self.plane.carry_out([pb.WorkerAttends(session=SESSION, incarnation="i", name="w")])
+        self.pass_job(JOB)
 
-    def _send_sum(self, order: pb.FinishSum, values: Float32Array) -> None:
+    def pass_job(self, job: str) -> None:
+        """Let a job's payloads pass through the plane."""
+        self.plane.carry_out([pb.PassJob(job=job, elements=LAYOUT.elements)])
+
+    def _send_sum(self, header: ChunkHeader, values: Float32Array) -> None:
         self.finished.append(float(values[0]))
         self.threads.add(threading.get_ident())
         self.on_finished()
 
     def _read_layout(self, order: pb.OpenPart) -> Layout:
         self.on_open()
-        return LAYOUT
+        return self.layout_of(order.job)
 
-    def arrive(self, piece: TensorChunk) -> int:
+    def arrive(self, piece: TensorChunk, session: int = SESSION) -> int:
         """Let a worker's data stream bring a piece; return its arrival."""
-        self.plane._piece_arrived(SESSION, piece)
+        piece.header.job = JOB
+        self.plane._piece_arrived(session, piece)
         self._arrivals += 1
         return self._arrivals
 
@@ -105,18 +123,15 @@ class PlaneDialogue:
 
     async def wait_for_threads(self) -> None:
         """Wait for all work that the plane's threads have by now, and for their calls on the event loop."""
-        for thread in (self.plane._sums_thread, self.plane._kernel):
-            await thread.call(lambda: None)
-        await asyncio.sleep(0)
+        await wait_for_threads(self.plane)
 
     def join_threads(self) -> None:
         """Wait for the end of the threads of a plane that is closed."""
-        for thread in (self.plane._sums_thread, self.plane._kernel):
-            thread._pool.shutdown()
+        join_threads(self.plane)
 
-    async def room(self) -> asyncio.Future[None]:
+    async def room(self, session: int = SESSION) -> asyncio.Future[None]:
         """Return a wait for room that has had the time to find some."""
-        room = asyncio.ensure_future(self.plane.wait_for_room())
+        room = asyncio.ensure_future(self.plane.wait_for_room(JOB, session))
         for _ in range(10):
             await asyncio.sleep(0)
         return room
@@ -136,9 +151,13 @@ def with_plane(
     asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
 
 
-def finish(arrival: int) -> list[Message]:
+def finish(arrival: int, job: str = JOB) -> list[Message]:
     """Return the orders that make an arrived chunk a finished sum."""
-    return [pb.KeepPiece(arrival=arrival), pb.KeepSum(node=ROOT), pb.FinishSum(node=ROOT)]
+    return [
+        pb.KeepPieces(job=job, arrivals=[arrival]),
+        pb.KeepSum(chunks=[0], job=job, node=ROOT),
+        pb.FinishSum(chunks=[0], job=job, node=ROOT),
+    ]
 
 
 def first_value(seed: int) -> float:
@@ -164,9 +183,11 @@ def test_orders_are_carried_out_in_order_on_a_thread_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("order", "error"),
     [
-        pytest.param(pb.FinishSum(node=ROOT), NotStored, id="a sum that is not here"),
-        pytest.param(pb.KeepPiece(arrival=7), Refused, id="a payload that has not come"),
-        pytest.param(pb.DiscardPiece(arrival=7), Refused, id="a payload that has not come, discarded"),
+        pytest.param(pb.FinishSum(chunks=[0], job=JOB, node=ROOT), NotStored, id="a sum that is not here"),
+        pytest.param(pb.KeepPieces(job=JOB, arrivals=[7]), Refused, id="a payload that has not come"),
+        pytest.param(
+            pb.DiscardPieces(job=JOB, arrivals=[7]), Refused, id="a payload that has not come, discarded"
+        ),
         pytest.param(pb.SendVersion(session=SESSION, parts=[LayoutPart()]), Refused, id="parts of no layout"),
     ],
 )
@@ -189,7 +210,9 @@ def test_nothing_is_carried_out_after_an_order_that_can_not_be(
 def test_orders_before_one_that_fails_on_a_thread_are_carried_out() -> None:
     async def scenario(dialogue: PlaneDialogue) -> None:
         first, second = (dialogue.arrive(received(FLOAT32, seed)) for seed in range(2))
-        dialogue.plane.carry_out([*finish(first), pb.DropSum(node=ROOT), *finish(second)])
+        dialogue.plane.carry_out(
+            [*finish(first), pb.DropSum(chunks=[0], job=JOB, node=ROOT), *finish(second)]
+        )
         assert isinstance(await dialogue.failed.get(), NotStored)
         await dialogue.wait_for_threads()
         assert dialogue.finished == [first_value(0)]
@@ -203,7 +226,7 @@ def test_a_closed_plane_carries_out_nothing_and_does_not_fail() -> None:
         arrival = dialogue.arrive(received(FLOAT32, 0))
         dialogue.plane.carry_out(finish(arrival))
         dialogue.plane.close("over")
-        dialogue.plane.carry_out([pb.KeepPiece(arrival=arrival)])
+        dialogue.plane.carry_out([pb.KeepPieces(job=JOB, arrivals=[arrival])])
         sums_may_run.set()
         await asyncio.to_thread(dialogue.join_threads)
         await asyncio.sleep(0)
@@ -255,16 +278,16 @@ def test_payloads_count_until_they_are_discarded_or_kept(kept: bool) -> None:
         sums_may_run = dialogue.block_sums()
         arrivals: list[int] = []
         for seed in range(MAX_WAITING_CHUNKS):
-            await dialogue.plane.wait_for_room()
+            await dialogue.plane.wait_for_room(JOB, SESSION)
             arrivals.append(dialogue.arrive(received(FLOAT32, seed)))
             if kept:
-                dialogue.plane.carry_out([pb.KeepPiece(arrival=arrivals[-1])])
+                dialogue.plane.carry_out([pb.KeepPieces(job=JOB, arrivals=[arrivals[-1]])])
         rooms = [await dialogue.room() for _ in range(3)]
         assert not any(room.done() for room in rooms), "they take memory, whether decided on or not"
         if kept:
             sums_may_run.set()
         else:
-            dialogue.plane.carry_out([pb.DiscardPiece(arrival=each) for each in arrivals])
+            dialogue.plane.carry_out([pb.DiscardPieces(job=JOB, arrivals=[each]) for each in arrivals])
         await asyncio.gather(*rooms)
         sums_may_run.set()
 
@@ -278,10 +301,11 @@ def test_payloads_in_a_workers_shared_memory_do_not_count() -> None:
             dialogue.arrive(received(FLOAT32, seed))
         for seed, keep in enumerate([True, False, False] * MAX_WAITING_CHUNKS):
             arrival = dialogue.arrive(in_place(FLOAT32, seed))
-            decision = pb.KeepPiece(arrival=arrival) if keep else pb.DiscardPiece(arrival=arrival)
-            dialogue.plane.carry_out([decision])
+            decide = pb.KeepPieces if keep else pb.DiscardPieces
+            dialogue.plane.carry_out([decide(job=JOB, arrivals=[arrival])])
+            await asyncio.sleep(0)
             arrived = dialogue.reports[-1]
-            assert isinstance(arrived, pb.ArrivedPiece) and arrived.in_place
+            assert isinstance(arrived, pb.ArrivedPieces) and arrived.in_place
         assert (await dialogue.room()).done(), "those of a message leave room for one more"
         dialogue.arrive(received(FLOAT32, 0))
         sums_may_run.set()
@@ -335,7 +359,9 @@ def test_a_sum_that_is_never_finished_does_not_hold_the_kernel_thread() -> None:
     async def run() -> None:
         dialogue = PlaneDialogue(sends_sums=False)
         sums_may_run = dialogue.block_sums()
-        dialogue.plane.carry_out([pb.FinishSum(node=ROOT), pb.StageChunk()])
+        dialogue.plane.carry_out(
+            [pb.FinishSum(chunks=[0], job=JOB, node=ROOT), pb.StageChunks(chunks=[0], job=JOB)]
+        )
         dialogue.plane.close("over")
         sums_may_run.set()
         await asyncio.to_thread(dialogue.join_threads)

@@ -43,21 +43,21 @@ class Sums:
         for order in orders:
             order.job = "a"
             if isinstance(order, FinishSum):
-                self.values.append(self._sums.finish(order))
+                self.values += self._sums.finish(order)
             else:
-                self._sums.carry_out(order)
+                list(self._sums.carry_out(order))
 
     def keep(self, chunk: TensorChunk, lease: int, node: SumNode | None = None) -> None:
         """Keep a piece; with a node, keep its chunk as the sum of that."""
         chunk.header.job, chunk.header.lease = "a", lease
         self._sums.keep_piece(chunk)
         if node is not None:
-            self.give(KeepSum(lease=lease, node=node))
+            self.give(KeepSum(chunks=[0], lease=lease, node=node))
 
 
 def merge(pair: int) -> MergeSums:
     """Return the order to add the leaves of a pair."""
-    return MergeSums(left=LEAVES[2 * pair], right=LEAVES[2 * pair + 1], parent=PAIRS[pair])
+    return MergeSums(chunks=[0], left=LEAVES[2 * pair], right=LEAVES[2 * pair + 1], parent=PAIRS[pair])
 
 
 def received(dtype: DType, seed: int) -> TensorChunk:
@@ -91,7 +91,9 @@ def test_every_addition_is_float32_whatever_arrives_when_and_how(
         sums.keep(chunks[index], index, LEAVES[index])
         if {index, index ^ 1} <= arrived:
             sums.give(merge(index // 2))
-    sums.give(MergeSums(left=PAIRS[0], right=PAIRS[1], parent=ROOT), FinishSum(node=ROOT))
+    sums.give(
+        MergeSums(chunks=[0], left=PAIRS[0], right=PAIRS[1], parent=ROOT), FinishSum(chunks=[0], node=ROOT)
+    )
     (values,) = sums.values
     a, b, c, d = (received(dtype, seed).values() for seed in range(4))
     assert values.dtype == np.float32
@@ -106,19 +108,19 @@ def test_a_root_that_one_worker_computed_is_passed_on_widened(
 ) -> None:
     sums = Sums()
     sums.keep(make(dtype, 0), 1, ROOT)
-    sums.give(FinishSum(node=ROOT))
+    sums.give(FinishSum(chunks=[0], node=ROOT))
     (values,) = sums.values
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values, received(dtype, 0).values())
 
 
-@pytest.mark.parametrize("drop", [DropSum(node=ROOT), DropSums()])
+@pytest.mark.parametrize("drop", [DropSum(chunks=[0], node=ROOT), DropSums()])
 def test_a_dropped_sum_is_forgotten(drop: SumOrder) -> None:
     sums = Sums()
     sums.keep(received(FLOAT32, 0), 1, ROOT)
     sums.give(drop)
     with pytest.raises(NotStored, match="no sum of 4 micro-batches from 0 of chunk 0"):
-        sums.give(FinishSum(node=ROOT))
+        sums.give(FinishSum(chunks=[0], node=ROOT))
 
 
 def test_jobs_do_not_see_each_others_sums() -> None:
@@ -127,11 +129,12 @@ def test_jobs_do_not_see_each_others_sums() -> None:
         chunk = received(FLOAT32, 0)
         chunk.header.job = job
         sums.keep_piece(chunk)
-        sums.carry_out(KeepSum(job=job, node=ROOT))
-    sums.carry_out(DropSums(job="a"))
-    assert sums.finish(FinishSum(job="b", node=ROOT)).size == ELEMENTS
+        list(sums.carry_out(KeepSum(chunks=[0], job=job, node=ROOT)))
+    list(sums.carry_out(DropSums(job="a")))
+    (finished,) = sums.finish(FinishSum(chunks=[0], job="b", node=ROOT))
+    assert finished.size == ELEMENTS
     with pytest.raises(NotStored):
-        sums.finish(FinishSum(job="a", node=ROOT))
+        list(sums.finish(FinishSum(chunks=[0], job="a", node=ROOT)))
 
 
 def pieces_of(chunk: TensorChunk, cuts: Sequence[int]) -> list[TensorChunk]:
@@ -162,7 +165,7 @@ def test_chunks_in_any_pieces_and_order_give_the_bits_of_whole_ones(data: st.Dat
         kept[lease].add(piece.header.offset)
         left[lease] -= piece.header.elements
         sums.keep(piece, lease, None if left[lease] else LEAVES[lease])
-    sums.give(merge(0), FinishSum(node=PAIRS[0]))
+    sums.give(merge(0), FinishSum(chunks=[0], node=PAIRS[0]))
     (values,) = sums.values
     np.testing.assert_array_equal(values, chunks[0].values() + chunks[1].values())
 
@@ -170,9 +173,9 @@ def test_chunks_in_any_pieces_and_order_give_the_bits_of_whole_ones(data: st.Dat
 def test_a_repeated_chunk_is_discarded_once_it_is_whole() -> None:
     sums = Sums()
     sums.keep(received(FLOAT32, 0), 7)
-    sums.give(KeepSum(lease=7))
+    sums.give(KeepSum(chunks=[0], lease=7))
     with pytest.raises(NotStored, match="no piece of chunk 0 of lease 7"):
-        sums.give(KeepSum(lease=7, node=ROOT))
+        sums.give(KeepSum(chunks=[0], lease=7, node=ROOT))
 
 
 @pytest.mark.parametrize("drop", [DropPieces(lease=7), DropSums()])
@@ -186,7 +189,7 @@ def test_dropped_pieces_are_forgotten_and_freed(drop: SumOrder) -> None:
     sums.give(DropPieces(lease=8), drop)
     assert freed() is None
     with pytest.raises(NotStored):
-        sums.give(KeepSum(lease=7, node=ROOT))
+        sums.give(KeepSum(chunks=[0], lease=7, node=ROOT))
 
 
 def test_pieces_are_freed_once_their_chunk_is_put_together() -> None:

@@ -1,7 +1,7 @@
-"""Steps of a job through real planes, in a random order of everything that may come in any order.
+"""Steps of one or two jobs through the same real planes, in a random order of everything that may come in any order.
 
-The aggregator's own router decides on what arrives; the planes add, stage, update and encode. What they make is
-compared with plain numpy, bit by bit.
+A router of the aggregator for each job decides on what arrives; the planes add, stage, update and encode. What they
+make of each job is compared with plain numpy, bit by bit. So it does not depend on the other job either.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,36 +24,27 @@ from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.plane_orders import send_version
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from optimizer.schedules import clip_coefficient, gradient_norm
-from plane.plane import Plane, PlaneOwner
-from plane.update_rules import build_rule
+from plane.update_rules import UpdateRule, build_rule
+from plane.waiting_payloads import MAX_WAITING_CHUNKS
 from protos import plane_pb2 as pb
-from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind
 from services.config.job import JobConfig
 from services.config.load import load_job
-from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 from services.tensors.chunk_messages import TensorChunk, cut_piece, deserialize_chunk, pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array, norm_squared_blocks
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
+from services.tensors.layout_parts import read_piece
 from services.tensors.reduction_tree import Node, children
 from services.tensors.stripes import Stripe
+from tests.plane.driven_planes import DrivenPlanes, require
 from tests.support.cluster.bits import sized_config, write_config
 
-WORKER = 1
-LIMIT_SECONDS = 20.0
-ROOM_SECONDS = 2.0
+ROOM_SECONDS = 5.0
+MOST_TURNS = 2000
+"""Turns of the event loop in which a job waits for another one's update."""
 ADAMW = {"type": "AdamW", "lr": 0.01}
-WIRE = WireTypes(FLOAT32, FLOAT32)
-
-
-class WrongResult(AssertionError):
-    """A plane has not made what plain numpy makes."""
-
-
-def require(holds: bool, text: str) -> None:
-    """Fail unless a condition holds."""
-    if not holds:
-        raise WrongResult(text)
+GENERATION = 1
 
 
 @dataclass
@@ -70,110 +61,101 @@ class Lease:
 
 
 class WholeSteps:
-    """A job of one seed: its planes, its router, and the tensors that it must have.
+    """A job of one seed: its router, and the tensors that it must have.
 
     Args:
+        job: id of the job.
         seed: seed of all choices.
+        planes: the planes, which other jobs may have, too.
+        worker: session of its worker.
         folder: folder for the job's config.
     """
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        self.rng = random.Random(seed)
-        self.numbers = np.random.default_rng(seed)
-        planes = self.rng.choice([1, 1, 2, 3])
-        elements = CHUNK_ELEMENTS * self.rng.randint(planes - 1, planes) + self.rng.randint(1, CHUNK_ELEMENTS)
-        self.layout = Layout.build([("w", (elements,), True, "w", False)])
+    def __init__(self, job: str, seed: int, planes: DrivenPlanes, worker: int, folder: Path) -> None:
+        self.job = job
+        self.planes = planes
+        self.worker = worker
+        self.rng = random.Random(f"{seed} {job}")
+        self.numbers = np.random.default_rng([seed, worker])
+        self.others: list[WholeSteps] = []
+        count = len(planes.planes)
+        elements = CHUNK_ELEMENTS * self.rng.randint(count - 1, count) + self.rng.randint(1, CHUNK_ELEMENTS)
+        self.layout = planes.layouts[job] = Layout.build([("w", (elements,), True, "w", False)])
         self.micro_batches = self.rng.randint(1, 6)
         settings = {
+            "project_name": job,
             "gradient_accumulation_steps": self.micro_batches,
             "use_clip_grad_norm": True,
             "optimizer": ADAMW,
+            "wire_dtype": self.rng.choice(["float32", "bfloat16"]),
         }
         self.config: JobConfig = load_job(write_config(folder, sized_config(8, 4, **settings)), [])[0]
+        self.wire = self.config.plan().wire
         self.outbox = Outbox()
-        self.router = ChunkRouter("j", 1, WIRE, self.outbox)
-        self.reports: list[tuple[int, Message]] = []
-        self.failures: list[Exception] = []
-        self.copies: list[dict[int, Any]] = [{} for _ in range(planes)]  # by plane and copy: arrays
-        self.planes = [self._make_plane(index, planes) for index in range(planes)]
-        self.waiting: list[list[Message]] = [[] for _ in range(planes)]
-        self.weights = self.numbers.standard_normal(elements, np.float32)
-        self.rule = build_rule(self.config.optimizer, self.layout)
-        self.last_lease = self.last_copy = 0
-
-    def _make_plane(self, index: int, count: int) -> Plane:
-        owner = PlaneOwner(
-            report=lambda body: self.reports.append((index, body)),
-            fail=self.failures.append,
-            read_layout=lambda order: self.layout,
-            fill=lambda order, tensors: None,
-            copied=lambda copy, arrays: self.copies[index].__setitem__(copy, arrays),
-            drop_copy=lambda copy: None,
-        )
-        return Plane(
-            owner,
-            epoch=1,
-            stripe=Stripe(index, count),
-            incarnation="p",
-            metrics=None,
-            update_metrics=None,
-            shared_memory=False,
-        )
-
-    def close(self) -> None:
-        """Stop the planes' threads."""
-        for plane in self.planes:
-            plane.close("over")
+        self.router: ChunkRouter
+        self.weights: Float32Array
+        self.rule: UpdateRule
+        self.unstaged: list[pb.StageChunks] = []
+        self.last_lease = 0
 
     # ---- orders ----
 
     def order(self, *orders: PlaneOrder | Message) -> None:
         """Queue orders to the planes that they are for; some of the queues are handed over."""
+        if self.rng.random() < 0.5:
+            self.stage_finished()
         for order in orders:
-            chunk = getattr(order, "chunk", None)
-            for index, queue in enumerate(self.waiting):
-                if chunk is None or chunk % len(self.planes) == index:
-                    queue.append(order)
+            self.planes.order([order])
             if isinstance(order, pb.FinishSum):
                 initial = order.header.kind == INITIAL_WEIGHTS
-                self.order(pb.StageChunk(job="j", chunk=order.chunk, initial=initial))
+                self.unstaged.append(pb.StageChunks(job=self.job, chunks=order.chunks, initial=initial))
         if self.rng.random() < 0.5:
-            self.hand_over()
+            self.planes.hand_over()
+
+    def stage_finished(self) -> None:
+        """Queue the orders to stage sums that are finished, as the optimizer's core gives them."""
+        self.planes.order(self.unstaged)
+        self.unstaged.clear()
 
     def decide(self) -> None:
         """Give the planes what the router has decided."""
         self.order(*(each for each in self.outbox.take() if isinstance(each, PlaneOrder)))
 
-    def hand_over(self) -> None:
-        """Hand over all queued orders."""
-        for plane, queue in zip(self.planes, self.waiting, strict=True):
-            orders, queue[:] = list(queue), []
-            plane.carry_out(orders)
-
     async def settle(self) -> None:
-        """Hand over all orders, and wait until they are carried out and reported."""
-        self.hand_over()
-        for plane in self.planes:
-            await plane._sums_thread.call(lambda: None)
-            await plane._kernel.call(lambda: None)
-        for _ in range(3):
+        """Hand over all orders, and wait until the job's are carried out and reported."""
+        self.stage_finished()
+        await self.planes.settle(self.job)
+
+    async def pause(self) -> None:
+        """Let another job go on, or not."""
+        if self.rng.random() < 0.5:
             await asyncio.sleep(0)
-        require(not self.failures, f"a plane failed: {self.failures}")
 
     def take_reports(self, kind: type[Message]) -> list[Any]:
-        """Return the reports of a type since the last call."""
-        found = [body for _, body in self.reports if isinstance(body, kind)]
-        self.reports = [each for each in self.reports if not isinstance(each[1], kind)]
-        return found
+        """Return the job's reports of a type since the last call."""
+        return [body for _, body in self.planes.take_reports(self.job, kind)]
 
     # ---- arrivals ----
 
-    def arrive(self, piece: TensorChunk) -> None:
-        """Let a data stream bring a piece, and let the router keep or discard it."""
-        plane = self.planes[piece.header.index % len(self.planes)]
-        plane._piece_arrived(WORKER, piece)
-        (arrived,) = self.take_reports(pb.ArrivedPiece)
-        self.router.keep_piece(arrived.header, arrived.arrival)
+    def arrive(self, pieces: Sequence[TensorChunk]) -> Iterator[tuple[ChunkHeader, list[int]]]:
+        """Let data streams bring pieces of a lease, and let the router keep or discard them.
+
+        Yields:
+            For each plane, the header of a piece and the chunks that are whole.
+        """
+        for arrived in self.planes.arrive(self.worker, pieces):
+            run = [read_piece(each) for each in arrived.pieces]
+            self.router.keep_pieces(arrived.header, run, arrived.arrival)
+            chunks = list(dict.fromkeys(piece.chunk for piece in run))
+            whole = self.router.take_whole(arrived.header.lease, chunks, self.layout.elements)
+            if whole:
+                yield arrived.header, whole
+
+    def take_some(self, pieces: list[TensorChunk]) -> list[TensorChunk]:
+        """Remove from 1 to 4 pieces, or all that are left, and return them."""
+        count = min(self.rng.randint(1, 4), len(pieces))
+        taken, pieces[:] = pieces[:count], pieces[count:]
+        return taken
 
     def pieces(self, header: ChunkHeader, values: Float32Array) -> list[TensorChunk]:
         """Return a model's values as chunks, some of them cut into pieces, in a random order."""
@@ -191,33 +173,68 @@ class WholeSteps:
     # ---- a job ----
 
     async def run(self, steps: int) -> None:
-        """Open the job, store its initial weights, and take some steps."""
-        self.order(pb.WorkerAttends(session=WORKER, incarnation="w", name="w"))
-        self.order(pb.OpenPart(opening=1, job="j", spec_json=self.config.to_json()))
+        """Open the job, store its initial weights, take some steps, and drop it."""
+        self.router = ChunkRouter(self.job, 1, self.wire, self.outbox)
+        self.weights = self.numbers.standard_normal(self.layout.elements, np.float32)
+        self.rule = build_rule(self.config.optimizer, self.layout)
+        opening, spec = self.planes.draw_number(), self.config.to_json()
+        self.order(pb.WorkerAttends(session=self.worker, incarnation=f"w{self.worker}", name="w"))
+        self.order(pb.OpenPart(opening=opening, job=self.job, spec_json=spec))
         await self.settle()
-        require(
-            len(self.take_reports(pb.PartOpened)) == len(self.planes), "not all planes have opened the job"
-        )
-        header = ChunkHeader(job="j", epoch=1, lease=99, generation=1, kind=INITIAL_WEIGHTS, dtype=FLOAT32)
-        for piece in self.pieces(header, self.weights):
-            self.arrive(piece)
-            whole = self.router.take_whole(piece.header, self.layout.elements)
-            if whole is not None:
-                self.router.route_initial_weights(whole)
-            self.decide()
+        opened = [each.opening for each in self.take_reports(pb.PartOpened)]
+        require(opened == [opening] * len(self.planes.planes), f"openings {opened} of job {self.job}")
+        await self._send_initial_weights()
+        self.stage_finished()
         for step in range(steps):
             await self.take_step(step)
         await self.settle()
-        for plane in self.planes:
-            await asyncio.wait_for(plane.wait_for_room(), ROOM_SECONDS)  # the threads have nothing left to do
-            require(not plane._sums._jobs, "sums are left after the last step")
-            require(not plane._arrived, "arrived pieces are left after the last step")
+        for plane in self.planes.planes:
+            # The threads have nothing left to do.
+            await asyncio.wait_for(plane.wait_for_room(self.job, self.worker), ROOM_SECONDS)
+            require(self.job not in plane._sums._jobs, "sums are left after the last step")
+            left = [each for each in plane._waiting._arrived.values() if each.piece.header.job == self.job]
+            require(not left, "arrived pieces are left after the last step")
+        self.order(pb.DropPart(job=self.job))
+        await self.settle()
+        for plane in self.planes.planes:
+            kept = [*plane.jobs, *plane._tensors._tensors, *plane.newest._jobs]
+            require(self.job not in kept, "the job is dropped, but something of it is kept")
+
+    async def _send_initial_weights(self) -> None:
+        header = self._header(INITIAL_WEIGHTS, lease=99)
+        pieces = self.pieces(header, self.weights)
+        while pieces:
+            for first, chunks in self.arrive(self.take_some(pieces)):
+                self.router.route_initial_weights(first, chunks, self.layout.elements)
+            self.decide()
+            await self.pause()
+
+    def _header(self, kind: ChunkKind, *, lease: int = 0, step: int = 0) -> ChunkHeader:
+        """Return what the headers of the job's chunks share."""
+        dtype = self.wire.dtype_of(kind)
+        return ChunkHeader(
+            job=self.job, epoch=1, lease=lease, generation=GENERATION, step=step, kind=kind, dtype=dtype
+        )
+
+    async def fill_room(self) -> None:
+        """Let as many pieces wait as may; other jobs must have room all the same."""
+        plane, one = self.planes.planes[0], np.ones(CHUNK_ELEMENTS, np.float32)
+        chunks = [pack_chunk(self._header(GRADIENT), 0, one) for _ in range(MAX_WAITING_CHUNKS)]
+        (arrived,) = self.planes.arrive(self.worker, chunks)
+        for other in self.others:
+            await asyncio.wait_for(plane.wait_for_room(other.job, other.worker), ROOM_SECONDS)
+        arrivals = range(arrived.arrival, arrived.arrival + len(arrived.pieces))
+        self.order(pb.DiscardPieces(job=self.job, arrivals=arrivals))
 
     async def take_step(self, step: int) -> None:
         """Take one step: gradients in any order, its COMMIT, the update, a checkpoint's copy, and the new weights."""
-        leaves = self.numbers.standard_normal((self.micro_batches, self.layout.elements), np.float32)
-        step_sum = StepSum(Version(1, step), self.micro_batches, self.layout.chunks, 0.0)
-        self._gather(step_sum, leaves)
+        if self.worker == 1 and self.rng.random() < 0.3:  # one of the jobs: two would wait for each other
+            await self.fill_room()
+        leaves = self._draw_leaves()
+        step_sum = StepSum(Version(GENERATION, step), self.micro_batches, self.layout.chunks, 0.0)
+        await self._gather(step_sum, leaves)
+        if self.rng.random() < 0.5:
+            await self._wait_for_another_update()
         await self.settle()
         total = _tree_sum(leaves, Node(0, self.micro_batches))
         mean = total * np.float32(np.float32(1.0) / np.float32(self.micro_batches))
@@ -229,8 +246,10 @@ class WholeSteps:
         before = self.weights.copy()
         self.router.drop_all()
         self.decide()
-        self.order(send_version("j", WORKER, Version(1, step + 1), None))
-        update = pb.UpdatePart(job="j", epoch=1, generation=1, step=step, applied=applied, grad_norm=norm)
+        self.order(send_version(self.job, self.worker, Version(GENERATION, step + 1), None))
+        update = pb.UpdatePart(
+            job=self.job, epoch=1, generation=GENERATION, step=step, applied=applied, grad_norm=norm
+        )
         update.learning_rate, update.clip = rate, clip
         if beta1 is not None:
             update.beta1 = beta1
@@ -244,23 +263,44 @@ class WholeSteps:
         self._check_copy(copy, before)
         await self._check_sent(step + 1)
         if self.rng.random() < 0.5:  # to an aggregator that has restarted
-            for chunk in range(self.layout.chunks):
-                if self.rng.random() < 0.5:
-                    self.planes[chunk % len(self.planes)].newest.drop_message(chunk)
-            there = [dict(plane.newest._stored) for plane in self.planes]
-            self.order(pb.MakeWeights(job="j", epoch=1, generation=1, step=step + 1))
-            self.order(send_version("j", WORKER, Version(1, step + 1), None))
-            self.hand_over()
-            for plane in self.planes:
-                early = plane.next_weights(WORKER)
-                require(early is None, f"{early} is to be sent, but may not be there")
-            await self.settle()
-            for plane, before_order in zip(self.planes, there, strict=True):
-                kept = all(plane.newest._stored[each] is before_order[each] for each in before_order)
-                require(kept, "weights are written again that workers may be reading")
-            await self._check_sent(step + 1)
+            await self._make_weights_again(step + 1)
 
-    def _gather(self, step_sum: StepSum, leaves: NDArray[np.float32]) -> None:
+    async def _wait_for_another_update(self) -> None:
+        """Stage what is finished behind the next update of another job, unless that takes too long."""
+        self.planes.hand_over()
+        before = self.planes.updates
+        for _ in range(MOST_TURNS):
+            if self.planes.updates > before:
+                return
+            await asyncio.sleep(0)
+
+    def _draw_leaves(self) -> NDArray[np.float32]:
+        """Return the gradients of all micro-batches; their sums are exact in the wire type."""
+        shape = self.micro_batches, self.layout.elements
+        if self.wire.gradients == FLOAT32:
+            return self.numbers.standard_normal(shape, np.float32)
+        return self.numbers.integers(-8, 9, shape).astype(np.float32)
+
+    async def _make_weights_again(self, step: int) -> None:
+        planes = self.planes.planes
+        for chunk in range(self.layout.chunks):
+            if self.rng.random() < 0.5:
+                self.planes.of_chunk(chunk).newest.drop_message(ChunkHeader(job=self.job, index=chunk))
+        there = [dict(plane.newest._jobs[self.job].stored) for plane in planes]
+        self.order(pb.MakeWeights(job=self.job, epoch=1, generation=GENERATION, step=step))
+        self.order(send_version(self.job, self.worker, Version(GENERATION, step), None))
+        self.planes.hand_over()
+        for plane in planes:
+            early = plane.next_weights(self.worker)
+            require(early is None, f"{early} is to be sent, but may not be there")
+        await self.settle()
+        for plane, before_order in zip(planes, there, strict=True):
+            stored = plane.newest._jobs[self.job].stored
+            kept = all(stored[each] is before_order[each] for each in before_order)
+            require(kept, "weights are written again that workers may be reading")
+        await self._check_sent(step)
+
+    async def _gather(self, step_sum: StepSum, leaves: NDArray[np.float32]) -> None:
         """Let leases be granted, sent, repeated and revoked until the step's sum is complete."""
         leases: list[Lease] = []
         speeds = {worker: self.rng.uniform(1, 3) for worker in range(1, self.rng.randint(2, 4))}
@@ -275,36 +315,30 @@ class WholeSteps:
                 self.router.drop_pieces(lease.unsent[0].header.lease)
                 leases.remove(lease)
             else:
-                piece = lease.unsent.pop() if self.rng.random() < 0.9 else self.rng.choice(lease.unsent)
-                self._send(step_sum, lease, piece)
+                again = self.rng.random() < 0.1
+                pieces = [self.rng.choice(lease.unsent)] if again else self.take_some(lease.unsent)
+                self._send(step_sum, lease, pieces)
                 if not lease.unsent:
                     leases.remove(lease)
             self.decide()
+            await self.pause()
 
     def _grant(self, step_sum: StepSum, assignment: Assignment, leaves: NDArray[np.float32]) -> Lease:
         self.last_lease += 1
         step_sum.grant(assignment, self.last_lease, 0.0)
-        header = ChunkHeader(
-            job="j",
-            epoch=1,
-            lease=self.last_lease,
-            generation=1,
-            step=step_sum.version.step,
-            kind=GRADIENT,
-            dtype=FLOAT32,
-        )
+        header = self._header(GRADIENT, lease=self.last_lease, step=step_sum.version.step)
         return Lease(assignment, self.pieces(header, _tree_sum(leaves, assignment.node)))
 
-    def _send(self, step_sum: StepSum, lease: Lease, piece: TensorChunk) -> None:
-        self.arrive(piece)
-        whole = self.router.take_whole(piece.header, self.layout.elements)
-        if whole is not None:
-            self.router.route_gradient(step_sum, lease.assignment, whole, self.layout.elements)
+    def _send(self, step_sum: StepSum, lease: Lease, pieces: Sequence[TensorChunk]) -> None:
+        for _, chunks in self.arrive(pieces):
+            self.router.route_gradient(step_sum, lease.assignment, chunks, self.layout.elements)
 
     def _check_staged(self, mean: Float32Array) -> float:
         """Check the block sums of a step's gradient, and return its norm."""
         staged = {
-            each.chunk: np.array(each.block_sums, np.float64) for each in self.take_reports(pb.StagedChunk)
+            each.chunk: np.array(each.block_sums, np.float64)
+            for report in self.take_reports(pb.StagedChunks)
+            for each in report.chunks
         }
         chunks = range(self.layout.chunks)
         require(sorted(staged) == list(chunks), f"chunks {sorted(staged)} are staged, expected {chunks}")
@@ -315,28 +349,24 @@ class WholeSteps:
 
     def _check_updated(self, step: int) -> None:
         """Check that each plane has reported the update of each of its chunks."""
-        counts = [0] * len(self.planes)
-        for index, body in self.reports:
-            if isinstance(body, pb.UpdatedPart):
-                require(
-                    body.step == step and body.chunks == counts[index] + 1, f"plane {index} reports {body}"
-                )
-                counts[index] = body.chunks
-        self.take_reports(pb.UpdatedPart)
+        counts = [0] * len(self.planes.planes)
+        for index, body in self.planes.take_reports(self.job, pb.UpdatedPart):
+            require(body.step == step and body.chunks > counts[index], f"plane {index} reports {body}")
+            counts[index] = body.chunks
         expected = [
             Stripe(each, len(counts)).chunk_count(self.layout.elements) for each in range(len(counts))
         ]
         require(counts == expected, f"updates of {counts} chunks, expected {expected}")
 
     def _copy(self) -> int:
-        self.last_copy += 1
-        self.order(pb.CopyPart(job="j", copy=self.last_copy))
-        return self.last_copy
+        copy = self.planes.draw_number()
+        self.order(pb.CopyPart(job=self.job, copy=copy))
+        return copy
 
     def _check_copy(self, copy: int, weights: Float32Array) -> None:
         """Check that the planes' copies have the weights of the moment of their order."""
-        for plane, copies in zip(self.planes, self.copies, strict=True):
-            found = copies.pop(copy)["weights"]
+        for index, plane in enumerate(self.planes.planes):
+            found = self.planes.copies.pop((index, self.job, copy))["weights"]
             expected = [weights[whole] for whole, _ in plane._stripe.ranges(self.layout.elements)]
             require(np.array_equal(found, np.concatenate(expected)), "other weights in the copy")
 
@@ -344,17 +374,18 @@ class WholeSteps:
         """Check that a worker is sent all new weights, each chunk once."""
         sent: list[int] = []
         link: Any = SimpleNamespace(shares=False)  # a worker on another host
-        for plane in self.planes:
-            while (header := plane.next_weights(WORKER)) is not None:
+        for plane in self.planes.planes:
+            while (header := plane.next_weights(self.worker)) is not None:
                 messages: list[Any] = []
                 await plane.newest.send(link, [header], _appender(messages))
                 require(len(messages) == 1, f"{len(messages)} messages for chunk {header.index}")
                 chunk = deserialize_chunk(messages[0])
+                found = (chunk.header.job, chunk.header.step, header.step)
                 require(
-                    chunk.header.step == header.step == step,
-                    f"weights of step {chunk.header.step}, not {step}",
+                    found == (self.job, step, step), f"weights of {found}, not of step {step} of {self.job}"
                 )
-                expected = self.weights[slice(*chunk_range(self.layout.elements, header.index))]
+                values = self.weights[slice(*chunk_range(self.layout.elements, header.index))]
+                expected = pack_chunk(self._header(WEIGHTS), header.index, values).values()
                 require(np.array_equal(chunk.values(), expected), f"other weights of chunk {header.index}")
                 sent.append(header.index)
         require(sorted(sent) == list(range(self.layout.chunks)), f"chunks {sorted(sent)} are sent")
@@ -372,20 +403,3 @@ def _tree_sum(leaves: NDArray[np.float32], node: Node) -> Float32Array:
         return leaves[node.first]
     left, right = children(node)
     return np.add(_tree_sum(leaves, left), _tree_sum(leaves, right))
-
-
-def run_seed(seed: int, folder: Path, steps: int = 2) -> None:
-    """Run the job of a seed.
-
-    Raises:
-        WrongResult: a plane has made something else than plain numpy, or failed.
-    """
-
-    async def run() -> None:
-        job = WholeSteps(seed, folder)
-        try:
-            await asyncio.wait_for(job.run(steps), LIMIT_SECONDS)
-        finally:
-            job.close()
-
-    asyncio.run(run())

@@ -3,6 +3,7 @@
 python -m tests.simulation --seeds 500                 seeds 0 to 499, on all cores
 python -m tests.simulation --seed 123 --trace          one seed, with all inputs and effects
 python -m tests.simulation --hostile --seeds 500       short runs with most kinds of faults
+python -m tests.simulation --contended --seeds 500     short runs of several jobs that want the same workers
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500, help="number of seeds")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seed", type=int, help="run only this seed")
-    parser.add_argument("--hostile", action="store_true", help="short runs with many faults")
+    for kind, text in (("hostile", "many faults"), ("contended", "several jobs that want the same workers")):
+        help_text = f"short runs with {text}"
+        parser.add_argument(
+            f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=help_text
+        )
     parser.add_argument("--trace", action="store_true", help="print inputs and effects (with --seed)")
     parser.add_argument(
         "--processes",
@@ -30,9 +35,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.seed is None:
-        failed = run_seeds(options.first, options.seeds, options.processes, options.hostile)
+        failed = run_seeds(options.first, options.seeds, options.processes, options.kind)
         return 1 if failed else 0
-    outcome = run_seed(options.seed, hostile=options.hostile, tracing=options.trace)
+    outcome = run_seed(options.seed, kind=options.kind, tracing=options.trace)
     print(f"seed {outcome.seed}: {outcome.steps} steps; {outcome.problem or 'all checks passed'}")
     return 1 if outcome.problem else 0
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aggregator.core.events import SaveJob
 from aggregator.core.job_report import Record, copy_job
-from aggregator.core.setting_aside import note_crash
+from aggregator.core.setting_aside import note_crashes
 from aggregator.core.succession import raise_restored_epoch
+from aggregator.storage.schema import LIVE_STATES
 from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, RUNNING
+from protos.jobs_pb2 import RUNNING
 from services.checkpoints.prune import surplus_steps
 
 
@@ -46,7 +47,7 @@ class Disk:
         self._count_unfinished()
 
     def _count_unfinished(self) -> None:
-        self.unfinished = sum(each.job.state in (QUEUED, RUNNING) for each in self.jobs.values())
+        self.unfinished = sum(each.job.state in LIVE_STATES for each in self.jobs.values())
 
     def back_up_queue(self) -> QueueBackup:
         """Return a copy of the queue as it is now."""
@@ -62,11 +63,12 @@ class Disk:
         self.jobs = dict(backup.jobs)
         self._count_unfinished()
 
-    def note_crash(self, job: str, reason: str, step: int) -> None:
-        """Note in a job's record that the aggregator failed while it ran the job."""
-        record = copy_job(self.jobs[job].job)
-        note_crash(record, reason, step)
-        self.save(SaveJob(record))
+    def note_crash(self, steps: Mapping[str, int], reason: str) -> None:
+        """Note in jobs' records that the aggregator failed while it ran them."""
+        records = [copy_job(self.jobs[job].job) for job in steps]
+        note_crashes(records, reason, steps)
+        for record in records:
+            self.save(SaveJob(record))
 
     def is_running(self, job: str) -> bool:
         """Return whether the record says that the job runs."""
@@ -77,7 +79,7 @@ class Disk:
         return [
             Record(copy_job(each.job), name, self.plans[name])
             for name, each in self.jobs.items()
-            if each.job.state in (QUEUED, RUNNING)
+            if each.job.state in LIVE_STATES
         ]
 
     def write_checkpoint(

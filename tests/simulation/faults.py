@@ -46,8 +46,8 @@ class Faults:
         self.parted_until: dict[frozenset[str], float] = {}
         self._cluster = cluster
         self._disturbed_until = 0.0
-        steps = cluster.scenario.jobs[0].plan.steps
-        self._at = sorted(cluster.rng.randint(0, steps * 9 // 10) for _ in range(cluster.scenario.faults))
+        steps = cluster.scenario.fault_steps or cluster.scenario.jobs[0].plan.steps * 9 // 10
+        self._at = sorted(cluster.rng.randint(0, steps) for _ in range(cluster.scenario.faults))
 
     def advance(self, commits: int) -> None:
         """Start the faults that are due after this many committed steps."""
@@ -58,9 +58,14 @@ class Faults:
             self._cluster.loop.after(seconds, self._fault)
 
     @property
+    def are_felt(self) -> bool:
+        """Whether the effect of a fault lasts."""
+        return self._cluster.loop.now <= self._disturbed_until
+
+    @property
     def over(self) -> bool:
         """Return whether all drawn faults have happened and their effects have ended."""
-        return not self._at and self._cluster.loop.now > self._disturbed_until
+        return not self._at and not self.are_felt
 
     def end(self) -> None:
         """Stop all faults, including pending effects of earlier ones."""

@@ -107,6 +107,8 @@ class SimulatedJob:
         evaluation_batches: batches of its held-out split.
         submitted_seconds: time of its submission.
         cancelled_seconds: time at which a user cancels it, or None.
+        pauses: times at which a user pauses it, each with its duration.
+        priorities: times at which a user changes its priority, each with the new one.
         full_disk_at: step whose checkpoint can't be written, or None.
         poisoned_at: step with a micro-batch that fails on every worker, or None.
         deadly_at: step with a micro-batch that kills every worker by a fault, or None.
@@ -122,6 +124,8 @@ class SimulatedJob:
     evaluation_batches: int
     submitted_seconds: float
     cancelled_seconds: float | None = None
+    pauses: tuple[tuple[float, float], ...] = ()
+    priorities: tuple[tuple[float, int], ...] = ()
     full_disk_at: int | None = None
     poisoned_at: int | None = None
     keep_last: int = 0
@@ -146,6 +150,17 @@ class SimulatedJob:
             for step in range(self.plan.steps)
         ]
         self._train(tuple(hash((self.number, chunk)) for chunk in range(self.chunks)))
+
+    @property
+    def fewest_workers(self) -> int:
+        """Number of workers without which it waits."""
+        pipeline = self.pipeline
+        rows = 1 if pipeline is None else -(-pipeline.stages // pipeline.most_stages)
+        return max(rows, self.plan.min_workers)
+
+    def is_paused_at(self, seconds: float) -> bool:
+        """Return whether a user wants it paused at this time."""
+        return any(begin <= seconds < begin + lasts for begin, lasts in self.pauses)
 
     def counts_batches(self, stages: StageRun | None) -> bool:
         """Return whether a worker with these stages, or with the whole model, knows the number of held-out batches."""

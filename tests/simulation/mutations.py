@@ -10,6 +10,7 @@ import pytest
 
 from aggregator.core import worker_reports
 from aggregator.core.aggregator import AggregatorCore
+from aggregator.core.assignments import Assignments
 from aggregator.core.events import CloseWorker, Submitted
 from aggregator.core.job_report import CommittedStep, JobReport
 from aggregator.core.membership.devices import Device
@@ -28,11 +29,11 @@ from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.check import Check
 from aggregator.core.verification.step_checks import StepChecks
 from optimizer.core.events import SaveGeneration, Snapshot
+from optimizer.core.job_core import JobCore
 from optimizer.core.open_job import OpenJob, StagedSums
 from optimizer.core.optimizer import OptimizerCore
 from plane.bookkeeping import PlaneCore
 from protos import cluster_pb2 as pb
-from services.errors import Refusal
 from services.protocol import hello
 from services.protocol.versions import Version
 from tests.simulation import disk
@@ -51,17 +52,14 @@ def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
-    def chunk_arrived(self: RunningJob, member: Any, event: Any, now: float) -> None:
-        self.router.keep_piece(event.header, event.arrival)
-        if self.lease_book.step_sum is not None and self.lease_book.step_sum.assignments:
-            self.router.route_gradient(
-                self.lease_book.step_sum,
-                self.lease_book.step_sum.assignments[0],
-                event.header,
-                self.progress.elements,
-            )
+    def pieces_arrived(self: RunningJob, member: Any, event: Any, now: float) -> None:
+        self.router.keep_pieces(event.header, event.pieces, event.arrival)
+        step_sum = self.lease_book.step_sum
+        if step_sum is not None and step_sum.assignments:
+            chunks = [piece.chunk for piece in event.pieces]
+            self.router.route_gradient(step_sum, step_sum.assignments[0], chunks, self.progress.elements)
 
-    patch.setattr(RunningJob, "chunk_arrived", chunk_arrived)
+    patch.setattr(RunningJob, "pieces_arrived", pieces_arrived)
 
 
 def ignores_lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
@@ -96,23 +94,20 @@ def sends_weights_before_they_arrive(patch: pytest.MonkeyPatch) -> None:
 
 
 def stages_stale_chunks(patch: pytest.MonkeyPatch) -> None:
-    def check_chunk(self: OptimizerCore, header: Any) -> Refusal | None:
-        same_job = self.open_job is not None and header.job == self.open_job.job
-        return None if same_job else Refusal(f"the chunk's job is {header.job}")
-
-    patch.setattr(OptimizerCore, "check_chunk", check_chunk)
+    patch.setattr(OptimizerCore, "check_chunk", lambda self, header: None)
+    patch.setattr(JobCore, "check_chunk", lambda self, header: None)
 
 
 def commits_twice(patch: pytest.MonkeyPatch) -> None:
-    commit = OptimizerCore._commit
+    commit = JobCore._commit
 
-    def twice(self: OptimizerCore, job: OpenJob, norm: float) -> None:
+    def twice(self: JobCore, job: OpenJob, norm: float) -> None:
         commit(self, job, norm)
         if job.step % 50 == 0:
             job.step -= 1
             commit(self, job, norm)
 
-    patch.setattr(OptimizerCore, "_commit", twice)
+    patch.setattr(JobCore, "_commit", twice)
 
 
 def commits_before_all_chunks_are_staged(patch: pytest.MonkeyPatch) -> None:
@@ -125,8 +120,8 @@ def keeps_the_generation(patch: pytest.MonkeyPatch) -> None:
     def kept(self: OptimizerCore, event: Any) -> list[Any]:
         effects = handle(self, event)
         for effect in effects:
-            if isinstance(effect, SaveGeneration) and self.open_job is not None:
-                self.open_job.generation = 1
+            if isinstance(effect, SaveGeneration) and (opened := self.opened(effect.job)) is not None:
+                opened.generation = 1
         return [effect for effect in effects if not isinstance(effect, SaveGeneration)]
 
     patch.setattr(OptimizerCore, "handle", kept)
@@ -147,19 +142,19 @@ def reports_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def streams_weights_to_every_peer(patch: pytest.MonkeyPatch) -> None:
-    connect = OptimizerCore._connect
+    connect = JobCore.connect
 
-    def connected(self: OptimizerCore, hello: Any) -> None:
-        connect(self, hello)
-        self._to_send = self.open_job.chunks if self.open_job is not None else None
+    def connected(self: JobCore, epoch: int) -> None:
+        connect(self, epoch)
+        self._to_send = self.opened.chunks if self.opened is not None else None
 
-    def send_weights(self: OptimizerCore, order: pb.SendWeights) -> None:
-        job = self.open_job
+    def send_weights(self: JobCore, order: pb.SendWeights) -> None:
+        job = self.opened
         if job is not None and (order.generation, order.step) == (job.generation, job.step):
             self._to_send = 0
 
-    patch.setattr(OptimizerCore, "_connect", connected)
-    patch.setattr(OptimizerCore, "_send_weights", send_weights)
+    patch.setattr(JobCore, "connect", connected)
+    patch.setattr(JobCore, "_send_weights", send_weights)
 
 
 def keeps_leases_when_weights_change(patch: pytest.MonkeyPatch) -> None:
@@ -268,13 +263,13 @@ def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
 
 
 def skips_a_step_that_must_stop_the_job(patch: pytest.MonkeyPatch) -> None:
-    commit = OptimizerCore._commit
+    commit = JobCore._commit
 
-    def skipped(self: OptimizerCore, job: OpenJob, norm: float) -> None:
+    def skipped(self: JobCore, job: OpenJob, norm: float) -> None:
         job.plan = replace(job.plan, on_non_finite="skip")
         commit(self, job, norm)
 
-    patch.setattr(OptimizerCore, "_commit", skipped)
+    patch.setattr(JobCore, "_commit", skipped)
 
 
 def hides_the_non_finite_micro_batch(patch: pytest.MonkeyPatch) -> None:
@@ -311,36 +306,24 @@ def never_tells_the_epoch_to_exceed(patch: pytest.MonkeyPatch) -> None:
 
 
 def opens_jobs_under_the_generation_on_record(patch: pytest.MonkeyPatch) -> None:
-    after = OptimizerCore._generation_after
-    patch.setattr(
-        OptimizerCore,
-        "_generation_after",
-        lambda self, job, generation: after(self, job, self._least_generation),
-    )
+    after = JobCore._generation_after
+    patch.setattr(JobCore, "_generation_after", lambda self, generation: after(self, self._least_generation))
 
 
 def never_resumes_after_a_check(patch: pytest.MonkeyPatch) -> None:
-    def begin(self: AggregatorCore, under_way: bool) -> None:
-        vars(self)["checked"] = under_way or vars(self).get("checked", False)
-
-    patch.setattr(
-        AggregatorCore,
-        "check_under_way",
-        property(lambda self: vars(self).get("checked", False), begin),
-        raising=False,
-    )
+    patch.setattr(Assignments, "end_check", lambda self: None)
 
 
 def starts_jobs_during_a_check(patch: pytest.MonkeyPatch) -> None:
-    ignored = property(lambda self: False, lambda self, under_way: None)
-    patch.setattr(AggregatorCore, "check_under_way", ignored, raising=False)
+    patch.setattr(Assignments, "begin_check", lambda self, sessions: None)
 
 
 def forgets_jobs_submitted_during_a_check(patch: pytest.MonkeyPatch) -> None:
     handle = AggregatorCore.handle
 
     def handled(self: AggregatorCore, event: Any, clock: Any) -> list[Any]:
-        return [] if self.check_under_way and isinstance(event, Submitted) else handle(self, event, clock)
+        forgets = self.assignments._checked and isinstance(event, Submitted)
+        return [] if forgets else handle(self, event, clock)
 
     patch.setattr(AggregatorCore, "handle", handled)
 

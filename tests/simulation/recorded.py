@@ -56,21 +56,22 @@ def _sums(record: Path) -> Iterator[Event]:
             match effect:
                 case plane.KeepSum() if effect.HasField("node"):
                     node = to_node(effect.node)
-                    kept[effect.chunk, node] = tuple(range(node.first, node.stop))
+                    kept.update({(chunk, node): tuple(node.micro_batches) for chunk in effect.chunks})
                 case plane.MergeSums():
-                    left, right = (
-                        kept.pop((effect.chunk, to_node(each))) for each in (effect.left, effect.right)
-                    )
-                    kept[effect.chunk, to_node(effect.parent)] = left + right
+                    left, right, parent = map(to_node, (effect.left, effect.right, effect.parent))
+                    for chunk in effect.chunks:
+                        kept[chunk, parent] = kept.pop((chunk, left)) + kept.pop((chunk, right))
                 case plane.DropSum():
-                    kept.pop((effect.chunk, to_node(effect.node)))
+                    for chunk in effect.chunks:
+                        kept.pop((chunk, to_node(effect.node)))
                 case plane.DropSums():
                     kept.clear()
                 case plane.FinishSum():
                     header = effect.header
-                    total = kept.pop((header.index, to_node(effect.node)))
-                    if header.kind == GRADIENT:
-                        yield Covered(header.job, header.generation, header.step, header.index, total)
+                    for chunk in effect.chunks:
+                        total = kept.pop((chunk, to_node(effect.node)))
+                        if header.kind == GRADIENT:
+                            yield Covered(header.job, header.generation, header.step, chunk, total)
 
 
 def _commits(record: Path) -> Iterator[Committed]:

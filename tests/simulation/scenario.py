@@ -28,6 +28,11 @@ ROW_SKEW = 10
 SHARDED = 0.5
 """Share of the usual seeds with 2 tiers whose aggregator has shards."""
 
+PAUSED_JOBS = 0.3
+"""Share of the jobs of usual seeds that a user pauses."""
+MOST_PAUSE_SECONDS = 40.0
+"""Longest time until that user resumes the job."""
+
 SPLIT_JOBS = 0.3
 """Share of the jobs of usual seeds that have a pipeline."""
 
@@ -46,11 +51,13 @@ class Scenario:
         workers: number of workers.
         control_seconds, data_seconds: typical delays of messages.
         skews: factors on the delays, drawn per stream.
+        compute_seconds: typical time in which the fastest worker computes a micro-batch.
         optimizer_seconds: longest time of an optimizer's task.
         restart_seconds: longest time until a dead process restarts.
         repeat_control, repeat_chunks: probability that a message arrives twice.
         copies_messages: whether messages are serialised, so that no two processes share one.
         faults: number of faults.
+        fault_steps: committed steps of all jobs within which they happen; 0 for nine tenths of the first job's.
         odd_worker: whether a worker with another fingerprint tries to join.
         liar: whether a worker that sometimes lies takes part.
         overstates: message in which a further worker gives a layout of another size than the job's; empty for none.
@@ -59,7 +66,8 @@ class Scenario:
         impostor: what the first worker that answers says something else of, `fingerprint` or `layout`; empty for none.
         impostor_leaves: whether it leaves for good before its first COMMIT; else a person overrules it.
         voices: whether each worker's certificate is bound to its name.
-        checks: times from which a person asks for a check of meshes and links, until no job runs.
+        checks: times from which a person asks for a check of meshes and links, until there are idle workers.
+        max_running_jobs: largest number of jobs that run at once.
     """
 
     tiers: int
@@ -83,7 +91,10 @@ class Scenario:
     upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
     checks: tuple[float, ...] = ()
+    max_running_jobs: int = 8
     shards: int = 0
+    fault_steps: int = 0
+    compute_seconds: float = 0.01
 
     @property
     def step_seconds(self) -> float:
@@ -91,7 +102,10 @@ class Scenario:
         messages = (4 + 8 * (self.shards > 0)) * (self.control_seconds + self.data_seconds) * max(self.skews)
         goes = 1 + max(job.chunks for job in self.jobs) / CHUNKS_IN_FLIGHT
         checks = 1 + max(job.plan.verify_fraction for job in self.jobs)  # A liar's step is repeated.
-        return 1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 0.5) + self._passes_seconds
+        return (
+            1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 50 * self.compute_seconds)
+            + self._passes_seconds
+        )
 
     @property
     def _passes_seconds(self) -> float:
@@ -108,7 +122,7 @@ class Scenario:
         fails = any(
             job.poisoned_at is not None or job.deadly_at is not None for job in self.jobs
         )  # Two workers must see a poisoned micro-batch.
-        return self.workers if fails else max(map(_fewest_workers, self.jobs))
+        return self.workers if fails else max(job.fewest_workers for job in self.jobs)
 
     @classmethod
     def of(cls, seed: int, rng: random.Random) -> Scenario:
@@ -137,6 +151,12 @@ class Scenario:
         for job in jobs:
             if split.random() < SPLIT_JOBS:
                 job.split(split, workers)
+        pauses = random.Random(f"pauses of {seed}")  # another one of its own
+        for job in jobs:
+            if pauses.random() < PAUSED_JOBS:
+                begins_seconds = job.submitted_seconds + 60 * pauses.random()
+                job.pauses = ((begins_seconds, MOST_PAUSE_SECONDS * pauses.random()),)
+            job.plan = replace(job.plan, priority=pauses.choice((-1, 0, 0, 1)))
         slow = rng.choice((0.002, 0.005, 0.02))
         usual = cls(
             tiers=rng.choice((2, 3, 3)),
@@ -389,13 +409,6 @@ class Scenario:
             faults=12,
             fault_kinds=(*kinds, "optimizer", "optimizer link") if tiers == 3 else kinds,
         )
-
-
-def _fewest_workers(job: SimulatedJob) -> int:
-    """Return the number of workers without which a job waits."""
-    pipeline = job.pipeline
-    rows = 1 if pipeline is None else -(-pipeline.stages // pipeline.most_stages)
-    return max(rows, job.plan.min_workers)
 
 
 def make_job(

@@ -12,11 +12,16 @@ from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
+from tests.simulation.contended import contended
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
 PROGRESS_SECONDS = 10.0
 """Interval between two lines of progress."""
+
+
+KINDS: dict[str, Callable[[int], Scenario]] = {"hostile": Scenario.hostile, "contended": contended}
+"""Kinds of scenarios besides the usual ones, by the options that choose them."""
 
 
 class Outcome(NamedTuple):
@@ -35,9 +40,9 @@ class Outcome(NamedTuple):
     injected: Counter[str]
 
 
-def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> Outcome:
-    """Run one seed to its end, or to its first failed check."""
-    cluster = SimulatedCluster(seed, tracing=tracing, scenario=Scenario.hostile(seed) if hostile else None)
+def run_seed(seed: int, *, kind: str = "", tracing: bool = False) -> Outcome:
+    """Run one seed of a kind of scenario to its end, or to its first failed check."""
+    cluster = SimulatedCluster(seed, tracing=tracing, scenario=KINDS[kind](seed) if kind else None)
     try:
         cluster.run()
     except Exception as error:
@@ -61,10 +66,10 @@ def report_failure(seed: int, problem: str, command: str = "tests.simulation") -
     print(f"    replay: .venv/bin/python -m {command} --seed {seed} --trace", flush=True)
 
 
-def run_seeds(first: int, count: int, processes: int, hostile: bool) -> int:
-    """Run seeds of usual or hostile scenarios in parallel, and return how many failed."""
-    command = f"tests.simulation{' --hostile' * hostile}"
-    return run_all(range(first, first + count), processes, partial(run_seed, hostile=hostile), command)
+def run_seeds(first: int, count: int, processes: int, kind: str = "") -> int:
+    """Run seeds of a kind of scenario in parallel, and return how many failed."""
+    command = f"tests.simulation --{kind}" if kind else "tests.simulation"
+    return run_all(range(first, first + count), processes, partial(run_seed, kind=kind), command)
 
 
 def run_all(seeds: range, processes: int, run: Callable[[int], Outcome], command: str) -> int:

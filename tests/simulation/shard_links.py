@@ -15,7 +15,7 @@ from aggregator.data_plane import DataPlane
 from plane.group import PlaneGroup
 from plane.messages import SequenceFilter, unwrap, wrap_order
 from protos import cluster_pb2 as cluster
-from protos.tensors_pb2 import ChunkHeader
+from protos import plane_pb2 as pb
 from services.errors import Refusal
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.tensors.reduction_tree import Node
@@ -177,9 +177,10 @@ class SimulatedShardLink:
             return None
         shard: SimulatedShard = link.ends[0]
         session = shard.session
-        if session is None or session.link is not link or shard.waiting_work:
+        if session is None or session.link is not link or shard.waiting_work or session.arrivals.untold:
             return None
-        require(not session.arrived, f"{self}: no decision on {len(session.arrived)} chunks that arrived")
+        undecided = len(session.arrivals)
+        require(not undecided, f"{self}: no decision on {undecided} pieces that arrived")
         return session
 
     def beat(self) -> None:
@@ -216,14 +217,14 @@ class ShardedPayloads:
 
     Args:
         aggregator: the aggregator.
-        on_sum_finished: called with the header of a finished sum.
+        on_sums_finished: called with the order by which sums are finished.
         tensors: the optimizer's tensors.
     """
 
     def __init__(
         self,
         aggregator: SimulatedAggregator,
-        on_sum_finished: Callable[[ChunkHeader], None],
+        on_sums_finished: Callable[[pb.FinishSum], None],
         tensors: ShardedTensors,
     ) -> None:
         self._aggregator = aggregator
@@ -249,7 +250,7 @@ class ShardedPayloads:
             core=aggregator.core,
             sessions=sessions,
             feed=aggregator.feed,
-            on_sum_finished=on_sum_finished,
+            on_sums_finished=on_sums_finished,
             on_failure=self._fail,
             shards=links,
         )
@@ -311,14 +312,15 @@ class ShardedPayloads:
         for link in self.links:
             link.beat()
 
-    def stored(self) -> tuple[set[tuple[int, Node]], set[tuple[int, int, int]]] | None:
-        """Return the sums and the pieces in all shards; None while orders or reports are on their way."""
+    def stored(self, job: str) -> tuple[set[tuple[int, Node]], set[tuple[int, int, int]]] | None:
+        """Return a job's sums and pieces in all shards; None while orders or reports are on their way."""
         sums: set[tuple[int, Node]] = set()
         pieces: set[tuple[int, int, int]] = set()
         for link in self.links:
             session = link.idle_session()
             if session is None:
                 return None
-            sums |= session.sums.kept.keys()
-            pieces |= session.sums.pieces.keys()
+            if job in session.sums:
+                sums |= session.sums[job].kept.keys()
+                pieces |= session.sums[job].pieces.keys()
         return sums, pieces

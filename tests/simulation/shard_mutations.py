@@ -50,7 +50,9 @@ def drops_arrived_pieces(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_no_chunk_that_is_put_together(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(chunk_router, "keep_sum", lambda header, node: keep_sum(header, None))
+    patch.setattr(
+        chunk_router, "keep_sum", lambda job, lease, chunks, node: keep_sum(job, lease, chunks, None)
+    )
 
 
 def carries_out_repeated_orders(patch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from optimizer.core import events as ev
@@ -12,6 +13,25 @@ from tests.simulation.shard_links import ShardedPayloads, SimulatedShardLink
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_optimizer import SimulatedOptimizer
+
+
+@dataclass
+class Opening:
+    """The opening of a job whose parts the shards have yet to report.
+
+    Attributes:
+        job: its id.
+        checkpoint: weights of the checkpoint that it begins with; None for none.
+        opened: called at its end.
+        to_open: shards that have yet to allocate the job's chunks.
+        to_write: shards that have yet to write the weights.
+    """
+
+    job: str
+    checkpoint: tuple[int, ...] | None
+    opened: Callable[[], None]
+    to_open: set[SimulatedShardLink]
+    to_write: set[SimulatedShardLink] = field(default_factory=set)
 
 
 class ShardedTensors:
@@ -24,11 +44,8 @@ class ShardedTensors:
     def __init__(self, optimizer: SimulatedOptimizer) -> None:
         self._optimizer = optimizer
         self._payloads: ShardedPayloads
-        self._opening = 0
-        self._to_open: set[SimulatedShardLink] = set()
-        self._to_write: set[SimulatedShardLink] = set()
-        self._checkpoint: tuple[int, ...] | None = None
-        self._opened: Callable[[], None] = lambda: None
+        self._last_opening = 0
+        self._openings: dict[int, Opening] = {}
         self._copy = 0
         self._copying: ev.Snapshot | None = None
         self._copied: dict[int, int] = {}
@@ -40,7 +57,8 @@ class ShardedTensors:
         payloads.group.report_handlers.update(
             {
                 pb.PartOpened: self._part_opened,
-                pb.StagedChunk: lambda link, body: self._optimizer.plane_reported(
+                pb.CopiedPart: self._part_copied,
+                pb.StagedChunks: lambda link, body: self._optimizer.plane_reported(
                     link.stripe, body, link.payload
                 ),
                 pb.UpdatedPart: lambda link, body: self._optimizer.plane_reported(link.stripe, body),
@@ -51,35 +69,40 @@ class ShardedTensors:
 
     def open(self, job: SimulatedJob, weights: tuple[int, ...] | None, opened: Callable[[], None]) -> None:
         """Have the shards allocate a job's chunks, with the weights of a checkpoint; call `opened` then."""
-        self._forget()
+        self._forget(job.id)
         if not self._payloads.group.ready:
             return
-        self._checkpoint, self._opened = weights, opened
-        self._opening += 1
-        self._to_open = set(self._payloads.links)
-        self._payloads.group.send_order(pb.OpenPart(opening=self._opening, job=job.id))
+        self._last_opening += 1
+        links = set(self._payloads.links)
+        self._openings[self._last_opening] = Opening(job.id, weights, opened, to_open=links)
+        self._payloads.group.send_order(pb.OpenPart(opening=self._last_opening, job=job.id))
 
     def _part_opened(self, link: SimulatedShardLink, body: pb.PartOpened) -> None:
-        if body.opening != self._opening or link not in self._to_open:
+        opening = self._openings.get(body.opening)
+        if opening is None or link not in opening.to_open:
             return
-        self._to_open.remove(link)
-        if self._to_open:
+        opening.to_open.remove(link)
+        if opening.to_open:
             return
-        if self._checkpoint is None:
-            self._opened()
+        if opening.checkpoint is None:
+            self._finish(body.opening)
             return
-        self._to_write = set(self._payloads.links)
+        opening.to_write = set(self._payloads.links)
         for each in self._payloads.links:
-            weights = dict(enumerate(self._checkpoint))
+            weights = dict(enumerate(opening.checkpoint))
             own = {chunk: weights[chunk] for chunk in weights if each.stripe.contains(chunk)}
-            each.send_weights(self._opening, own)
+            each.send_weights(body.opening, own)
+
+    def _finish(self, number: int) -> None:
+        self._openings.pop(number).opened()
 
     def take_tensors(self, link: SimulatedShardLink, number: int, weights: dict[int, int]) -> None:
         """Take what a shard sends apart from its reports: that weights are written, or a copy of its own."""
-        if number == -self._opening and link in self._to_write:
-            self._to_write.remove(link)
-            if not self._to_write:
-                self._opened()
+        opening = self._openings.get(-number)
+        if opening is not None and link in opening.to_write:
+            opening.to_write.remove(link)
+            if not opening.to_write:
+                self._finish(-number)
         elif number == self._copy and self._copying is not None:
             self._copied |= weights
             chunks = self._optimizer.cluster.jobs[self._copying.job].chunks
@@ -90,19 +113,26 @@ class ShardedTensors:
     def send_order(self, order: ev.TensorOrder) -> None:
         """Give the shards an order of the core."""
         if isinstance(order, pb.DropPart):
-            self._forget()
+            self._forget(order.job)
         self._payloads.group.send_order(order)
 
     def _lost(self, reason: str) -> None:
         copying, self._copying = self._copying, None
-        self._forget()
+        self._openings.clear()
         self._optimizer.tensors_lost(copying, reason)
 
-    def _forget(self) -> None:
-        self._to_open, self._to_write = set(), set()
+    def _forget(self, job: str) -> None:
+        self._openings = {number: each for number, each in self._openings.items() if each.job != job}
 
     def snapshot(self, effect: ev.Snapshot) -> None:
         """Have each shard copy its weights."""
         self._copy += 1
         self._copying, self._copied = effect, {}
-        self._payloads.group.send_order(pb.CopyPart(copy=self._copy))
+        self._payloads.group.send_order(pb.CopyPart(job=effect.job, copy=self._copy))
+
+    def _part_copied(self, link: SimulatedShardLink, body: pb.CopiedPart) -> None:
+        """Report that a shard can't copy what it does not have."""
+        effect = self._copying
+        if effect is not None and body.copy == self._copy:
+            self._copying = None
+            self._optimizer.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, body.reason))

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
-from aggregator.core.job_report import cancel_job, copy_job
+from aggregator.core.job_report import cancel_job, copy_job, pause_job, resume_job
+from aggregator.core.leasing.failures import MOST_FAILURES
 from aggregator.core.membership.claims import trust
+from aggregator.core.membership.members import Member
+from aggregator.core.running_job import RunningJob
 from plane.sums import SumOrder
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
-from protos.jobs_pb2 import Job
+from protos.jobs_pb2 import PAUSED, Job
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refused
 from services.protocol.envelope import CheckReport, WorkerBody
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.layout import read_job_layout
+from services.tensors.layout_parts import read_piece
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
+from tests.simulation.arrivals import Arrivals
 from tests.simulation.job_model import CLUSTER, InjectedError, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
@@ -32,6 +39,11 @@ from tests.simulation.simulated_worker import HUGE_LAYOUT, HUGE_LAYOUT_REF
 
 if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
+
+
+def _refuses(member: Member, leave: pb.Leave) -> bool:
+    """Return whether a job sends a worker away since it refuses it, also if that serves another job at once."""
+    return member.refusal is not None or leave.reason.startswith(f"{MOST_FAILURES} leases in a row failed")
 
 
 class SimulatedAggregator(Process):
@@ -56,21 +68,26 @@ class SimulatedAggregator(Process):
             records=cluster.disk.records(),
             heartbeat_seconds=STANDARD_HEARTBEAT_SECONDS,
             tiers=cluster.scenario.tiers,
+            max_running_jobs=cluster.scenario.max_running_jobs,
         )
-        self.sums = SimulatedSums()
-        self._windows = 1  # windows that may be full of kept sums
+        self._sums: dict[str, SimulatedSums] = {}  # by job
+        self._windows: defaultdict[str, int] = defaultdict(
+            lambda: 1
+        )  # by job: windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
         self._plane = SimulatedPlane(epoch)
+        self._arrivals = Arrivals(self, self._arrived)
         self.sessions: dict[int, Link] = {}
         self.check: SimulatedCheck | None = None
         self._last_session = 0
         self._optimizer: Link | None = None
         self._kernel = Queue(self)
-        self._able = 0
+        self._able: Counter[str] = Counter()  # by job
+        self._left: Counter[str] = Counter()  # by job: workers that have left it after the current input
         self._dialled: Link | None = None  # to the optimizer
         self.sharded: ShardedPayloads | None = None
         if self._inside is not None and self._inside.sharded is not None:
-            self.sharded = ShardedPayloads(self, self._sum_finished, self._inside.sharded)
+            self.sharded = ShardedPayloads(self, self._sums_finished, self._inside.sharded)
         self.tick()
         self.beat()
         if self.sharded is not None:
@@ -96,24 +113,34 @@ class SimulatedAggregator(Process):
             match effect:
                 case _ if self.sharded is not None and isinstance(effect, ev.PlaneOrder):
                     orders.append(effect)
-                case plane.KeepPiece():
-                    assert isinstance(event, ev.ChunkArrived)
-                    self.sums.keep_piece(event.header, payload)
-                    self._check_bound_of_pieces()
+                case plane.KeepPieces():
+                    for arrival in effect.arrivals:
+                        self._sums_of(effect.job).keep_piece(*self._arrivals.pop(arrival))
+                case plane.DiscardPieces():
+                    for arrival in effect.arrivals:
+                        self._arrivals.pop(arrival)
                 case _:
                     self._carry_out(effect, payload)
+        if isinstance(event, ev.PiecesArrived) and event.header.job in self.core.runs:
+            self._check_bound_of_pieces(self.core.runs[event.header.job])
         if self.check is not None:
-            require(self.core.run is None, "a job starts during a check of meshes and links")
+            serving = [
+                each.name
+                for session, each in self.core.members.items()
+                if each.job and session in self.check.sessions
+            ]
+            require(not serving, f"{serving} serve jobs during a check of their meshes and links")
         if self.sharded is not None and self.alive:
             self.sharded.submit(orders)
         for link in self.sessions.values():
             self.pump(link)
 
     def begin_check(self, hangs_up_after_seconds: float) -> bool:
-        """Begin a check of meshes and links, unless a job runs or a check is under way; return whether it has begun."""
-        if self.core.run is not None or self.check is not None:
+        """Begin a check of idle workers, unless there are none or a check is under way; return whether it has begun."""
+        idle = [session for session, each in self.core.members.items() if not each.job]
+        if self.check is not None or not (idle or not self.core.runs):
             return False
-        self.check = SimulatedCheck(self, hangs_up_after_seconds)
+        self.check = SimulatedCheck(self, idle, hangs_up_after_seconds)
         self.check.begin()
         return True
 
@@ -128,6 +155,34 @@ class SimulatedAggregator(Process):
             cancelled = copy_job(live.job)
             cancel_job(cancelled)
             self._write_and_feed(ev.SaveJob(cancelled), ev.CancelRequested(job))
+
+    def pause(self, job: str) -> bool:
+        """Pause a job: on disk first, then in the core; return whether it was not paused."""
+        live = self.core.jobs.records.get(job)
+        if live is None or live.job.state == PAUSED or live.job.pausing:
+            return False
+        paused = copy_job(live.job)
+        pause_job(paused)
+        self._write_and_feed(ev.SaveJob(paused), ev.PauseRequested(job))
+        return True
+
+    def resume(self, job: str) -> None:
+        """Resume a job, if it is paused: on disk first, then in the core."""
+        live = self.core.jobs.records.get(job)
+        if live is not None and (live.job.state == PAUSED or live.job.pausing):
+            resumed = copy_job(live.job)
+            resume_job(resumed)
+            self._write_and_feed(ev.SaveJob(resumed), ev.ResumeRequested(job))
+
+    def set_priority(self, job: str, priority: int) -> bool:
+        """Change a job's priority: on disk first, then in the core; return whether it had another one."""
+        live = self.core.jobs.records.get(job)
+        if live is None or live.job.priority == priority:
+            return False
+        changed = copy_job(live.job)
+        changed.priority = priority
+        self._write_and_feed(ev.SaveJob(changed), ev.PriorityRequested(job, priority))
+        return True
 
     def trust(self, job: str, worker: str) -> bool:
         """Trust what a worker says of a job: on disk first, then in the core; return whether that could be done."""
@@ -149,40 +204,46 @@ class SimulatedAggregator(Process):
         self.feed(event)
 
     def _handle(self, event: ev.Input, clock: Clock) -> list[ev.Effect]:
-        """Call the core. After an error, note it in the job's record as the service does, and die."""
+        """Call the core. After an error, note it in the jobs' records as the service does, and die."""
+        contention = self.cluster.contention
         try:
+            contention.before(self, event)
             effects = self.core.handle(event, clock)
+            contention.after(self, event, effects)
+            orders = (each.body for each in effects if isinstance(each, ev.ToWorker))
+            self._left = Counter(each.job for each in orders if isinstance(each, pb.Leave))
             self._check_rows()
             return effects
         except InjectedError as error:
-            run = self.core.run
-            assert run is not None
             self.cluster.injected["core raises"] += 1
             if not self.replaced:
-                self.cluster.disk.note_crash(run.job.id, str(error), run.job.step)
+                steps = {job: run.job.step for job, run in self.core.runs.items()}
+                self.cluster.disk.note_crash(steps, str(error))
             self.die()
             return []
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         match effect:
             case _ if isinstance(effect, SumOrder | plane.FinishSum):
-                elements = self.core.run.progress.elements if self.core.run is not None else 0
-                finished = self.sums.carry_out(effect, elements)
+                elements = self.cluster.jobs[effect.job].elements  # which the core may have forgotten by now
+                finished = self._sums_of(effect.job).carry_out(effect, elements)
                 if isinstance(effect, plane.FinishSum):
-                    seconds = self.cluster.rng.random() * 0.004
-                    self._kernel.submit(seconds, self._forward, effect.header, finished)
+                    self._forward(effect, finished)
                 elif isinstance(effect, plane.DropSums):
-                    self._windows = 1
+                    self._windows[effect.job] = 1
                 elif isinstance(effect, plane.KeepSum):
-                    self._check_bound()
+                    self._check_bound(self.core.runs[effect.job])
             case plane.PassJob() | plane.SendVersion():
-                self._open_plane()
+                self._open_plane(effect.job)
                 self._plane.carry_out(effect)
             case ev.StoreWeights() if self.sharded is None:
                 self._plane.keep(effect.header, payload)
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
                     self._check_quorum(effect.body)
+                member = self.core.members.get(effect.session)
+                if isinstance(effect.body, pb.Leave) and member is not None and _refuses(member, effect.body):
+                    self.cluster.workers[member.name].refused(effect.body.job)
                 if isinstance(effect.body, pb.Welcome):
                     effect.body.cluster = CLUSTER
                     if self.sharded is not None:
@@ -203,68 +264,83 @@ class SimulatedAggregator(Process):
             case ev.Note() if not self.replaced:
                 self.cluster.noted(effect)
 
-    def _open_plane(self) -> None:
-        """Open the running job in the plane of an optimizer in this process, which is not told of it by PassJob."""
-        run = self.core.run
-        if self._inside is not None and run is not None and self._plane.core.job != run.job.id:
-            wire, pieces = run.plan.wire, run.plan.stages > 1
-            self._plane.core.open_job(run.job.id, run.progress.elements, wire, sends_pieces=pieces)
+    def _sums_of(self, job: str) -> SimulatedSums:
+        return self._sums.setdefault(job, SimulatedSums())
 
-    def _check_bound_of_pieces(self) -> None:
+    def _open_plane(self, job: str) -> None:
+        """Open a running job in the plane of an optimizer in this process, which is not told of it by PassJob."""
+        run = self.core.runs.get(job)
+        if self._inside is None:
+            return
+        for ended in set(self._plane.core.jobs) - self.core.runs.keys():
+            self._plane.drop_job(ended)
+        if run is not None and not self._plane.core.expected_elements(job):
+            wire, pieces = run.plan.wire, run.plan.stages > 1
+            self._plane.core.open_job(job, run.progress.elements, wire, sends_pieces=pieces)
+
+    def _check_bound_of_pieces(self, run: RunningJob) -> None:
         """Check the number of kept pieces, as `_check_bound` that of sums."""
-        run = self.core.run
-        assert run is not None
         leases = 1 if run.lease_book.step_sum is None else len(run.lease_book.step_sum.assignments)
         pipeline = self.cluster.jobs[run.job.id].pipeline
         ranges = 1 if pipeline is None else pipeline.ranges
-        bound = leases * min(WINDOW_CHUNKS, run.progress.chunks) * self._windows * ranges
-        pieces = len(self.sums.pieces)
+        bound = leases * min(WINDOW_CHUNKS, run.progress.chunks) * self._windows[run.job.id] * ranges
+        pieces = len(self._sums_of(run.job.id).pieces)
         require(pieces <= bound, f"{pieces} pieces kept, expected at most {bound}")
 
-    def _count_able(self) -> int:
-        return sum(member.present for member in self.core.members.values())
+    def _count_able(self) -> Counter[str]:
+        return Counter(member.job for member in self.core.members.values() if member.present)
 
     def _check_quorum(self, lease: pb.Lease) -> None:
-        """Check that no lease is granted with too few workers, counted before and after the current input."""
-        able, wanted = max(self._able, self._count_able()), self.cluster.jobs[lease.job].plan.min_workers
+        """Check that no lease is granted with too few workers, counted before the current input and after its moves."""
+        able = max(self._able[lease.job], self._count_able()[lease.job]) + self._left[lease.job]
+        wanted = self.cluster.jobs[lease.job].plan.min_workers
         require(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
 
-    def _check_bound(self) -> None:
+    def _check_bound(self, run: RunningJob) -> None:
         """Check the number of kept sums: at most leases times window, and once more for each lost optimizer link."""
-        run = self.core.run
-        assert run is not None
         if run.lease_book.step_sum is not None:
             bound = (
                 len(run.lease_book.step_sum.assignments)
                 * min(WINDOW_CHUNKS, run.progress.chunks)
-                * self._windows
+                * self._windows[run.job.id]
             )
-            require(
-                len(self.sums.kept) <= bound, f"{len(self.sums.kept)} sums kept, expected at most {bound}"
-            )
+            kept = len(self._sums_of(run.job.id).kept)
+            require(kept <= bound, f"{kept} sums kept, expected at most {bound}")
 
     def check_consistency(self) -> None:
         """Check that the kept payloads are those that the core expects. Those in shards may be on their way."""
-        stored = self.sums.kept.keys(), self.sums.pieces.keys()
+        for job in self._sums.keys() | self.core.runs.keys():
+            self._check_consistency(job, self.core.runs.get(job))
+
+    def _check_consistency(self, job: str, run: RunningJob | None) -> None:
+        sums = self._sums_of(job)
+        stored = sums.kept.keys(), sums.pieces.keys()
         if self.sharded is not None:
-            in_shards = self.sharded.stored()
+            in_shards = self.sharded.stored(job)
             unknown = pb.OptimizerStatus.STATE_UNSPECIFIED  # until then the core has not dropped what is lost
-            if in_shards is None or self.core.run is None or self.core.run.optimizer_state == unknown:
+            if in_shards is None or run is None or run.optimizer_state == unknown:
                 return
             stored = in_shards
-        run = self.core.run
         expected: set[tuple[int, Node]] = set()
         if run is not None and run.lease_book.step_sum is not None:
             expected = run.lease_book.step_sum.coverage.stored_nodes()
         kept, kept_pieces = stored
-        require(set(kept) == expected, f"kept {sorted(kept)}, the core expects {sorted(expected)}")
+        require(set(kept) == expected, f"job {job}: kept {sorted(kept)}, the core expects {sorted(expected)}")
         pieces = set() if run is None else run.router.pieces.kept()
-        require(set(kept_pieces) == pieces, f"kept {sorted(kept_pieces)}, the core expects {sorted(pieces)}")
+        require(
+            set(kept_pieces) == pieces,
+            f"job {job}: kept {sorted(kept_pieces)}, the core expects {sorted(pieces)}",
+        )
 
     def _check_rows(self) -> None:
         """Check that what the core knows of each row is what the row's workers can do."""
         for member in self.core.members.values():
-            row = self.core.run.rows.find(member) if self.core.run is not None else None
+            run = self.core.runs.get(member.job)
+            row = run.rows.find(member) if run is not None else None
+            require(
+                (run is not None) == bool(member.job),
+                f"{member.name} serves {member.job}, which does not run",
+            )
             if row is None:
                 continue
             known = row.able, row.hangs, row.loaded_version
@@ -272,9 +348,17 @@ class SimulatedAggregator(Process):
             found = row.able, row.hangs, row.loaded_version
             require(known == found, f"the core knows {known} of {row.title}, its workers are {found}")
 
-    def _forward(self, header: ChunkHeader, payload: Any) -> None:
+    def _forward(self, order: plane.FinishSum, finished: Mapping[int, Any]) -> None:
+        """Send finished sums to the optimizer, one after the other."""
+        for chunk, content in finished.items():
+            header = ChunkHeader()
+            header.CopyFrom(order.header)
+            header.index = chunk
+            self._kernel.submit(self.cluster.rng.random() * 0.004, self._forward_sum, header, content)
+
+    def _forward_sum(self, header: ChunkHeader, content: Any) -> None:
         if self._optimizer is not None:
-            self._optimizer.up_data.send(header, payload)
+            self._optimizer.up_data.send(header, content)
 
     def tick(self) -> None:
         """Let time pass. A replaced aggregator notices it now at the latest."""
@@ -285,6 +369,7 @@ class SimulatedAggregator(Process):
         self.feed(ev.Ticked())
         if self.alive:
             self.check_consistency()
+            self.cluster.contention.ticked(self)
             self.later(self.core.timeouts.tick, self.tick)
 
     def beat(self) -> None:
@@ -372,7 +457,12 @@ class SimulatedAggregator(Process):
             return
         elements = self.core.expected_elements(header.job)
         if header.kind == INITIAL_WEIGHTS or elements is not None:
-            self.feed(ev.ChunkArrived(link.session, header), payload)
+            self._arrivals.add(link.session, header, payload)
+
+    def _arrived(self, arrived: plane.ArrivedPieces) -> None:
+        """Let the core decide on pieces from a worker."""
+        pieces = [read_piece(each) for each in arrived.pieces]
+        self.feed(ev.PiecesArrived(arrived.session, arrived.header, pieces, arrival=arrived.arrival))
 
     def worker_lost(self, link: Link, reason: str) -> None:
         """Handle the loss of a worker's connection."""
@@ -455,7 +545,7 @@ class SimulatedAggregator(Process):
         if self._inside is None:
             self.feed(ev.WeightsArrived(header), payload)
             return
-        self._open_plane()
+        self._open_plane(header.job)
         self._plane.keep(header, payload)  # its plane has made them, whatever the core knows by now
         for link in self.sessions.values():
             self.pump(link)
@@ -468,17 +558,18 @@ class SimulatedAggregator(Process):
             self.exceed(link.obeyed_epoch)
         if self._dialled is link:
             self._dialled = None
-        self._windows += 1
+        for job in self.core.runs:
+            self._windows[job] += 1
         if self._optimizer is link:
             self._optimizer = None
             self.feed(ev.OptimizerLost(reason))
         if self.sharded is None or self.sharded.group.ready:
             self.later(0.01 + self.cluster.rng.random() ** 4 * 3, self.dial)
 
-    def _sum_finished(self, header: ChunkHeader) -> None:
-        """Tell the optimizer that a finished sum is in its shard."""
+    def _sums_finished(self, order: plane.FinishSum) -> None:
+        """Tell the optimizer that finished sums are in their shard."""
         if self._optimizer is not None:
-            self._optimizer.up_data.send(header, None)
+            self._optimizer.up_data.send(order.header, list(order.chunks))
 
     def shards_lost(self, reason: str) -> None:
         """Disconnect the optimizer, whose tensors are lost. It is connected again once all shards are."""

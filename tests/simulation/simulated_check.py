@@ -1,11 +1,12 @@
 """A person's check of meshes and links in a simulated aggregator: orders to workers, their answers, and its end.
 
-As in the service, a check is refused while a job runs, asks all workers for their meshes and then one after another for
-its link, waits for each answer with a limit, and ends early if the person hangs up.
+As in the service, a check asks idle workers for their meshes and then one after another for its link, waits for each
+answer with a limit, and ends early if the person hangs up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -26,15 +27,19 @@ class SimulatedCheck:
     """A check from its beginning to its end.
 
     Args:
-        aggregator: the aggregator, which runs no job.
+        aggregator: the aggregator.
+        sessions: the sessions of idle workers.
         hangs_up_after_seconds: time after which the person hangs up.
     """
 
-    def __init__(self, aggregator: SimulatedAggregator, hangs_up_after_seconds: float) -> None:
+    def __init__(
+        self, aggregator: SimulatedAggregator, sessions: Iterable[int], hangs_up_after_seconds: float
+    ) -> None:
         self._aggregator = aggregator
+        self.sessions = frozenset(sessions)
         self._numbers = count(1)
         self._awaited: dict[int, int] = {}  # session by number of the order
-        self._links_left = list(aggregator.sessions)
+        self._links_left = sorted(self.sessions)
         limit_seconds = MESH_SECONDS + ANSWER_SECONDS * len(self._links_left) + FREEZES_SECONDS
         self._ends_before_seconds = aggregator.cluster.loop.now + limit_seconds
         self._over = False
@@ -42,7 +47,7 @@ class SimulatedCheck:
 
     def begin(self) -> None:
         """Begin. Without workers it ends at once."""
-        self._aggregator.feed(ClusterCheckBegan())
+        self._aggregator.feed(ClusterCheckBegan(self.sessions))
         for session in list(self._links_left):
             self._ask(session, pb.CheckMesh(number=next(self._numbers)), MESH_SECONDS)
         self._go_on()

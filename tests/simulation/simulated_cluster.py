@@ -11,13 +11,16 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from aggregator.core.cluster_status import describe_waits
 from aggregator.core.events import Note
 from aggregator.core.succession import raise_restored_epoch
+from aggregator.storage.schema import LIVE_STATES
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, RUNNING, Job
+from protos.jobs_pb2 import QUEUED, Job
 from protos.plane_pb2 import UpdatePart
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
+from tests.simulation.contention_checks import ContentionChecks
 from tests.simulation.disk import Disk, QueueBackup
 from tests.simulation.faults import HANG_SECONDS, LONG_PART_SECONDS, Faults
 from tests.simulation.job_checks import JobChecks
@@ -25,7 +28,7 @@ from tests.simulation.job_model import SimulatedJob, SimulationFailed, require
 from tests.simulation.links import Link
 from tests.simulation.network import Loop
 from tests.simulation.process import Process
-from tests.simulation.scenario import IMPOSTOR, LIAR, MOST_SECONDS, OVERSTATER, Scenario
+from tests.simulation.scenario import IMPOSTOR, LIAR, MOST_PAUSE_SECONDS, MOST_SECONDS, OVERSTATER, Scenario
 from tests.simulation.simulated_aggregator import SimulatedAggregator
 from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_shard import SimulatedShard
@@ -85,6 +88,7 @@ class SimulatedCluster:
         self.commits = 0
         self.history = history.HistoryChecker()
         self.checks = JobChecks(self.jobs, self.history)
+        self.contention = ContentionChecks(self)
         self.faults = Faults(self)
         self.code = "old"
         self._lives = 0
@@ -110,6 +114,12 @@ class SimulatedCluster:
             self.loop.at(job.submitted_seconds, self._submit, job.id)
             if job.cancelled_seconds is not None:
                 self.loop.at(job.cancelled_seconds, self._cancel, job.id)
+            for seconds, _ in job.pauses:
+                self.loop.at(seconds, self._pause, job.id)
+            if job.pauses:
+                self.loop.at(job.pauses[0][0], self._resume, job.id)
+            for seconds, priority in job.priorities:
+                self.loop.at(seconds, self._set_priority, job.id, priority)
         for index in range(self.scenario.shards):
             self._start_shard(index)
         self._start_optimizer()
@@ -150,7 +160,7 @@ class SimulatedCluster:
         if idle > self.patience_seconds():
             aggregator = self.aggregator
             waits = (
-                aggregator.core.describe_wait(self.loop.now)
+                describe_waits(aggregator.core, self.loop.now)
                 if aggregator and aggregator.alive
                 else "no aggregator"
             )
@@ -174,15 +184,17 @@ class SimulatedCluster:
     def _end_faults(self) -> None:
         """End all faults, and bound the rest of the run."""
         self.faults.end()
-        left = 0.0
+        left, left_pauses = 0.0, 0
         for name, saved in self.disk.jobs.items():
             job = self.jobs[name]
-            if saved.job.state in (QUEUED, RUNNING):
+            if saved.job.state in LIVE_STATES:
                 found = self.disk.newest_checkpoint(job.id)
                 left += (job.plan.steps - (found[0].step if found else 0)) * (1 + job.plan.verify_fraction)
+                left_pauses += len(job.pauses)
         left_seconds = RECOVERY_SECONDS + left * self.scenario.step_seconds
         if self.scenario.upgrade_seconds is not None:  # workers of old code are waited for first
             left_seconds += STANDARD_TIMEOUTS.comeback
+        left_seconds += left_pauses * (MOST_PAUSE_SECONDS + STANDARD_TIMEOUTS.stall)
         bound = left_seconds / STANDARD_TIMEOUTS.tick
         self.history.add(history.FaultsEnded(self.loop.now / STANDARD_TIMEOUTS.tick, bound))
 
@@ -202,6 +214,7 @@ class SimulatedCluster:
         if self.aggregator is not None and self.aggregator.running and self._can_start(submitted):
             plan = submitted.plan
             record = Job(id=job, name=job, state=QUEUED, steps=plan.steps, step=submitted.first_step)
+            record.priority = plan.priority
             self.aggregator.submit(record, plan)
         self.loop.after(1.0, self._submit, job)
 
@@ -210,7 +223,7 @@ class SimulatedCluster:
         if job.earlier is None:
             return True
         saved = self.disk.jobs.get(job.earlier.id)
-        if saved is None or saved.job.state in (QUEUED, RUNNING):
+        if saved is None or saved.job.state in LIVE_STATES:
             return False
         found = self.disk.newest_checkpoint(job.earlier.id)
         assert found is not None
@@ -221,11 +234,33 @@ class SimulatedCluster:
     def _cancel(self, job: str) -> None:
         self.checks.cancelled(job)
         saved = self.disk.jobs.get(job)
-        if saved is not None and saved.job.state not in (QUEUED, RUNNING):
+        if saved is not None and saved.job.state not in LIVE_STATES:
             return
         if self.aggregator is not None and self.aggregator.running:
             self.aggregator.cancel(job)
         self.loop.after(1.0, self._cancel, job)
+
+    def _pause(self, job: str) -> None:
+        """Pause a job, if it is in the queue and an aggregator answers."""
+        if self.aggregator is not None and self.aggregator.running:
+            self.injected["pause of a job"] += self.aggregator.pause(job)
+            self.contention.paused(job)
+
+    def _resume(self, job: str) -> None:
+        """Resume a job whenever nobody wants it paused, again and again, since a restored queue may have it paused."""
+        saved = self.disk.jobs.get(job)
+        if saved is not None and saved.job.state not in LIVE_STATES:
+            return
+        wanted = not self.jobs[job].is_paused_at(self.loop.now)
+        if wanted and self.aggregator is not None and self.aggregator.running:
+            self.contention.resumes(job)
+            self.aggregator.resume(job)
+        self.loop.after(1.0, self._resume, job)
+
+    def _set_priority(self, job: str, priority: int) -> None:
+        """Change a job's priority, if it is in the queue and an aggregator answers."""
+        if self.aggregator is not None and self.aggregator.running:
+            self.injected["change of a priority"] += self.aggregator.set_priority(job, priority)
 
     def _decide(self) -> None:
         """Trust an honest worker where workers disagree, unless the one that is distrusted leaves by itself."""
@@ -333,7 +368,9 @@ class SimulatedCluster:
         if isinstance(process, SimulatedWorker):
             self._note_end(process)
             others = [
-                each for each in self.workers.values() if each.alive and each.name not in ("odd", IMPOSTOR)
+                each
+                for each in self.workers.values()
+                if each.alive and each.name not in ("odd", IMPOSTOR, OVERSTATER, LIAR)
             ]
             if process.name == IMPOSTOR and self.scenario.impostor_leaves and process.left:
                 return
@@ -382,6 +419,7 @@ class SimulatedCluster:
             f"{count} tokens count in step {order.step}, expected {counted}",
         )
         self.checks.committed(order)
+        self.contention.committed(order)
         self.commits += 1
         self.moved()
         self.faults.advance(self.commits)

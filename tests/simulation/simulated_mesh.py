@@ -33,6 +33,7 @@ class SimulatedMesh:
     def clear(self) -> None:
         """Remove the weights."""
         self._weights.clear()
+        self._loaded = Version(0, -1)
 
     def put(self, header: ChunkHeader, weights: int) -> None:
         """Keep weights that have arrived until they are loaded."""

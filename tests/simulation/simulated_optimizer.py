@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
-from plane.bookkeeping import PlaneCore
+from plane.bookkeeping import AGGREGATOR_SESSION, PlaneCore
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import ChunkHeader
@@ -41,7 +42,7 @@ class SimulatedOptimizer(Process):
 
     Attributes:
         core: the real optimizer's core.
-        tensors: what it has of a job.
+        tensors: what it has of each job.
         sharded: what it has in place of tensors if they are in shards; None if they are here.
         link: the connection to its aggregator; None if there is none.
     """
@@ -52,12 +53,12 @@ class SimulatedOptimizer(Process):
             OptimizerCore, name="optimizer", epoch=cluster.disk.obeyed_epoch
         )
         self._epoch = cluster.disk.epoch  # its aggregator, in 2 tiers
-        self.tensors: Tensors | None = None
+        self.tensors: dict[str, Tensors] = {}
         self.sharded = ShardedTensors(self) if cluster.scenario.shards else None
         self.link: Link | None = None
         self._leader = ""
         self._plane = PlaneCore(0, Stripe())  # the real bookkeeping of its plane
-        self._sums: dict[int, Sum] = {}  # what planes have reported as staged, by chunk
+        self._sums: dict[str, dict[int, Sum]] = {}  # what planes have reported as staged, by job and chunk
         self._kernel = Queue(self)
         self._disk = Queue(self)
 
@@ -85,7 +86,7 @@ class SimulatedOptimizer(Process):
                 self.link.close("another aggregator has taken over")
             link.down_control.send(epoch, answer)
             self.link, self._leader = link, body.incarnation
-            self._plane.worker_attends(ev.AGGREGATOR_SESSION)
+            self._plane.worker_attends(AGGREGATOR_SESSION)
             self.cluster.obeyed("optimizer", link.ends[1])
             self.feed(ev.Connected(body))
         elif link is self.link:
@@ -101,7 +102,8 @@ class SimulatedOptimizer(Process):
     def received(self, link: Link, header: ChunkHeader, payload: Any) -> None:
         """Handle a chunk."""
         if link is self.link and self.core.expected_elements(header.job) is not None:
-            self.feed(ev.ChunkArrived(header), payload)
+            chunks = [header.index] if self.sharded is None else payload
+            self.feed(ev.ChunksArrived(header, chunks), payload)
 
     def link_lost(self, link: Link) -> None:
         """Handle the loss of the link to the aggregator."""
@@ -119,13 +121,13 @@ class SimulatedOptimizer(Process):
         if not self.running or link is not self.link:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
-            header = self._plane.next_weights(ev.AGGREGATOR_SESSION)
+            header = self._plane.next_weights(AGGREGATOR_SESSION)
             if header is None:
                 return
             header.epoch = self.core.epoch
-            assert self.tensors is not None
-            content = self.tensors.weights[header.index]
-            expected = self.tensors.job.weights[header.step][header.index]
+            tensors = self.tensors[header.job]
+            content = tensors.weights[header.index]
+            expected = tensors.job.weights[header.step][header.index]
             if content != expected:
                 raise SimulationFailed(f"weights sent as {header} are not those of step {header.step}")
             link.down_data.send(header, content)
@@ -144,15 +146,16 @@ class SimulatedOptimizer(Process):
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         random = self.cluster.rng.random
         seconds = self.cluster.scenario.optimizer_seconds
-        tensors = self.tensors
+        tensors = self.tensors.get(ev.job_of(effect))
         if isinstance(effect, plane.UpdatePart):
             self._check_commit(effect)
         match effect:
             case _ if self.sharded is not None and self._carry_out_in_shards(self.sharded, effect):
                 pass
-            case plane.StageChunk():
-                assert tensors is not None and self.core.open_job is not None
-                generation, chunk = self.core.open_job.generation, effect.chunk
+            case plane.StageChunks():
+                opened = self.core.opened(effect.job)
+                assert tensors is not None and opened is not None
+                (chunk,), generation = effect.chunks, opened.generation
                 require(tensors.staged_under.get(chunk) != generation, f"chunk {chunk} staged twice")
                 tensors.staged_under[chunk] = generation
                 if effect.initial:
@@ -171,7 +174,7 @@ class SimulatedOptimizer(Process):
             case ev.Snapshot():
                 self._kernel.submit(random() * seconds, self._snapshot, tensors, effect)
             case ev.RetryLater():
-                self.later(effect.seconds, self.feed, ev.RetryDue())
+                self.later(effect.seconds, self.feed, ev.RetryDue(effect.job))
             case ev.Refuse():
                 if self.link is not None:
                     self.link.close(effect.reason)
@@ -191,10 +194,9 @@ class SimulatedOptimizer(Process):
             case ev.Load():
                 self._disk.submit(random() * 0.5, self._load, effect)
             case ev.Allocate():
-                self._open(self.cluster.jobs[effect.job])
-                assert self.tensors is not None
-                elements = self.tensors.job.elements
-                self.feed(ev.Allocated(effect.job, effect.layout.sha256, elements))
+                job = self.cluster.jobs[effect.job]
+                self._open(job)
+                self.feed(ev.Allocated(effect.job, effect.layout.sha256, job.elements))
             case plane.MakeWeights():
                 assert tensors is not None
                 version = Version(effect.generation, effect.step)
@@ -202,8 +204,11 @@ class SimulatedOptimizer(Process):
             case plane.SendVersion():
                 send_version(self._plane, effect)
             case plane.DropPart():
-                self.tensors, self._sums = None, {}
-                self._plane.drop_job()
+                self.tensors.pop(effect.job, None)
+                self._sums.pop(effect.job, None)
+                self._plane.drop_job(effect.job)
+            case ev.JobBroke():
+                raise effect.error
 
     # ---- shards ----
 
@@ -211,7 +216,8 @@ class SimulatedOptimizer(Process):
         """Carry out an effect on tensors in shards; return False if it is none."""
         match effect:
             case _ if isinstance(effect, ev.TensorOrder):
-                self._sums = {} if isinstance(effect, plane.DropPart) else self._sums
+                if isinstance(effect, plane.DropPart):
+                    self._sums.pop(effect.job, None)
                 sharded.send_order(effect)
             case ev.Snapshot():
                 sharded.snapshot(effect)
@@ -228,6 +234,7 @@ class SimulatedOptimizer(Process):
         if copying is not None:
             failed = ev.SaveFailed(copying.job, copying.generation, copying.step, reason)
             self.later(0.0, self.feed, failed)
+        self.cluster.contention.may_lose_steps(*self.cluster.jobs)
         self.feed(ev.TensorsLost())
 
     # ---- slow work ----
@@ -244,6 +251,8 @@ class SimulatedOptimizer(Process):
             weights = job.weights[job.first_step]
             self.cluster.disk.write_checkpoint(written_of(job, 0, job.first_step, weights), weights, 0)
         found = self.cluster.disk.newest_checkpoint(job.id, effect.void)
+        if not (effect.void or self.fenced):
+            self.cluster.contention.loaded(job.id, found[0].step if found else 0)
         if found is None:
             self.feed(ev.Loaded(job.id, job.plan, generation))
             return
@@ -253,41 +262,42 @@ class SimulatedOptimizer(Process):
             self.sharded.open(job, weights, lambda: self._loaded_in_shards(loaded))
             return
         self.feed(loaded)
-        opened = self.core.open_job
-        if opened is not None and opened.job == job.id:
-            self._open(job)
-            self.tensors.weights = list(weights)
+        if self.core.opened(job.id) is not None:
+            self._open(job).weights = list(weights)
 
-    def _open(self, job: SimulatedJob) -> None:
-        self.tensors = Tensors(job)
+    def _open(self, job: SimulatedJob) -> Tensors:
+        self.tensors[job.id] = tensors = Tensors(job)
         self._plane.open_job(job.id, job.elements, job.plan.wire)
+        return tensors
 
     def _loaded_in_shards(self, loaded: ev.Loaded) -> None:
         """Report a job whose checkpoint is in the shards, unless it was closed in the meantime."""
         if self.core.is_loading(loaded.job):
             self.feed(loaded)
         elif self.sharded is not None:
-            self.sharded.send_order(plane.DropPart())
+            self.sharded.send_order(plane.DropPart(job=loaded.job))
 
     def _stage(self, tensors: Tensors, chunk: int, staged: Sum) -> None:
         tensors.staged[chunk] = staged
-        if self.tensors is tensors:
-            self.plane_reported(Stripe(), plane.StagedChunk(job=tensors.job.id, chunk=chunk), staged)
+        if self.tensors.get(tensors.job.id) is tensors:
+            report = plane.StagedChunks(job=tensors.job.id, chunks=[plane.StagedChunk(chunk=chunk)])
+            self.plane_reported(Stripe(), report, {chunk: staged})
 
     def plane_reported(
-        self, stripe: Stripe, body: plane.StagedChunk | plane.UpdatedPart, staged: Sum | None = None
+        self, stripe: Stripe, body: plane.StagedChunks | plane.UpdatedPart, staged: Mapping[int, Sum] = {}
     ) -> None:
-        """Give the core a report; with the sum that it is about, which is finite if the step's is."""
-        opened = self.core.open_job
-        if isinstance(body, plane.StagedChunk) and staged is not None and opened and opened.job == body.job:
+        """Give the core a report; with the sums that it is about, which are finite if the step's are."""
+        opened = self.core.opened(body.job)
+        if isinstance(body, plane.StagedChunks) and opened:
             is_finite = all(self.cluster.jobs[body.job].applied[opened.step : opened.step + 1])
-            body.block_sums.append(1.0 if is_finite else math.inf)
-            self._sums[body.chunk] = staged
+            for each in body.chunks:
+                each.block_sums.append(1.0 if is_finite else math.inf)
+            self._sums.setdefault(body.job, {}).update(staged)
         self.feed(ev.FromPlane(stripe, body, self.now))
 
     def _check_commit(self, order: plane.UpdatePart) -> None:
         """Check that what is staged is the sum of the committed step, of all chunks."""
-        job, sums, self._sums = self.cluster.jobs[order.job], self._sums, {}
+        job, sums = self.cluster.jobs[order.job], self._sums.pop(order.job, {})
         for chunk, staged in sums.items():
             if (staged.chunk, staged.key) != (chunk, job.keys[order.step]):
                 raise SimulationFailed(f"chunk {chunk} of step {order.step} is staged as {staged}")
@@ -295,8 +305,9 @@ class SimulatedOptimizer(Process):
                 covered = history.Covered(job.id, order.generation, order.step, chunk, staged.micro_batches)
                 self.cluster.history.add(covered)
         if not self.fenced:
-            assert self.core.open_job is not None
-            self.cluster.committed(order, self.core.open_job.count)
+            opened = self.core.opened(order.job)
+            assert opened is not None
+            self.cluster.committed(order, opened.count)
 
     def _update(self, tensors: Tensors, effect: plane.UpdatePart, chunk: int) -> None:
         before = tensors.weights[chunk]
@@ -306,7 +317,7 @@ class SimulatedOptimizer(Process):
         )
         if effect.applied:
             tensors.weights[chunk] = updated(before, tensors.staged[chunk].key)
-        if self.tensors is tensors:
+        if self.tensors.get(job.id) is tensors:
             self._plane.weights_ready(job.id, Version(effect.generation, effect.step + 1), chunk + 1)
             self.plane_reported(Stripe(), plane.UpdatedPart(job=job.id, step=effect.step, chunks=chunk + 1))
 
@@ -335,6 +346,7 @@ class SimulatedOptimizer(Process):
             self.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, "disk broken"))
             return
         if fails:
+            self.cluster.contention.may_lose_steps(effect.job)
             self.feed(
                 ev.SaveFailed(effect.job, effect.generation, effect.step, "disk full", out_of_space=True)
             )

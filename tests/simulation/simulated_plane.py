@@ -23,19 +23,26 @@ class SimulatedPlane:
 
     def __init__(self, epoch: int) -> None:
         self.core = PlaneCore(epoch, Stripe())
-        self._weights: dict[int, tuple[Version, Any]] = {}  # by chunk
+        self._weights: dict[tuple[str, int], tuple[Version, Any]] = {}  # by job and chunk
 
     def carry_out(self, order: plane.PassJob | plane.SendVersion) -> None:
         """Carry out an order about the weights of a job."""
-        if isinstance(order, plane.PassJob):
+        if isinstance(order, plane.SendVersion):
+            send_version(self.core, order)
+        elif order.elements:
             self.core.open_job(order.job, order.elements, WireTypes(), sends_pieces=order.pieces)
         else:
-            send_version(self.core, order)
+            self.drop_job(order.job)
+
+    def drop_job(self, job: str) -> None:
+        """Forget a job and its weights."""
+        self.core.drop_job(job)
+        self._weights = {place: kept for place, kept in self._weights.items() if place[0] != job}
 
     def keep(self, header: ChunkHeader, payload: Any) -> None:
         """Keep a chunk of the newest weights."""
         version = Version(header.generation, header.step)
-        self._weights[header.index] = version, payload
+        self._weights[header.job, header.index] = version, payload
         self.core.weights_ready(header.job, version, header.index + 1)
 
     def next_weights(self, session: int) -> tuple[ChunkHeader, Any] | None:
@@ -43,7 +50,7 @@ class SimulatedPlane:
         header = self.core.next_weights(session)
         if header is None:
             return None
-        version, payload = self._weights.get(header.index, (None, None))
+        version, payload = self._weights.get((header.job, header.index), (None, None))
         if version != (header.generation, header.step):
             raise SimulationFailed(f"weights of {version} are kept where they are to be sent as {header}")
         return header, payload
@@ -53,4 +60,4 @@ def send_version(core: PlaneCore, order: plane.SendVersion) -> None:
     """Have a plane send a worker the weights of a version."""
     parts = parse_parts(order.parts, 1 << 40) if order.parts else None
     assert parts is None or isinstance(parts, LayoutParts)
-    core.send_version(order.session, Version(order.generation, order.step), parts)
+    core.send_version(order.session, order.job, Version(order.generation, order.step), parts)

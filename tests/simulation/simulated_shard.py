@@ -5,6 +5,7 @@ Its bookkeeping is that of the real shard. Its kernel thread carries out orders 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from services.protocol.hello import HelloExpectations, Role, check_hello, make_h
 from services.protocol.versions import Version
 from services.tensors.stripes import Stripe
 from services.transport.limits import HELLO_SECONDS
+from tests.simulation.arrivals import Arrivals
 from tests.simulation.job_model import CLUSTER, SimulatedJob, SimulationFailed, Sum, require, updated
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
@@ -53,31 +55,32 @@ class ShardSession:
     Attributes:
         core: the real shard's bookkeeping.
         sums: sums and pieces, on the kernel thread.
-        finished: finished sums that are not staged yet, by chunk.
-        part: what it has of a job; None for no job.
-        opening: number of the newest OpenPart.
-        newest: version and weights that can be sent, by chunk.
+        finished: finished sums that are not staged yet, by job and chunk.
+        parts: what it has of each job.
+        openings: number of each job's newest OpenPart.
+        newest: version and weights that can be sent, by job and chunk.
         workers: incarnations of the workers that attend, by session.
         streams: data streams of the workers, by session.
+        arrivals: pieces that wait for a decision.
     """
+
+    arrivals: Arrivals
 
     def __init__(self, link: Link, hello: cluster.Hello) -> None:
         self.link = link
         self.incarnation = hello.incarnation
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
         self.core = PlaneCore(hello.epoch_seen, self.stripe)
-        self.sums = SimulatedSums()
-        self.finished: dict[int, Any] = {}
-        self.part: ShardPart | None = None
-        self.opening = 0
-        self.newest: dict[int, tuple[Version, int]] = {}
+        self.sums: defaultdict[str, SimulatedSums] = defaultdict(SimulatedSums)  # by job
+        self.finished: dict[tuple[str, int], Any] = {}
+        self.parts: dict[str, ShardPart] = {}
+        self.openings: dict[str, int] = {}
+        self.newest: dict[tuple[str, int], tuple[Version, int]] = {}
         self.workers: dict[int, str] = {}
         self.streams: dict[int, Link] = {}
-        self.arrived: dict[int, tuple[ChunkHeader, Any]] = {}
-        self.last_arrival = 0
         self.in_order = SequenceFilter()
         self.last_report = 0
-        self.written = 0
+        self.written: set[int] = set()  # openings whose checkpoint has come
 
 
 class SimulatedShard(Process):
@@ -125,7 +128,8 @@ class SimulatedShard(Process):
             session.link.close("another connection has taken over")
             self._end(session, "another connection of an aggregator")
         self._epoch = hello.epoch_seen
-        self.session = ShardSession(link, hello)
+        session = self.session = ShardSession(link, hello)
+        session.arrivals = Arrivals(self, partial(self._report, session))
         index, count = hello.shard_index, hello.shard_count
         answer = make_hello(
             Role.AGGREGATOR, f"shard-{self.index}", shard_index=index, shard_count=count, cluster=CLUSTER
@@ -144,19 +148,24 @@ class SimulatedShard(Process):
             stream.close(reason)
 
     def _report(self, session: ShardSession, body: Message, payload: Any = None) -> None:
-        if self.session is session:
-            session.last_report += 1
-            session.link.down_control.send(session.last_report, wrap_report(body), payload)
+        if self.session is not session:
+            return
+        session.arrivals.tell()
+        session.last_report += 1
+        session.link.down_control.send(session.last_report, wrap_report(body), payload)
 
     # ---- orders ----
 
     def _carry_out(self, session: ShardSession, body: Message | None) -> None:
         """Do an order's work on the event loop, and give the rest to the kernel thread."""
         match body:
-            case pb.KeepPiece():
-                self._later(session, partial(session.sums.keep_piece, *session.arrived.pop(body.arrival)))
-            case pb.DiscardPiece():
-                session.arrived.pop(body.arrival)
+            case pb.KeepPieces():
+                for arrival in body.arrivals:
+                    header, payload = session.arrivals.pop(arrival)
+                    self._later(session, partial(session.sums[header.job].keep_piece, header, payload))
+            case pb.DiscardPieces():
+                for arrival in body.arrivals:
+                    session.arrivals.pop(arrival)
             case pb.SendVersion():
                 send_version(session.core, body)
                 self._pump_all(session)
@@ -187,42 +196,54 @@ class SimulatedShard(Process):
             work()
 
     def _change_sums(self, session: ShardSession, order: SumOrder | pb.FinishSum) -> None:
-        finished = session.sums.carry_out(order, session.core.elements)
-        if isinstance(order, pb.FinishSum):
-            session.finished[order.chunk] = finished
+        elements = session.core.expected_elements(order.job) or 0
+        finished = session.sums[order.job].carry_out(order, elements)
+        session.finished.update({(order.job, chunk): sum_ for chunk, sum_ in finished.items()})
 
     def _change_part(self, session: ShardSession, body: Message | None) -> None:
         """Carry out an order on weights and staged sums, on the kernel thread."""
-        part = session.part
+        part = None if body is None else session.parts.get(body.job)
         match body:
             case pb.OpenPart() | pb.DropPart():
-                session.part = None
-                session.newest.clear()
-                session.finished.clear()
-                session.core.drop_job()
+                self._drop(session, body.job)
                 if isinstance(body, pb.OpenPart):
                     self._open(session, body)
+            case pb.CopyPart() if part is None or part.job.id != body.job:
+                reason = "no tensors of the job are here"
+                self._report(session, pb.CopiedPart(job=body.job, copy=body.copy, reason=reason))
             case _ if part is None:
                 pass  # a later OpenPart brings another one
-            case pb.StageChunk(initial=True):
-                part.weights[body.chunk] = session.finished.pop(body.chunk)
-            case pb.StageChunk():
-                part.staged[body.chunk] = staged = session.finished.pop(body.chunk)
-                self._report(session, pb.StagedChunk(job=body.job, chunk=body.chunk), staged)
+            case pb.StageChunks(initial=True):
+                for chunk in body.chunks:
+                    part.weights[chunk] = session.finished.pop((body.job, chunk))
+            case pb.StageChunks():
+                staged = {chunk: session.finished.pop((body.job, chunk)) for chunk in body.chunks}
+                part.staged.update(staged)
+                chunks = [pb.StagedChunk(chunk=chunk) for chunk in staged]
+                self._report(session, pb.StagedChunks(job=body.job, chunks=chunks), staged)
             case pb.UpdatePart():
-                session.finished.clear()
+                session.finished = {
+                    each: kept for each, kept in session.finished.items() if each[0] != body.job
+                }
                 self._update(session, part, body)
             case pb.MakeWeights():
                 self._publish(session, part, Version(body.generation, body.step), updated_step=None)
             case pb.CopyPart():
                 session.link.down_data.send(body.copy, dict(part.weights))
 
+    def _drop(self, session: ShardSession, job: str) -> None:
+        session.parts.pop(job, None)
+        session.openings.pop(job, None)
+        session.newest = {each: kept for each, kept in session.newest.items() if each[0] != job}
+        session.finished = {each: kept for each, kept in session.finished.items() if each[0] != job}
+        session.core.drop_job(job)
+
     def _open(self, session: ShardSession, order: pb.OpenPart) -> None:
         job = self.cluster.jobs[order.job]
-        session.opening = order.opening
-        session.part = ShardPart(job, session.stripe)
+        session.openings[job.id] = order.opening
+        session.parts[job.id] = ShardPart(job, session.stripe)
         session.core.open_job(job.id, job.elements, job.plan.wire, sends_pieces=job.pipeline is not None)
-        self._report(session, pb.PartOpened(opening=order.opening))
+        self._report(session, pb.PartOpened(job=job.id, opening=order.opening))
 
     def _update(self, session: ShardSession, part: ShardPart, order: pb.UpdatePart) -> None:
         job, step = part.job, order.step
@@ -253,7 +274,7 @@ class SimulatedShard(Process):
     ) -> None:
         if self.session is not session or not session.core.weights_ready(job, version, chunks):
             return
-        session.newest[chunk] = version, weights
+        session.newest[job, chunk] = version, weights
         if updated_step is not None:
             self._report(session, pb.UpdatedPart(job=job, step=updated_step, chunks=chunks))
         self._pump_all(session)
@@ -263,13 +284,14 @@ class SimulatedShard(Process):
         session = self.session
         if not self.alive or session is None or session.link is not link:
             return
-        if session.written < opening == session.opening:  # the stream of a checkpoint repeats nothing
-            session.written = opening
+        if opening in session.openings.values() and opening not in session.written:
+            session.written.add(opening)
             self._later(session, partial(self._write, session, opening, weights))
 
     def _write(self, session: ShardSession, opening: int, weights: dict[int, int]) -> None:
-        if session.part is not None:
-            session.part.weights.update(weights)
+        for job, part in session.parts.items():
+            if session.openings[job] == opening:
+                part.weights.update(weights)
         session.link.down_data.send(-opening, {})
 
     # ---- workers ----
@@ -298,10 +320,7 @@ class SimulatedShard(Process):
         if session.core.check_chunk(stream.session, header) is not None:
             return
         require(session.stripe.contains(header.index), f"{self.title}: {header} is another shard's")
-        session.last_arrival += 1
-        session.arrived[session.last_arrival] = header, payload
-        arrived = pb.ArrivedPiece(session=stream.session, arrival=session.last_arrival, header=header)
-        self._report(session, arrived)
+        session.arrivals.add(stream.session, header, payload)
 
     def stream_lost(self, stream: Link, reason: str) -> None:
         """Report the end of a worker's data stream."""
@@ -326,7 +345,7 @@ class SimulatedShard(Process):
             header = session.core.next_weights(stream.session)
             if header is None:
                 return
-            version, weights = session.newest[header.index]
+            version, weights = session.newest[header.job, header.index]
             if version != (header.generation, header.step):
                 raise SimulationFailed(f"{self.title} keeps weights of {version}, and is to send {header}")
             stream.down_data.send(header, weights)

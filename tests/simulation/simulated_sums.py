@@ -30,35 +30,38 @@ class SimulatedSums:
         require(place not in self.pieces, f"piece {place} comes twice")
         self.pieces[place] = (header.elements, payload)
 
-    def carry_out(self, order: SumOrder | plane.FinishSum, elements: int) -> Any:
-        """Carry out an order on what is kept of a layout; return the content of a finished sum."""
+    def carry_out(self, order: SumOrder | plane.FinishSum, elements: int) -> dict[int, Any]:
+        """Carry out an order on what is kept of a layout; return the contents of finished sums, by chunk."""
         kept = self.kept
         match order:
             case plane.KeepSum():
-                payload = self._assemble(order, elements)
-                if order.HasField("node"):
-                    kept[order.chunk, to_node(order.node)] = payload
+                for chunk in order.chunks:
+                    payload = self._assemble(order, chunk, elements)
+                    if order.HasField("node"):
+                        kept[chunk, to_node(order.node)] = payload
             case plane.MergeSums():
                 parent = to_node(order.parent)
-                left, right = (kept.pop((order.chunk, to_node(each))) for each in (order.left, order.right))
-                require((order.chunk, parent) not in kept, f"{order} overwrites a kept sum")
-                kept[order.chunk, parent] = merged(left, right, parent)
+                for chunk in order.chunks:
+                    left, right = (kept.pop((chunk, to_node(each))) for each in (order.left, order.right))
+                    require((chunk, parent) not in kept, f"{order} overwrites a kept sum")
+                    kept[chunk, parent] = merged(left, right, parent)
             case plane.FinishSum():
-                return kept.pop((order.chunk, to_node(order.node)))
+                return {chunk: kept.pop((chunk, to_node(order.node))) for chunk in order.chunks}
             case plane.DropSum():
-                kept.pop((order.chunk, to_node(order.node)))
+                for chunk in order.chunks:
+                    kept.pop((chunk, to_node(order.node)))
             case plane.DropPieces():
                 for piece in [each for each in self.pieces if each[0] == order.lease]:
                     del self.pieces[piece]
             case plane.DropSums():
                 kept.clear()
                 self.pieces.clear()
-        return None
+        return {}
 
-    def _assemble(self, order: plane.KeepSum, elements: int) -> Any:
+    def _assemble(self, order: plane.KeepSum, chunk: int, elements: int) -> Any:
         """Put the pieces of a chunk of a layout together. They must be all of it, and of one sum."""
-        places = sorted(each for each in self.pieces if each[:2] == (order.lease, order.chunk))
-        start, stop = chunk_range(elements, order.chunk)
+        places = sorted(each for each in self.pieces if each[:2] == (order.lease, chunk))
+        start, stop = chunk_range(elements, chunk)
         payloads = []
         for place in places:
             size, payload = self.pieces.pop(place)

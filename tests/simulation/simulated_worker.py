@@ -85,7 +85,7 @@ class SimulatedWorker(Process):
         self.incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint, "code": code}
         self._predecessor = predecessor
-        self.seconds = 0.01 * 2 ** cluster.rng.randint(0, 3)
+        self.seconds = cluster.scenario.compute_seconds * 2 ** cluster.rng.randint(0, 3)
         self._reported_seconds = cluster.rng.choice((None, None, None, *INVALID_SECONDS))
         self._link: Link | None = None
         self._shard_streams: ShardStreams | None = None
@@ -156,9 +156,12 @@ class SimulatedWorker(Process):
         if isinstance(body, pb.Welcome) and self.alive:
             self.cluster.obeyed(self.name, link.ends[0])
             self._open_data_streams(link, body)
-        if isinstance(body, pb.Leave) and self.is_sound and self.cluster.disk.is_running(body.job):
+
+    def refused(self, job: str) -> None:
+        """Restart some time after a job has refused this worker, as a user does."""
+        if self.is_sound and self.cluster.disk.is_running(job):
             # The others take over a row's stages before: else the worker might get the work that it fails at again.
-            in_row = self.cluster.jobs[body.job].pipeline is not None
+            in_row = self.cluster.jobs[job].pipeline is not None
             self.later(REFUSED_SECONDS * (1 + 2 * in_row), self.die)
 
     def _open_data_streams(self, link: Link, welcome: pb.Welcome) -> None:

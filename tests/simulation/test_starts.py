@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from optimizer.core.events import Loaded
-from optimizer.core.optimizer import OptimizerCore
+from optimizer.core.job_core import JobCore
 from protos.jobs_pb2 import SUCCEEDED
 from tests.simulation.checked_runs import run_seed
 from tests.simulation.scenario import Scenario
@@ -42,12 +42,12 @@ def test_a_job_that_goes_on_ends_in_the_bits_of_an_undisturbed_run(seeds: range)
 
 def test_a_start_whose_checkpoint_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the checks of the simulation see a job that makes its own weights instead."""
-    loaded = OptimizerCore._loaded
+    loaded = JobCore.loaded
 
-    def forgets(self: OptimizerCore, event: Loaded) -> None:
+    def forgets(self: JobCore, event: Loaded) -> None:
         loaded(self, Loaded(event.job, event.plan, event.generation))
 
-    monkeypatch.setattr(OptimizerCore, "_loaded", forgets)
+    monkeypatch.setattr(JobCore, "loaded", forgets)
     with pytest.raises(AssertionError):
         for seed in range(10):
             SimulatedCluster(seed, scenario=Scenario.continued(seed)).run()

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from aggregator.core.job_report import pause_job, resume_job
 from aggregator.core.membership.claims import trust
 from aggregator.storage.job_queue import LATEST, JobFilter
 from protos import cluster_pb2, files_pb2, jobs_pb2
@@ -114,6 +115,21 @@ class FakeAggregator:
         job = await self._job(request.job, context)
         job.state = jobs_pb2.CANCELLED
         job.detail = "cancelled by request"
+        return job
+
+    async def Pause(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
+        job = await self._job(request.job, context)
+        pause_job(job)
+        return job
+
+    async def Resume(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
+        job = await self._job(request.job, context)
+        resume_job(job)
+        return job
+
+    async def SetPriority(self, request: jobs_pb2.PriorityRequest, context: Context) -> jobs_pb2.Job:
+        job = await self._job(request.job, context)
+        job.priority = request.priority
         return job
 
     async def Trust(self, request: jobs_pb2.TrustRequest, context: Context) -> jobs_pb2.Job:

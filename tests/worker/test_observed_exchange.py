@@ -52,7 +52,7 @@ def _ticks() -> Iterator[float]:
 
 def test_the_time_of_all_calls_is_added_up_also_of_those_that_fail() -> None:
     ticks, array = _ticks(), np.ones(3, np.float32)
-    exchange = ObservedExchange(_Row(), 7, lambda: next(ticks), DeviceWatch(lambda: 0.0))
+    exchange = ObservedExchange(_Row(), "a", 7, lambda: next(ticks), DeviceWatch(lambda: 0.0))
     exchange.send(Pass(False, 1, 4), array)
     assert exchange.receive(Pass(False, 1, 4)) is array
     exchange.send_tied(4, array)
@@ -66,7 +66,7 @@ def test_the_time_of_all_calls_is_added_up_also_of_those_that_fail() -> None:
 def test_the_device_watch_names_the_worker_that_is_waited_for() -> None:
     watch, array = DeviceWatch(lambda: 0.0), np.ones(3, np.float32)
     row = _Row(watch)
-    exchange = ObservedExchange(row, 7, lambda: 0.0, watch)
+    exchange = ObservedExchange(row, "a", 7, lambda: 0.0, watch)
     for one in (Pass(False, 1, 4), Pass(True, 0, 5)):
         exchange.send(one, array)
         exchange.receive(one)

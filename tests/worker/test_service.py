@@ -10,6 +10,7 @@ import pytest
 
 from protos import cluster_pb2 as pb
 from services.protocol.versions import PROTOCOL_VERSION
+from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import WorkerMetrics
 from services.transport.links import LinkClosed
 from services.transport.security import Security
@@ -103,6 +104,18 @@ def test_a_worker_refuses_an_aggregator_of_an_older_epoch(
 
     caplog.set_level(logging.WARNING)
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_worker_says_what_memory_its_host_has() -> None:
+    async def scenario() -> pb.Hello:
+        worker = WorkerService(
+            name="w", aggregators=["a:1"], security=Security(), data_dir=None, metrics=WorkerMetrics()
+        )
+        return worker.begin().hello
+
+    hello, expected = asyncio.run(scenario()), read_host_memory()
+    assert (hello.host, hello.memory_bytes) == (expected.host, expected.total_bytes)
+    assert 0 < hello.memory_free_bytes <= hello.memory_bytes
 
 
 def test_the_wait_for_a_silent_peer_s_welcome_is_bounded() -> None:

@@ -421,6 +421,7 @@ def _describe_event(header: ArrayHeader) -> dict[str, Any]:
     """Return what the timeline says of an array."""
     return {
         "step": header.step,
+        "job": header.job,
         "kind": _EVENT_KINDS[header.kind],
         "lease": header.lease,
         "range": header.range,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.core.events import Outbox
@@ -92,9 +92,13 @@ class LeaseBook:
 
     # ---- questions ----
 
-    def able_rows(self) -> list[Row]:
-        """Return the rows that can be given work; stalled and hanging ones only if there are no others."""
-        able = [row for row in self._rows.values() if row.able]
+    def able_rows(self, *, leaving: bool = False) -> list[Row]:
+        """Return the rows that can be given work; stalled and hanging ones only if there are no others.
+
+        Args:
+            leaving: whether rows count that go at the COMMIT. They may check the step until then.
+        """
+        able = [row for row in self._rows.values() if row.able and (leaving or not row.leaves)]
         return [row for row in able if not (row.stalled or row.hangs)] or able
 
     def is_computing(self, row: Row) -> bool:
@@ -169,6 +173,10 @@ class LeaseBook:
                 add(f"losses of {batches}", lease.session, lease.since_seconds)
         return waits
 
+    def rows_of(self, step_sum: StepSum) -> list[Row]:
+        """Return the rows that work on a step."""
+        return [self._rows[session] for session in step_sum.sessions() if session in self._rows]
+
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""
         if header.kind == INITIAL_WEIGHTS:
@@ -201,8 +209,10 @@ class LeaseBook:
         assignment = self.step_sum.by_lease(lease) if self.step_sum is not None else None
         return assignment if assignment is not None and assignment.session == session else None
 
-    def accept_gradient(self, row: Row, header: ChunkHeader, *, in_place: bool) -> tuple[StepSum, Assignment]:
-        """Return the sum and the assignment that a gradient chunk belongs to; `check_chunk` must have passed it.
+    def accept_gradients(
+        self, row: Row, header: ChunkHeader, chunks: Collection[int], *, in_place: bool
+    ) -> tuple[StepSum, Assignment]:
+        """Return the sum and the assignment that chunks of a gradient belong to; `check_chunk` must have passed them.
 
         A row whose chunks are read in place for the first time may send without a window from now on.
         """
@@ -211,9 +221,9 @@ class LeaseBook:
         if in_place and not row.in_place:
             self._orders.send_window(row.session, step_sum, step_sum.coverage.chunks)
         row.in_place = in_place
-        if not header.index:  # the last one in the agreed order
+        if 0 in chunks:  # the last one in the agreed order, with which findings come
             row.stalls = 0
-        step_sum.note_findings(assignment, row.name, header.findings)
+            step_sum.note_findings(assignment, row.name, header.findings)
         return step_sum, assignment
 
     # ---- granting ----
@@ -243,14 +253,21 @@ class LeaseBook:
         # A row starts with the first chunks of the weights, so it gets its lease before it has them all. Orphans
         # go to workers that have all of them.
         sessions = {row.session for row in able if row.receives_weights}
-        for assignment in step_sum.assignments:
-            if assignment.session in sessions and not assignment.lease:
+        granted = [each for each in step_sum.assignments if each.session in sessions and not each.lease]
+        self.checks.begin_trust(
+            step_sum, (self._rows[each.session] for each in granted if each.session is not None)
+        )
+        for assignment in granted:
+            if assignment.session is not None:
                 row = self._rows[assignment.session]
-                self.checks.begin_trust(step_sum, row)
                 self._orders.train(row.session, step_sum, assignment, now, in_place=row.in_place)
 
     def _plan_orphans(self, step_sum: StepSum, able: Iterable[Row], now: float) -> None:
-        """Plan orphans for idle rows; leave to busy ones what they will soon be free for."""
+        """Plan orphans for idle rows; leave to busy ones what they will soon be free for.
+
+        Until a row has done its part of the step, those that have yet to get weights, such as at a job's start, are
+        left theirs, too. Else the first one would take the whole step.
+        """
         busy_sessions = step_sum.busy_sessions()
         idle = [
             row for row in able if row.loaded_version == step_sum.version and row.session not in busy_sessions
@@ -258,9 +275,15 @@ class LeaseBook:
         if not idle or not step_sum.orphans():
             return
         busy = [row for row in able if row.receives_weights and row.session in busy_sessions]
-        known = speeds([*idle, *busy])
+        begun = any(each.computed for each in step_sum.assignments)
+        coming = [] if begun else [row for row in self._rows.values() if row.prepares]
+        known = speeds([*idle, *busy, *coming])
         left = {each.session: step_sum.busy_seconds(each.session, known[each.session], now) for each in busy}
-        step_sum.distribute(known, now, left)
+        step_sum.distribute(known, now, {**left, **{each.session: 0.0 for each in coming}})
+        if coming and not any(step_sum.of_session(each.session) for each in idle):
+            step_sum.distribute(
+                speeds([*idle, *busy]), now, left
+            )  # or all might wait for rows that never come
 
     def grant_evaluation(self, evaluation: Evaluation, version: Version, now: float) -> None:
         """Lease held-out batches to idle rows that have the weights."""
@@ -278,7 +301,7 @@ class LeaseBook:
     def reconcile(self, step_sum: StepSum, missing: ChunkSet) -> None:
         """Adjust a step's coverage to the chunks that the optimizer lacks, and have lost ones sent again."""
         for chunk, node in step_sum.coverage.mark_all_done_except(missing):
-            self._out.put(drop_sum(self._report.job.id, chunk, node))
+            self._out.put(drop_sum(self._report.job.id, [chunk], node))
         end_before = step_sum.window_end
         reopened = to_ranges(step_sum.reopen(missing).runs())
         if step_sum.widen() or step_sum.window_end != end_before:

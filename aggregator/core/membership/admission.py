@@ -5,7 +5,7 @@ A worker that says otherwise of the job than its own claim does could compute ot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from aggregator.core.membership.claims import Claims, describe_differences
 from aggregator.core.membership.members import Member
@@ -13,6 +13,7 @@ from protos.cluster_pb2 import Hello
 from protos.jobs_pb2 import Claim, Job
 from services.errors import Refusal
 from services.printable import printable
+from services.protocol.bounds import MAX_WORKERS
 from services.protocol.fingerprint import CODE
 from services.timeouts import Timeouts
 
@@ -104,11 +105,11 @@ class Admission:
 
 
 def check_identity(
-    hello: Hello, *, members: Iterable[Member], now: float, silent_seconds: float
+    hello: Hello, *, members: Collection[Member], now: float, silent_seconds: float
 ) -> Refusal | None:
-    """Return why a worker can't have its name or its incarnation, because another one has it; None if it can.
+    """Return why a worker can't be connected: another one has its name or its incarnation, or there are too many.
 
-    The workers of a row know each other by both.
+    The workers of a row know each other by both. None if it can be connected.
 
     Args:
         hello: the worker's first message.
@@ -130,4 +131,8 @@ def check_identity(
                 f"worker {hello.name} says that it is process {process}, which is worker {other.name}; "
                 "expected an id of its own"
             )
+    if len(members) >= MAX_WORKERS:
+        return Refusal(
+            f"{MAX_WORKERS} workers are connected, the most that an aggregator takes; stop another one"
+        )
     return None

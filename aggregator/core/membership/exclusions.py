@@ -36,6 +36,21 @@ class Exclusions:
                 )
             )
 
+    def add_found_elsewhere(self, worker: str, reason: str) -> bool:
+        """Exclude a worker that another job has found faulty; return whether its work is in the present weights."""
+        trusted_step = self._job.trusted_steps.get(worker)
+        contributed = trusted_step is not None and trusted_step < self._job.step
+        self._job.excluded.append(
+            Exclusion(
+                worker=worker,
+                generation=self._job.generation if contributed else 0,  # which voids nothing
+                step=self._job.step,
+                reason=reason,
+                trusted_step=trusted_step,
+            )
+        )
+        return contributed
+
     def is_void(self, version: Version) -> bool:
         """Return whether sums of a version are void because a worker was found faulty in its generation."""
         return any(version.generation <= each.generation for each in self._job.excluded)

@@ -28,7 +28,7 @@ class JobMembers:
     """Admits workers to a job and refuses those that do not match it.
 
     Args:
-        members: the connected workers, by session.
+        members: the workers that serve the job, by session.
         admission: what the job demands of them.
         exclusions: the workers it has found faulty.
         deaths: the workers that died of it.
@@ -55,7 +55,7 @@ class JobMembers:
 
     def enter(self, member: Member) -> bool:
         """Prepare a worker for the job; return False if it is excluded, and so sent away."""
-        member.leave_job()
+        member.forget_build()
         self._admission.claims.enter(member.name)
         refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.name)
         if refusal is not None:
@@ -64,10 +64,11 @@ class JobMembers:
             self._orders.leave(member.session, str(refusal))
         return refusal is None
 
-    def build(self, member: Member, now: float, stages: StageRun, build: int = 0) -> None:
-        """Order a worker to build stages of the job, by an order with a number."""
+    def build(self, member: Member, now: float, stages: StageRun) -> None:
+        """Order a worker to build stages of the job."""
         member.building_since_seconds = now
-        self._orders.join(member.session, self._report.spec_json, stages, build)
+        member.builds += 1
+        self._orders.join(member.session, self._report.spec_json, stages, member.builds)
 
     def admit(self, member: Member, ready: pb.Ready, *, leased: bool) -> Refusal | None:
         """Admit a worker that has built the job, or have it wait; return why it doesn't fit, None if it does.
@@ -120,6 +121,12 @@ class JobMembers:
         differences = describe_differences(claim_of(ready), own) if own is not None else ""
         accepted = f", with what the job accepts (`exact: false`): {differences}" if differences else ""
         self._report.note("member", f"worker {member.name} is ready{accepted}")
+
+    def give_back(self, member: Member, reason: str) -> None:
+        """Send away a worker that can be of use elsewhere."""
+        self._admission.withdraw(member.name)
+        self._report.note("member", f"worker {member.name} leaves: {reason}")
+        self._orders.leave(member.session, reason)
 
     def refuse(self, member: Member, refusal: Refusal) -> None:
         """Send a worker away from this job."""
@@ -227,10 +234,15 @@ class JobMembers:
             if each.building_since_seconds is not None
         ]
 
-    def check_hope(self, now: float) -> Refusal | None:
-        """Return why no worker can run the job, with each worker's reason; None if there is hope."""
+    def check_hope(self, now: float, *, others: bool) -> Refusal | None:
+        """Return why no worker can run the job, with each worker's reason; None if there is hope.
+
+        Args:
+            now: the time, on the monotonic clock.
+            others: whether there are workers that serve other jobs, or none, and may fit.
+        """
         waited = self._ends_at_seconds
-        self._ends_at_seconds = self._admission.find_end(self._members.values(), now)
+        self._ends_at_seconds = None if others else self._admission.find_end(self._members.values(), now)
         if self._ends_at_seconds is None:
             return None
         if now >= self._ends_at_seconds:

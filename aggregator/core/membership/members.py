@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aggregator.core.events import WorkerConnected
 from aggregator.core.membership.devices import Device
 from protos.cluster_pb2 import Fetching, Ready
 from protos.jobs_pb2 import Claim
@@ -84,18 +85,22 @@ class Member:
         session: the number of its connection; a worker that reconnects is a new member.
         name: its name, which stays the same across restarts.
         incarnation: the id of its process.
+        job: the job that it serves; empty while it serves none.
+        leaving_since_seconds: since when it is to leave that job, which it does at the COMMIT of its leases; None if it
+            is to stay.
         heard_seconds: when its last message came, on the monotonic clock.
         connected_seconds: when it connected, on the same clock.
         has_data_stream: whether its data stream is up.
-        ready: whether it has built the running job on its mesh.
+        ready: whether it has built its job on its mesh.
         layout_hash: the hash of the layout it has built.
         tokens: number of tokens, or samples, in a micro-batch, as it says; 0 if it does not know.
-        refusal: why it takes no part in the running job; None if it may.
+        refusal: why it takes no part in its job; None if it may.
         unfit: why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
         brought: the job and the stages of it that it had built when it connected; None for none.
         pipeline_address: HOST:PORT at which workers of other stages reach it; empty if it takes no stages.
-        spare: whether it has no stages of the running job, and waits until a row needs it.
+        spare: whether it has no stages of its job, and waits until a row needs it.
         spare_reason: why a row can't need it; empty if one may.
+        builds: number of orders to build a job, or stages of one, that its connection has had.
         building_since_seconds: since when it builds the job; None if it does not.
         fetch: what it reads, from the aggregator or on its own host, before it can build the job; None for nothing.
         claim_wait: why it waits until the job changes its code, or until a claim is decided; None if it does not.
@@ -105,8 +110,9 @@ class Member:
         hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
         voice: first of the names that its certificate is bound to; empty if it is bound to none.
-        claim: what it said last of the running job; None if it has said nothing.
+        claim: what it said last of its job; None if it has said nothing.
         dissents: whether it is refused because it says otherwise than the job, or contradicts itself.
+        build_seconds: how long it took last to build a job; 0 until measured.
         speed: micro-batches per second; 0 until measured.
         peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.
     """
@@ -116,6 +122,8 @@ class Member:
     incarnation: str
     heard_seconds: float
     connected_seconds: float = 0.0
+    job: str = ""
+    leaving_since_seconds: float | None = None
     has_data_stream: bool = False
     ready: bool = False
     layout_hash: str = ""
@@ -126,6 +134,7 @@ class Member:
     brought: tuple[str, StageRun] | None = None
     spare: bool = False
     spare_reason: str = ""
+    builds: int = 0
     building_since_seconds: float | None = None
     fetch: Fetch | None = None
     claim_wait: ClaimWait | None = None
@@ -137,8 +146,24 @@ class Member:
     voice: str = ""
     claim: Claim | None = None
     dissents: bool = False
+    build_seconds: float = 0.0
     speed: float = 0.0
     peak_flops: float | None = None
+
+    @classmethod
+    def connect(cls, event: WorkerConnected, now: float) -> Member:
+        """Return a worker that has connected now, and serves no job yet."""
+        hello = event.hello
+        return cls(
+            event.session,
+            hello.name,
+            hello.incarnation,
+            now,
+            connected_seconds=now,
+            voice=event.voice,
+            pipeline_address=event.pipeline_address,
+            brought=(hello.job, StageRun(hello.first_stage, hello.stages)) if hello.stages else None,
+        )
 
     def find_brought(self, job: str) -> StageRun | None:
         """Return the stages of a job that it had built when it connected; None for none."""
@@ -146,8 +171,13 @@ class Member:
 
     @property
     def able(self) -> bool:
-        """Whether it can be given work of the running job once it has the weights."""
+        """Whether it can be given work of its job once it has the weights."""
         return self.has_data_stream and self.ready and self.refusal is None
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is known that keeps it from its job."""
+        return self.refusal is None and self.unfit is None
 
     @property
     def rebuilds(self) -> bool:
@@ -182,18 +212,23 @@ class Member:
         return MemberState.READY
 
     def describe(self) -> str:
-        """Return why it takes no part in the running job, or else its state."""
+        """Return why it takes no part in its job, or else its state."""
         return self.detail or str(self.state)
 
     @property
     def detail(self) -> str:
-        """Why it takes no part in the running job, or does not get on; empty if it does, or may soon."""
+        """Why it takes no part in its job, or does not get on; empty if it does, or may soon."""
         waiting = self.claim_wait.reason if self.claim_wait is not None else None
         hang = f"{self.device}; look at its log and its devices, and restart it" if self.hangs else ""
         return str(self.refusal or self.unfit or waiting or hang or self.spare_reason)
 
     def leave_job(self) -> None:
-        """Forget everything that concerns the running job."""
+        """Forget everything that concerns its job."""
+        self.job, self.leaving_since_seconds, self.speed = "", None, 0.0
+        self.forget_build()
+
+    def forget_build(self) -> None:
+        """Forget what it has built, and why it might not."""
         self.lose_build()
         self.layout_hash, self.refusal, self.unfit = "", None, None
         self.building_since_seconds, self.fetch, self.claim_wait = None, None, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from protos.cluster_pb2 import Ready
-from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refusal
 from services.pipeline.split import StageRun
 from services.tensors.layout_parts import LayoutParts, Piece, check_cover, join_parts, parse_parts
@@ -19,15 +18,13 @@ class Build:
 
     Attributes:
         ordered: the stages of its last Join.
-        number: the number of that Join.
         parts: the parts of the layout whose gradients it sends; None until it is ready.
         loads: the parts of the layout whose weights it is sent; none until it is ready.
         elements: number of elements of the whole layout; 0 until it is ready.
     """
 
-    def __init__(self, ordered: StageRun, number: int) -> None:
+    def __init__(self, ordered: StageRun) -> None:
         self.ordered = ordered
-        self.number = number
         self.parts: LayoutParts | None = None
         self.loads = NOTHING
         self.elements = 0
@@ -38,15 +35,13 @@ class BuiltStages:
 
     def __init__(self) -> None:
         self._builds: dict[int, Build] = {}
-        self._orders = 0
 
-    def order(self, session: int, stages: StageRun) -> int | None:
-        """Record that a worker is to build stages; return the order's number, None if that is what it was told last."""
+    def order(self, session: int, stages: StageRun) -> bool:
+        """Record that a worker is to build stages; return False if that is what it was told last."""
         if self.ordered(session) == stages:
-            return None
-        self._orders += 1
-        self._builds[session] = Build(stages, self._orders)
-        return self._orders
+            return False
+        self._builds[session] = Build(stages)
+        return True
 
     def ordered(self, session: int) -> StageRun | None:
         """Return the stages that a worker was told last; None if it was told none."""
@@ -61,14 +56,6 @@ class BuiltStages:
         """Forget all other workers."""
         for gone in self._builds.keys() - sessions:
             del self._builds[gone]
-
-    def expects(self, session: int, ready: Ready) -> bool:
-        """Return whether a worker has built the stages that it was told last.
-
-        The stages alone do not say it: a worker that is told others, and the first ones again, builds them twice.
-        """
-        build = self._builds.get(session)
-        return build is not None and ready.build == build.number and _stages_of(ready) == build.ordered
 
     def note(self, session: int, ready: Ready) -> Refusal | None:
         """Record which parts of the layout a worker has built; return why they can't be, None if they can."""
@@ -103,15 +90,15 @@ class BuiltStages:
             )
         return check_cover([each.parts for each in builds if each.parts is not None], sizes[0])
 
-    def check_piece(self, session: int, header: ChunkHeader) -> Refusal | None:
+    def check_piece(self, session: int, piece: Piece) -> Refusal | None:
         """Return why a worker can't send this piece of a chunk; None if it is one of its parts of the layout."""
         build = self._builds.get(session)
-        piece = Piece(header.index, header.offset, header.elements)
         if build is not None and build.parts is not None and build.parts.has(piece):
             return None
         found = f"elements {piece.offset} to {piece.offset + piece.elements} of chunk {piece.chunk}"
         return Refusal(f"{found} are no piece of the parts of the layout that this worker has built")
 
 
-def _stages_of(ready: Ready) -> StageRun:
+def stages_of(ready: Ready) -> StageRun:
+    """Return the stages that a worker has built."""
     return StageRun(ready.first_stage, ready.stages)

@@ -83,6 +83,11 @@ class RowFormer:
         self._present: list[int] = []
         self._shares_from_seconds = 0.0  # when workers begin to share stages that no worker has
 
+    @property
+    def needed_workers(self) -> int:
+        """The least number of workers that have all stages together, as far as is known of their meshes."""
+        return -(-self._count // max(self._most_stages.values(), default=self._count))
+
     # ---- forming ----
 
     def settle(self, now: float) -> None:
@@ -135,10 +140,9 @@ class RowFormer:
             member.spare_reason = (self._why_alone(member) or left_out) if member.spare else ""
             if member.spare and leaves_out and not member.spare_reason:
                 member.spare_reason = self._broken_links.why_avoided(member.session, now)
-            build = None if stages is None else self._built.order(member.session, stages)
-            if stages is not None and build is not None:
+            if stages is not None and self._built.order(member.session, stages):
                 member.lose_build()
-                self._job_members.build(member, now, stages, build)
+                self._job_members.build(member, now, stages)
         for row in self._table:
             self.complete(row)
 

@@ -5,7 +5,7 @@ Without a pipeline each worker is a row, from its first Join until it is gone. `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.results import Reports
@@ -19,7 +19,7 @@ from services.errors import Refusal
 from services.protocol.bounds import MAX_WORKERS
 from services.protocol.findings import check_count
 from services.protocol.versions import Version
-from services.tensors.layout_parts import LayoutParts
+from services.tensors.layout_parts import LayoutParts, Piece
 
 
 class JobRows:
@@ -85,8 +85,12 @@ class JobRows:
                 del self._stalls[next(iter(self._stalls))]
 
     def expects(self, member: Member, ready: pb.Ready) -> bool:
-        """Return whether a worker has built what it was told last."""
-        return True
+        """Return whether a worker has built what it was told last.
+
+        Job and stages alone don't say it: a worker that leaves, and comes back before its report of the first time,
+        builds them twice.
+        """
+        return ready.build == member.builds
 
     def note_built(self, member: Member, ready: pb.Ready, now: float) -> Refusal | None:
         """Record which parts of the layout a worker has built; return why they can't be, None if they can."""
@@ -98,6 +102,11 @@ class JobRows:
     def note_too_large(self, member: Member, failure: pb.Failure, now: float) -> Refusal | None:
         """Give a worker less to build, since that does not fit it; return why it can't take part, None if it can."""
         return Refusal(failure.reason)
+
+    @property
+    def needed_workers(self) -> int:
+        """The least number of workers with which a row can compute."""
+        return 1
 
     def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can, or the workers' states say it."""
@@ -157,10 +166,10 @@ class JobRows:
 
     # ---- chunks ----
 
-    def check_piece(self, member: Member, header: ChunkHeader) -> Refusal | None:
-        """Return why a worker can't send this piece of a chunk; None if it can."""
+    def check_pieces(self, member: Member, header: ChunkHeader, pieces: Sequence[Piece]) -> Refusal | None:
+        """Return why a worker can't send pieces of chunks, of which this is the first one's header; None if it can."""
         row = self.find(member)
-        if row is None or header.kind != GRADIENT or header.index:
+        if row is None or header.kind != GRADIENT or all(each.chunk for each in pieces):
             return None
         return self._check_count(row, member, header.lease, header.findings.count)
 
@@ -176,7 +185,7 @@ class JobRows:
         return None
 
     def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
-        """Return whether a chunk waits until its row has reported the lease as computed, since the losses lack."""
+        """Return whether chunk 0 of a lease waits until its row has reported it as computed, since the losses lack."""
         return False
 
     def weights_of(self, member: Member) -> LayoutParts | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.results import Reports
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
-from aggregator.core.rows.built_stages import NOTHING, BuiltStages
+from aggregator.core.rows.built_stages import NOTHING, BuiltStages, stages_of
 from aggregator.core.rows.former import RowFormer
 from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.row import Row
@@ -19,7 +19,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refusal
 from services.protocol.plan import JobPlan
-from services.tensors.layout_parts import LayoutParts
+from services.tensors.layout_parts import LayoutParts, Piece
 from services.timeouts import Timeouts
 
 
@@ -86,7 +86,7 @@ class PipelineRows(JobRows):
 
     def expects(self, member: Member, ready: pb.Ready) -> bool:
         """Return whether a worker has built the stages that it was told last."""
-        return self._built.expects(member.session, ready)
+        return super().expects(member, ready) and self._built.ordered(member.session) == stages_of(ready)
 
     def note_built(self, member: Member, ready: pb.Ready, now: float) -> Refusal | None:
         """Record which parts of the layout a worker has built; return why they can't be, None if they can."""
@@ -103,6 +103,11 @@ class PipelineRows(JobRows):
     def note_too_large(self, member: Member, failure: pb.Failure, now: float) -> Refusal | None:
         """Give a worker fewer stages, since those that it was told don't fit; return why it can have none at all."""
         return self._former.note_too_large(member, failure, now)
+
+    @property
+    def needed_workers(self) -> int:
+        """The least number of workers with which a row can compute."""
+        return self._former.needed_workers
 
     def describe_shortage(self, now: float) -> str | None:
         """Return what the job waits for before a row can compute; None if one can."""
@@ -126,25 +131,25 @@ class PipelineRows(JobRows):
 
     # ---- chunks ----
 
-    def check_piece(self, member: Member, header: ChunkHeader) -> Refusal | None:
-        """Return why a worker can't send this piece of a chunk; None if it is one of its parts of the layout."""
+    def check_pieces(self, member: Member, header: ChunkHeader, pieces: Sequence[Piece]) -> Refusal | None:
+        """Return why a worker can't send pieces of chunks; None if all are of its parts of the layout."""
         if header.HasField("findings"):
             return Refusal(f"a piece of chunk {header.index} has findings, expected them with Computed alone")
-        return self._built.check_piece(member.session, header)
+        refusals = (self._built.check_piece(member.session, piece) for piece in pieces)
+        return next(filter(None, refusals), None)
 
     def check_findings(self, member: Member, computed: pb.Computed) -> Refusal | None:
         """Return why a worker's findings can't be those of its stages; None if they can. The last stage counts."""
-        found, count = self._find_lease(member, computed.lease), computed.findings.count
-        if found is None:
-            return None  # the lease is void: the worker may have had other stages in it
-        row, _ = found
+        row, count = self.find(member), computed.findings.count
+        if row is None:
+            return None
         if row.stages_of(member).stop == self._stages:
             return self._check_count(row, member, computed.lease, count)
         return Refusal(f"findings.count is {count}, expected 0 without the last stage") if count else None
 
     def waits_for_report(self, member: Member, header: ChunkHeader) -> bool:
-        """Return whether a chunk is chunk 0 of a gradient, and a worker has not computed its part, so losses lack."""
-        return header.kind == GRADIENT and header.index == 0 and not self._is_computed(member, header.lease)
+        """Return whether chunk 0 of a gradient waits, since a worker has not computed its part, so losses lack."""
+        return header.kind == GRADIENT and not self._is_computed(member, header.lease)
 
     def _is_computed(self, member: Member, lease: int) -> bool:
         found = self._find_lease(member, lease)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.core.membership.members import Member
+from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.rows.forming import Seat, Seats
 from protos import cluster_pb2 as pb
 from services.pipeline.split import StageRun
@@ -97,6 +97,18 @@ class Row:
         self.hangs = any(each.hangs for each in self.workers)
         versions = [each.loaded_version for each in self.workers if each.loaded_version is not None]
         self.loaded_version = min(versions) if len(versions) == len(self.workers) else None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it gets no further work, since one of its workers is to leave the job."""
+        return any(each.leaving_since_seconds is not None for each in self.workers)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it builds the job or waits for its first weights, and nothing is known that keeps it from work."""
+        prepare = all(each.able or each.state is MemberState.BUILDING for each in self.workers)
+        hindered = self.leaves or self.stalled or self.hangs
+        return self.complete and prepare and self.loaded_version is None and not hindered
 
     @property
     def receives_weights(self) -> bool:

@@ -23,6 +23,7 @@ class RowTable:
         workers: the connected workers, by session.
         drop_pieces: drops what has arrived of a lease's chunks.
         out: takes the orders.
+        next_row: returns the number of a new row, from 1. The job may have run before in this epoch.
 
     Attributes:
         rows: the rows, by session.
@@ -35,11 +36,13 @@ class RowTable:
         workers: Mapping[int, Member],
         drop_pieces: Callable[[int], None],
         out: Outbox,
+        *,
+        next_row: Callable[[], int],
     ) -> None:
         self.rows: dict[int, Row] = {}
         self._job = job
         self._epoch = epoch
-        self._formed = 0
+        self._next_row = next_row
         self._workers = workers
         self._of_worker: dict[int, Row] = {}
         self._drop_pieces = drop_pieces
@@ -54,9 +57,8 @@ class RowTable:
 
     def form(self, seats: Seats) -> Row:
         """Add a row with a new id, which is given no leases before it is complete."""
-        self._formed += 1
         workers = [self._workers[seat.worker] for seat in seats]
-        return self._add(Row(make_row_id(self._epoch, self._formed), seats, workers))
+        return self._add(Row(make_row_id(self._epoch, self._next_row()), seats, workers))
 
     def _add(self, row: Row) -> Row:
         self.rows[row.session] = row

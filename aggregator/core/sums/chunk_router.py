@@ -7,15 +7,18 @@ a plane has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from aggregator.core.events import Outbox, StoreWeights
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.piece_book import PieceBook
 from aggregator.core.sums.plane_orders import (
-    discard_piece,
+    discard_pieces,
     drop_sum,
     finish_sum,
+    keep_pieces,
     keep_sum,
     merge_sums,
     send_version,
@@ -105,57 +108,69 @@ class ChunkRouter:
         )
 
     def route_gradient(
-        self, step_sum: StepSum, assignment: Assignment, header: ChunkHeader, elements: int
+        self, step_sum: StepSum, assignment: Assignment, chunks: Sequence[int], elements: int
     ) -> None:
-        """Keep a whole chunk as the sum of an assignment's node, and merge it; pass the sum on if it is finished."""
-        chunk, node = header.index, assignment.node
-        arrival = step_sum.arrive(assignment, chunk)
-        if arrival.duplicate:
-            self._out.put(keep_sum(header, None))
-            return
-        for superseded in arrival.superseded:
-            self._out.put(drop_sum(self._job, chunk, superseded))
-        self._out.put(keep_sum(header, node))
-        for merge in arrival.merges:
-            self._out.put(merge_sums(self._job, chunk, *merge))
-        if arrival.done:
-            self._forward_sum(step_sum, chunk, elements)
+        """Keep whole chunks as sums of an assignment's node, and merge them; pass on the sums that are finished.
+
+        Consecutive chunks with which the same happens are told by one order. Findings come with chunk 0, so it is told
+        alone.
+        """
+        lease, node = assignment.lease, assignment.node
+        for (arrival, _), run in groupby(
+            chunks, lambda chunk: (step_sum.arrive(assignment, chunk), chunk == 0)
+        ):
+            alike = list(run)
+            if arrival.duplicate:
+                self._out.put(keep_sum(self._job, lease, alike, None))
+                continue
+            for superseded in arrival.superseded:
+                self._out.put(drop_sum(self._job, alike, superseded))
+            self._out.put(keep_sum(self._job, lease, alike, node))
+            for merge in arrival.merges:
+                self._out.put(merge_sums(self._job, alike, *merge))
+            if arrival.done:
+                self._forward_sums(step_sum, alike, elements)
 
     def open_gate(self, step_sum: StepSum, elements: int) -> None:
         """Pass on the chunk that was held back until all checks of the step were closed."""
         held_back = step_sum.coverage.open_gate()
         if held_back is not None:
-            self._forward_sum(step_sum, held_back, elements)
+            self._forward_sums(step_sum, [held_back], elements)
 
-    def _forward_sum(self, step_sum: StepSum, chunk: int, elements: int) -> None:
-        forwarded = self.make_header(step_sum.version, chunk, elements, GRADIENT)
-        if chunk == 0:
+    def _forward_sums(self, step_sum: StepSum, chunks: Sequence[int], elements: int) -> None:
+        forwarded = self.make_header(step_sum.version, chunks[0], elements, GRADIENT)
+        if forwarded.index == 0:
             forwarded.findings.CopyFrom(step_sum.findings)
-        self._out.put(finish_sum(forwarded, step_sum.coverage.root))
+        self._out.put(finish_sum(forwarded, chunks, step_sum.coverage.root))
 
     # ---- pieces ----
 
-    def keep_piece(self, header: ChunkHeader, arrival: int) -> None:
-        """Keep an arrived piece of a chunk, or discard a repeated one."""
-        if self.pieces.add(header.lease, Piece(header.index, header.offset, header.elements)):
-            self._out.put(plane.KeepPiece(job=self._job, chunk=header.index, arrival=arrival))
-        else:
-            self._out.put(discard_piece(header, arrival))
-
-    def take_whole(self, header: ChunkHeader, elements: int) -> ChunkHeader | None:
-        """Return the header of a chunk whose pieces are all kept, which must be routed now; None if one is missing.
+    def keep_pieces(self, header: ChunkHeader, pieces: Sequence[Piece], arrival: int) -> None:
+        """Keep arrived pieces of chunks, and discard repeated ones.
 
         Args:
-            header: header of a piece of the chunk.
+            header: header of the first.
+            pieces: the pieces, of one lease.
+            arrival: id of the first one's arrival, which the others follow.
+        """
+        kept: list[int] = []
+        repeated: list[int] = []
+        for each, piece in enumerate(pieces, arrival):
+            (kept if self.pieces.add(header.lease, piece) else repeated).append(each)
+        if kept:
+            self._out.put(keep_pieces(header, kept))
+        if repeated:
+            self._out.put(discard_pieces(header, repeated))
+
+    def take_whole(self, lease: int, chunks: Sequence[int], elements: int) -> list[int]:
+        """Return those of a lease's chunks whose pieces are all kept, which must be routed now.
+
+        Args:
+            lease: id of the lease.
+            chunks: indices of chunks of which a piece is new.
             elements: number of elements of the layout.
         """
-        if not self.pieces.take(header.lease, header.index, elements):
-            return None
-        whole = ChunkHeader()
-        whole.CopyFrom(header)
-        start, stop = chunk_range(elements, header.index)
-        whole.offset, whole.elements = start, stop - start
-        return whole
+        return [chunk for chunk in chunks if self.pieces.take(lease, chunk, elements)]
 
     def drop_pieces(self, lease: int) -> None:
         """Drop the pieces of a void lease's chunks."""
@@ -169,14 +184,22 @@ class ChunkRouter:
 
     # ---- weights ----
 
-    def route_initial_weights(self, header: ChunkHeader) -> None:
-        """Pass a chunk of initial weights to the optimizer."""
+    def route_initial_weights(self, header: ChunkHeader, chunks: Sequence[int], elements: int) -> None:
+        """Pass whole chunks of initial weights to the optimizer.
+
+        Args:
+            header: header of a piece of the lease.
+            chunks: indices of the chunks.
+            elements: number of elements of the layout.
+        """
         forwarded = ChunkHeader()
         forwarded.CopyFrom(header)
-        forwarded.epoch, forwarded.lease = self._epoch, 0
+        forwarded.epoch, forwarded.lease, forwarded.index = self._epoch, 0, chunks[0]
+        forwarded.offset, stop = chunk_range(elements, chunks[0])
+        forwarded.elements = stop - forwarded.offset
         root = Node(0, 1)
-        self._out.put(keep_sum(header, root))
-        self._out.put(finish_sum(forwarded, root))
+        self._out.put(keep_sum(self._job, header.lease, chunks, root))
+        self._out.put(finish_sum(forwarded, chunks, root))
 
     def store_weights(self, header: ChunkHeader) -> None:
         """Store a chunk of the newest weights, unless it is a repeated one."""

@@ -14,7 +14,7 @@ from services.tensors.reduction_tree import Node, path_to
 
 @dataclass
 class Arrival:
-    """The changes that the arrival of one node's chunk makes.
+    """The changes that the arrival of one node's chunk makes. Those of two chunks may be equal.
 
     Attributes:
         duplicate: everything it brings is covered already, so there is nothing to do.

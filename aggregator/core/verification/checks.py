@@ -6,7 +6,7 @@ A check is computed by a row that is idle in the step. The step can't COMMIT bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.core.events import CheckClosed, Outbox
@@ -71,10 +71,10 @@ class JobChecks:
         self._report = report
         self._out = out
 
-    def begin_trust(self, step_sum: StepSum, row: Row) -> None:
-        """Trust new workers of a row only up to this step, until a gradient passes a check."""
-        new = [each for each in row.names if each not in self._report.job.trusted_steps]
-        if self._enabled and new:
+    def begin_trust(self, step_sum: StepSum, rows: Iterable[Row]) -> None:
+        """Trust new workers of rows only up to this step, until a gradient passes a check, of this job or another."""
+        new = [each for row in rows for each in row.names if each not in self._report.job.trusted_steps]
+        if new:
             for worker in new:
                 self._report.trust(worker, step_sum.version.step)
             self._report.save()  # or the next aggregator would trust them up to a later step
@@ -190,8 +190,9 @@ class JobChecks:
                     self._close(step_sum, check, CheckOutcome.ABANDONED, reason)
                 continue
             if len(check.answers) > 1 and find_difference(check.answers) is None:
-                self._close(step_sum, check, CheckOutcome.PASSED)
-                for worker in (worker for answer in check.answers for worker in answer.workers):
+                workers = frozenset(worker for answer in check.answers for worker in answer.workers)
+                self._close(step_sum, check, CheckOutcome.PASSED, workers=workers)
+                for worker in workers:
                     self._report.trust(worker, step_sum.version.step)
                 continue
             patient = now - check.since_seconds <= self._timeouts.deaf
@@ -219,10 +220,15 @@ class JobChecks:
             self._close(step_sum, check, CheckOutcome.UNDECIDED, reason)
 
     def _close(
-        self, step_sum: StepSum, check: Check, outcome: CheckOutcome, reason: str | None = None
+        self,
+        step_sum: StepSum,
+        check: Check,
+        outcome: CheckOutcome,
+        reason: str | None = None,
+        workers: frozenset[str] = frozenset(),
     ) -> None:
         step_sum.checks.close(check, outcome)
-        self._out.put(CheckClosed(self._report.job.id, outcome))
+        self._out.put(CheckClosed(self._report.job.id, outcome, workers))
         if reason is not None:
             self._report.note("member", f"{self._describe(check)}: the check is {outcome}: {reason}")
 

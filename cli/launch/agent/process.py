@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.launch.agent import protocol
-from cli.launch.agent.host_memory import read_host_memory
 from cli.launch.agent.protocol import (
     HEARTBEAT_SECONDS,
     MAX_LINE_BYTES,
@@ -49,6 +48,7 @@ from mesh.backend import has_device
 from services.durable_files import new_file
 from services.errors import Failed, Refused, TiermeshError, describe_internal_error
 from services.printable import one_line, printable_path
+from services.runtime.host_memory import read_host_memory
 from services.runtime.process import end_with_parent
 from services.system_errors import system_error, unexplained_system_error
 from services.tasks import start_awaited, start_task
@@ -298,7 +298,7 @@ class Agent:
             hostname=socket.gethostname(),
             folder=str(self._folder),
             free_bytes=shutil.disk_usage(self._folder).free,
-            memory_bytes=read_host_memory(),
+            memory_bytes=read_host_memory().total_bytes,
             has_chips=has_device(),
             running=bool(self._daemons),
         )

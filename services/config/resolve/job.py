@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from services.config.foreign_keys import refuse_foreign_keys, refuse_misplaced_keys
-from services.config.job import JobConfig, check_spec_size
+from services.config.job import MIN_CHECKED_WORKERS, JobConfig, check_spec_size
 from services.config.job_parts import SamplingConfig
 from services.config.refusals import validation_refused
 from services.config.resolve.batches import resolve_batches
@@ -126,7 +126,10 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
             sampling=_sampling(sections.get("eval_config")),
             wire_dtype=training.wire_dtype,
             exact=training.exact,
-            min_workers=training.min_workers,
+            min_workers=training.min_workers or (MIN_CHECKED_WORKERS if training.verify_fraction else 1),
+            max_workers=training.max_workers,
+            preemptible=training.preemptible,
+            priority=training.priority,
             on_non_finite=training.on_non_finite,
             verify_fraction=training.verify_fraction,
             on_faulty=training.on_faulty,
@@ -134,6 +137,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
         )
     except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None
+    job.check_checkers()
     check_spec_size(job.to_json())
     return ResolvedJob(job, notices, known_training_windows(data))
 

@@ -34,6 +34,14 @@ READ_METRICS = "GET /metrics"
 """Row of a scrape, which is no RPC."""
 CANCEL_OTHERS_JOB = "/tiermesh.Jobs/Cancel of another owner's job"
 """Row of a Cancel for another person's job; the row of Cancel itself is checked before."""
+PAUSE_OTHERS_JOB = "/tiermesh.Jobs/Pause of another owner's job"
+"""Row of a Pause for another person's job; the row of Pause itself is checked before."""
+RESUME_OTHERS_JOB = "/tiermesh.Jobs/Resume of another owner's job"
+"""Row of a Resume for another person's job; the row of Resume itself is checked before."""
+SET_PRIORITY_OF_OTHERS_JOB = "/tiermesh.Jobs/SetPriority of another owner's job"
+"""Row of a SetPriority for another person's job; the row of SetPriority itself is checked before."""
+RAISE_PRIORITY = "a priority above 0"
+"""Row of a Submit, Continue or SetPriority that gives a job a priority above 0."""
 TRUST_IN_OTHERS_JOB = "/tiermesh.Jobs/Trust in another owner's job"
 """Row of a Trust for another person's job; the row of Trust itself is checked before."""
 PRUNE_OTHERS_JOB = "/tiermesh.Jobs/Prune of another owner's job"
@@ -75,6 +83,13 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Jobs/Get": PEOPLE,
     "/tiermesh.Jobs/Cancel": PEOPLE,
     CANCEL_OTHERS_JOB: ADMIN,
+    "/tiermesh.Jobs/Pause": PEOPLE,
+    PAUSE_OTHERS_JOB: ADMIN,
+    "/tiermesh.Jobs/Resume": PEOPLE,
+    RESUME_OTHERS_JOB: ADMIN,
+    "/tiermesh.Jobs/SetPriority": PEOPLE,
+    SET_PRIORITY_OF_OTHERS_JOB: ADMIN,
+    RAISE_PRIORITY: ADMIN,
     "/tiermesh.Jobs/Trust": PEOPLE,
     TRUST_IN_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Prune": PEOPLE,

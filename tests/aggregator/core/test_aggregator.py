@@ -57,8 +57,8 @@ def test_messages_for_another_epoch_are_ignored() -> None:
     dialogue = training(1)
     computed = pb.Computed(job="a", lease=dialogue.leases[1], seconds=1.0)
     dialogue.says(1, computed, epoch=2)
-    assert dialogue.core.run is not None and dialogue.core.run.lease_book.step_sum is not None
-    assert dialogue.core.run.lease_book.step_sum.is_busy(1)
+    assert dialogue.run is not None and dialogue.run.lease_book.step_sum is not None
+    assert dialogue.run.lease_book.step_sum.is_busy(1)
 
 
 # ---- the queue ----
@@ -66,38 +66,34 @@ def test_messages_for_another_epoch_are_ignored() -> None:
 
 def test_each_stage_names_its_wait() -> None:
     dialogue = Dialogue()
-    assert dialogue.core.describe_wait(dialogue.now) is None
+    assert dialogue.describe_wait() == ""
     dialogue.submit()
-    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer: not connected yet"
+    assert dialogue.describe_wait() == "waits for the optimizer: not connected yet"
     dialogue.optimizer()
-    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer's status"
+    assert dialogue.describe_wait() == "waits for the optimizer's status"
     dialogue.stands(1, 0)
-    assert dialogue.core.describe_wait(dialogue.now) == "waits for a worker to connect"
+    assert dialogue.describe_wait() == "waits for a worker to connect"
     dialogue.hello(1)
-    assert dialogue.core.describe_wait(dialogue.now) == "waits for workers to build the job: w1 (connected)"
+    assert dialogue.describe_wait() == "waits for workers to build the job: w1 (connected)"
     dialogue.give(ev.DataStreamOpened(1))
     dialogue.ready(1)
-    assert (
-        dialogue.core.describe_wait(dialogue.now) == "phase train, step 0; workers with its weights: 0 of 1"
-    )
+    assert dialogue.describe_wait() == "phase train, step 0; workers with its weights: 0 of 1"
     dialogue.give(ev.OptimizerLost("opt:1: refused"))
-    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer: opt:1: refused"
+    assert dialogue.describe_wait() == "waits for the optimizer: opt:1: refused"
 
 
 # ---- a check of meshes and links ----
 
 
-def test_a_job_waits_for_the_end_of_a_check() -> None:
+def test_a_job_gets_no_worker_of_a_check_before_its_end() -> None:
     dialogue = Dialogue()
     dialogue.optimizer()
     dialogue.hello(1)
-    dialogue.give(ev.ClusterCheckBegan())
-    assert dialogue.core.describe_wait(dialogue.now) is None, "no job waits"
-    dialogue.submit()
-    assert dialogue.core.run is None
-    assert has_facts(dialogue.core.describe_wait(dialogue.now) or "", "waits for ... check --cluster")
+    dialogue.give(ev.ClusterCheckBegan(frozenset({1})))
+    assert "optimizer <- Open" in dialogue.submit(), "it starts meanwhile"
     dialogue.later(1.25, 1)
-    assert dialogue.core.run is None
-    lines = dialogue.give(ev.ClusterCheckEnded())
-    assert dialogue.core.run is not None
-    assert "1 <- join" in lines
+    assert not dialogue.core.members[1].job
+    dialogue.give(ev.Ticked())
+    assert "the end of `tiermesh check --cluster`" in dialogue.core.runs["a"].job.waiting
+    assert "2 <- join" in dialogue.hello(2), "others are free"
+    assert "1 <- join" in dialogue.give(ev.ClusterCheckEnded())

@@ -17,7 +17,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import wrap
 from services.tensors.layout import CHUNK_ELEMENTS
 from tests.support.anything import message
-from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_of, training
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, arrived, layout_of, training
 from tests.support.dialogues.rows import training_rows
 from tests.support.facts import has_facts
 
@@ -91,7 +91,12 @@ OPTIMIZER_MESSAGES = messages(
 INPUTS = st.one_of(
     st.builds(ev.FromWorker, SESSIONS, st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 1 << 63]), WORKER_MESSAGES),
     st.builds(ev.FromOptimizer, OPTIMIZER_MESSAGES),
-    st.builds(ev.ChunkArrived, SESSIONS, headers(), st.booleans()),
+    st.builds(
+        lambda session, run, in_place: arrived(session, *run, in_place=in_place),
+        SESSIONS,
+        st.lists(headers(), min_size=1, max_size=3),
+        st.booleans(),
+    ),
     st.builds(ev.WeightsArrived, headers()),
     st.builds(ev.WorkerConnected, SESSIONS, messages(pb.Hello), st.sampled_from(["", "host:1"])),
     st.builds(ev.DataStreamOpened, SESSIONS),
@@ -142,11 +147,13 @@ def test_no_message_of_a_peer_stops_the_aggregator(state: str, inputs: list[tupl
             match effect:
                 case ev.ToWorker():
                     wrap(pb.WorkerCommand, EPOCH, effect.body).SerializeToString()
+                case ev.ToOptimizer(body=pb.Close(job=job)) if job not in dialogue.plans:
+                    assert isinstance(event, ev.FromOptimizer), "it has named a job that does not run"
                 case ev.ToOptimizer():
                     wrap(pb.OptimizerCommand, EPOCH, effect.body).SerializeToString()
         sent = [each.session for each in effects if isinstance(each, plane.SendVersion)]
         assert len(sent) == len(set(sent))
-        dialogue.core.status(dialogue.now).SerializeToString()
+        dialogue.status().SerializeToString()
     assert len(dialogue.core.members) <= 4
 
 
@@ -173,7 +180,7 @@ def test_a_duration_that_can_not_be_is_that_of_the_aggregators_clock(seconds: fl
 def test_too_many_held_out_batches_are_refused() -> None:
     dialogue = connected()
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    body = pb.Ready(job="a", elements=1, evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
+    body = pb.Ready(job="a", build=1, elements=1, evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
     line = dialogue.says(1, body)[0]
     assert line.startswith("1 <- leave: ")
     assert has_facts(line, "4294967295 held-out batches ... 262144 ... validation_batch_size")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aggregator.core import events as ev
+from aggregator.core.setting_aside import PROBATION_SECONDS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from services.protocol.plan import ParameterCount
@@ -36,7 +37,7 @@ def begun(**plan: int) -> Dialogue:
 
 def states(dialogue: Dialogue) -> dict[str, str]:
     """Return the workers' states."""
-    return {each.name: each.state for each in dialogue.core.status(dialogue.now).workers}
+    return {each.name: each.state for each in dialogue.status().workers}
 
 
 def last_open(dialogue: Dialogue) -> pb.Open:
@@ -101,9 +102,7 @@ def test_after_a_commit_a_claim_stays_without_its_worker() -> None:
     assert dialogue.saved["a"].job.claims[0].bound
     assert dialogue.give(ev.WorkerLost(1, "gone")) == []
     assert states(dialogue) == {"w2": "refused"} and dialogue.job().state == RUNNING
-    assert has_facts(
-        dialogue.core.describe_wait(dialogue.now), "w2 (fingerprint differs ... `tiermesh trust`"
-    )
+    assert has_facts(dialogue.describe_wait(), "w2 (fingerprint differs ... `tiermesh trust`")
 
 
 @pytest.mark.parametrize(("chunks", "blas"), [(1, "liar's"), (3, "x")], ids=["fingerprint", "layout"])
@@ -114,7 +113,7 @@ def test_status_says_that_a_person_can_overrule_a_first_liar_of_a_job_that_wants
     dialogue = begun(min_workers=2)
     comes(dialogue, 1, voice=False, blas=blas, chunks=chunks)
     comes(dialogue, 2, voice=False)
-    waiting = dialogue.core.describe_wait(dialogue.now)
+    waiting = dialogue.describe_wait()
     assert has_facts(waiting, "1 of the 2 wanted ... missing: w2 ( ... `tiermesh trust`")
     assert "2 <- initialise" not in dialogue.trusts("w2")
     comes(dialogue, 3, voice=False)
@@ -127,7 +126,7 @@ def test_a_worker_that_says_what_can_not_be_claims_nothing_any_more() -> None:
     dialogue.submit(parameters=ParameterCount(layout_of(1).elements, ""))
     dialogue.optimizer()
     comes(dialogue, 1, blas="liar's")
-    dialogue.says(1, pb.Ready(job="a", layout_hash="0" * 64, elements=7))
+    dialogue.says(1, pb.Ready(job="a", build=1, layout_hash="0" * 64, elements=7))
     comes(dialogue, 2)
     dialogue.stands(1, 0, state=EMPTY)
     dialogue.ready(2, blas="x")
@@ -160,10 +159,11 @@ def tied() -> Dialogue:
 def test_two_voices_that_disagree_before_the_first_lease_wait_for_a_person() -> None:
     dialogue = tied()
     assert states(dialogue) == {"w1": "ready", "w2": "waiting"}
-    waiting = dialogue.core.describe_wait(dialogue.now)
+    waiting = dialogue.describe_wait()
     assert has_facts(
         waiting, "w2 disagrees with w1: blas is 'y', the job's is 'x' ... tiermesh trust a WORKER"
     )
+    assert dialogue.goes_by(PROBATION_SECONDS + 3, 1, 2) == ["save a running"], "its start no longer counts"
     assert dialogue.goes_by(3 * STANDARD_TIMEOUTS.comeback, 1, 2) == []
 
 
@@ -278,7 +278,7 @@ def test_a_job_that_waits_for_its_start_is_decided_too() -> None:
     record.job.starts = 5
     dialogue = Dialogue(epoch=4, records=[record])
     dialogue.give(ev.Ticked())
-    assert dialogue.core.run is None
+    assert dialogue.run is None
     assert dialogue.trusts("w2") == []
     assert [each.worker for each in dialogue.job().excluded] == ["w1"]
 
@@ -305,7 +305,9 @@ def test_a_worker_whose_layout_has_another_size_than_it_said_is_excluded() -> No
     dialogue = begun()
     dialogue.hello(1)
     dialogue.give(ev.DataStreamOpened(1))
-    dialogue.says(1, pb.Ready(job="a", layout_hash=dialogue.layout.hash, elements=7, evaluation_batches=3))
+    dialogue.says(
+        1, pb.Ready(job="a", build=1, layout_hash=dialogue.layout.hash, elements=7, evaluation_batches=3)
+    )
     comes(dialogue, 2)
     assert states(dialogue) == {"w1": "computing", "w2": "refused"}
     dialogue.stands(1, 0, state=RECEIVING)

@@ -62,7 +62,7 @@ class TimedDialogue(Dialogue):
         self.inputs += 1
         if self.inputs % 50 == 0:
             began = time.thread_time()
-            self.core.status(self.now)
+            self.status()
             self.slowest["status"] = max(time.thread_time() - began, self.slowest.get("status", 0.0))
         return []
 
@@ -96,6 +96,7 @@ def start(**plan: Any) -> TimedDialogue:
             session,
             pb.Ready(
                 job="a",
+                build=1,
                 layout_hash=dialogue.layout.hash,
                 elements=dialogue.layout.elements,
                 evaluation_batches=MOST_EVALUATION_BATCHES,
@@ -144,10 +145,10 @@ def test_steps_with_dying_and_joining_workers(fraction: float) -> None:
 def test_an_optimizer_that_lost_every_second_chunk() -> None:
     dialogue = start()
     for index in range(CHUNKS):
-        dialogue.core.run.lease_book.step_sum.coverage.add(Node(0, MOST_MICRO_BATCHES), index)
+        dialogue.run.lease_book.step_sum.coverage.add(Node(0, MOST_MICRO_BATCHES), index)
     dialogue.give(ev.OptimizerLost("the link broke"))
     dialogue.optimizer()
-    job = OpenJob("a", dialogue.core.run.plan, 1)
+    job = OpenJob("a", dialogue.run.plan, 1)
     job.set_layout(dialogue.layout.hash, dialogue.layout.elements)
     job.state = pb.OptimizerStatus.TRAINING
     for index in range(0, CHUNKS, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
+from aggregator.core.cluster_status import find_waits
 from aggregator.core.membership.devices import STALLED_TIMES
 from aggregator.core.rows.row import MOST_STALLS
 from services.timeouts import STANDARD_TIMEOUTS
@@ -28,7 +29,7 @@ def test_no_lease_is_late_because_the_aggregator_was_stopped() -> None:
     dialogue.computed(2)
     dialogue.later(1.25, 1, 2)
     assert dialogue.later(2 * STANDARD_TIMEOUTS.stall, 1, 2) == [], "what is late waits to be read"
-    assert dialogue.core.waits(dialogue.now)[0].seconds == 1.25
+    assert find_waits(dialogue.core, dialogue.now)[0].seconds == 1.25
     assert dialogue.goes_by(STANDARD_TIMEOUTS.stall - 2, 1, 2) == []
     assert dialogue.goes_by(2, 1, 2)[0] == "1 <- revoke", "from then on it has to hurry"
 
@@ -38,7 +39,7 @@ def test_a_lease_is_late_whose_worker_has_computed_it_and_sends_nothing() -> Non
     dialogue.computed(1)
     dialogue.chunk(1, 1, 0, 0)
     dialogue.computed(2)
-    assert dialogue.core.waits(dialogue.now)[0].peer == "w2"
+    assert find_waits(dialogue.core, dialogue.now)[0].peer == "w2"
     dialogue.later(1.25, 1, 2)
     assert not any("revoke" in line for line in dialogue.goes_by(STANDARD_TIMEOUTS.stall - 2, 1, 2))
     assert "2 <- revoke" in dialogue.goes_by(4, 1, 2), "else the job would wait for ever"
@@ -108,6 +109,6 @@ def test_a_process_that_connects_again_has_its_stalls_behind_it() -> None:
 
 def step_is_open(dialogue: Dialogue, step: int) -> bool:
     """Return whether something of a step is missing."""
-    run = dialogue.core.run
+    run = dialogue.run
     assert run is not None and run.lease_book.step_sum is not None
     return not run.lease_book.step_sum.coverage.complete

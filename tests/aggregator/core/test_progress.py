@@ -169,7 +169,7 @@ def test_a_commit_counts_while_an_evaluation_runs() -> None:
 def test_an_evaluation_is_shared_and_its_loss_published() -> None:
     dialogue = training(1, 2, step=2, evaluate_every=2)
     assert dialogue.weights_loaded(1, 1, 2) == []
-    run = dialogue.core.run
+    run = dialogue.run
     assert run is not None
     assert [run.lease_book.is_computing(each) for each in dialogue.core.members.values()] == [True, True]
     assert dialogue.evaluated(1, 1, 2, (0, 1.0)) == ["1 <- evaluate 2 of 1.2"]

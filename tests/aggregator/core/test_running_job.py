@@ -14,7 +14,7 @@ from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, 
 from services.protocol.plan import EvaluationBatches, JobPlan, ParameterCount
 from services.tensors.layout import MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_ref, training
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, arrived, layout_ref, training
 from tests.support.facts import has_facts
 
 # ---- the making of the initial weights ----
@@ -38,7 +38,7 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert dialogue.sent_weights(1) == "1.0", "each chunk as soon as a plane has it"
     assert dialogue.weights(1, 0, 1) == ["store weights #1"]
     assert not dialogue.sent_weights(1)
-    assert dialogue.weights_loaded(1, 1, 0) == ["1 <- window 2", "1 <- train 0-3 of 1.0"]
+    assert dialogue.weights_loaded(1, 1, 0) == ["save a running", "1 <- window 2", "1 <- train 0-3 of 1.0"]
 
 
 def overstated(elements: int) -> tuple[Dialogue, pb.Ready]:
@@ -47,7 +47,7 @@ def overstated(elements: int) -> tuple[Dialogue, pb.Ready]:
     dialogue.submit(parameters=ParameterCount(dialogue.layout.elements, ""))
     dialogue.optimizer()
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    return dialogue, pb.Ready(job="a", layout_hash="x", elements=elements, fingerprint=FINGERPRINT)
+    return dialogue, pb.Ready(job="a", build=1, layout_hash="x", elements=elements, fingerprint=FINGERPRINT)
 
 
 @pytest.mark.parametrize("elements", [1, 300_000_000, 1 << 40, (1 << 64) - 1])
@@ -77,6 +77,7 @@ def test_a_worker_with_another_number_of_held_out_batches_than_the_submitter_s_i
         dialogue.give(ev.DataStreamOpened(session))
     ready = pb.Ready(
         job="a",
+        build=1,
         layout_hash=dialogue.layout.hash,
         elements=dialogue.layout.elements,
         evaluation_batches=batches,
@@ -91,7 +92,10 @@ def test_a_number_of_held_out_batches_ends_with_the_claim_that_says_it() -> None
     dialogue.submit(steps=1, micro_batches=1)
     dialogue.hello(1)
     dialogue.says(
-        1, pb.Ready(job="a", layout_hash="x", elements=1, evaluation_batches=7, fingerprint=FINGERPRINT)
+        1,
+        pb.Ready(
+            job="a", build=1, layout_hash="x", elements=1, evaluation_batches=7, fingerprint=FINGERPRINT
+        ),
     )
     dialogue.give(ev.WorkerLost(1, "gone"))
     dialogue.optimizer()
@@ -123,6 +127,14 @@ def test_an_optimizer_with_a_layout_of_another_size_fails_the_job() -> None:
     lines = dialogue.give(ev.FromOptimizer(body))
     assert lines[0] == "save a failed"
     assert f"{1 << 40} elements, expected the {dialogue.layout.elements} parameters" in lines[1]
+
+
+def test_a_job_that_the_optimizer_has_open_and_nobody_runs_is_closed_there() -> None:
+    dialogue, _ = overstated(1)
+    status = pb.OptimizerStatus(job="other", state=pb.OptimizerStatus.TRAINING, generation=1, step=3)
+    (close,) = dialogue.core.handle(ev.FromOptimizer(status), dialogue.clock)
+    assert close == ev.ToOptimizer(pb.Close(job="other", checkpoint=True))
+    assert dialogue.give(ev.FromOptimizer(pb.Commit(job="other"))) == []
 
 
 def test_a_queued_job_beyond_a_lowered_maximum_fails() -> None:
@@ -288,9 +300,9 @@ def test_a_worker_that_stalls_is_relieved_by_an_idle_one_alone() -> None:
     assert dialogue.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], "no worker is idle"
     dialogue.computed(2)
     assert dialogue.later(1.0, 1, 2) == ["1 <- revoke", "2 <- window 1", "2 <- train 0-1 of 1.0"]
-    assert dialogue.core.status(dialogue.now).workers[0].state == "stalled"
+    assert dialogue.status().workers[0].state == "stalled"
     dialogue.weights_loaded(1, 1, 0)
-    assert dialogue.core.status(dialogue.now).workers[0].state == "ready", "it reported work again"
+    assert dialogue.status().workers[0].state == "ready", "it reported work again"
 
 
 def test_the_window_moves_with_the_step() -> None:
@@ -331,10 +343,8 @@ def test_what_counts_in_a_step_goes_to_the_optimizer_and_no_count_of_too_many_to
     header = ChunkHeader(
         job="a", epoch=3, generation=1, lease=dialogue.leases[2], kind=GRADIENT, findings=Findings(count=19)
     )
-    arrived = ev.ChunkArrived(2, dialogue.whole(header, 0))
-    (onward,) = [
-        each for each in dialogue.core.handle(arrived, dialogue.clock) if isinstance(each, plane.FinishSum)
-    ]
+    effects = dialogue.core.handle(arrived(2, dialogue.whole(header, 0)), dialogue.clock)
+    (onward,) = [each for each in effects if isinstance(each, plane.FinishSum)]
     assert onward.header.findings.count == 39
 
 
@@ -351,7 +361,7 @@ def test_a_worker_with_a_gradient_that_is_not_finite_is_named(weights_first: boo
         kind=GRADIENT,
         findings=Findings(losses=(1.0, 1.0), count=1),
     )
-    effects = dialogue.core.handle(ev.ChunkArrived(1, dialogue.whole(last, 0)), dialogue.clock)
+    effects = dialogue.core.handle(arrived(1, dialogue.whole(last, 0)), dialogue.clock)
     (onward,) = [each.header for each in effects if isinstance(each, plane.FinishSum)]
     assert list(onward.findings.non_finite) == [NonFinite(micro_batch=3, parameter="w", worker="w2")]
     if weights_first:
@@ -379,17 +389,17 @@ def test_a_missed_checkpoint_is_shown_until_the_next_one() -> None:
     missed = pb.CheckpointMissed(job="a", generation=1, step=2, reason="disk full")
     assert dialogue.give(ev.FromOptimizer(missed)) == ["save a running"]
     assert has_facts(dialogue.job().detail, "step 2 ... disk full")
-    assert dialogue.core.describe_wait(dialogue.now).endswith(dialogue.job().detail)
+    assert dialogue.describe_wait().endswith(dialogue.job().detail)
     dialogue.checkpoint(1, 3)
     assert dialogue.job().detail == ""
-    assert "disk full" not in dialogue.core.describe_wait(dialogue.now)
+    assert "disk full" not in dialogue.describe_wait()
 
 
 def test_a_job_whose_last_checkpoint_is_being_written_waits_for_the_optimizer() -> None:
     dialogue = training(1, step=4)
     for index in range(3):
         dialogue.evaluated(1, 1, 4, (index, 1.0))
-    wait = dialogue.core.describe_wait(dialogue.now)
+    wait = dialogue.describe_wait()
     assert has_facts(wait, "optimizer ... checkpoint ... step 4")
 
 

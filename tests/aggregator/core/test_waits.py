@@ -11,7 +11,7 @@ from tests.support.facts import has_facts
 
 
 def owed(dialogue: Dialogue) -> list[Wait]:
-    return list(dialogue.core.status(dialogue.now).waits)
+    return list(dialogue.status().waits)
 
 
 def test_workers_that_owe_the_next_chunk_are_named_with_step_and_time() -> None:
@@ -68,9 +68,7 @@ def test_what_the_optimizer_owes_the_initial_weights_is_not_asked_of_the_worker(
     waits_long("the allocation of the job")
     dialogue.give(ev.FromOptimizer(pb.CheckpointMissed(job="a", reason="no room for 9 bytes")))
     waits_long("disk space for the job's spec and layout")
-    assert has_facts(
-        dialogue.core.describe_wait(dialogue.now), "optimizer ... disk space ... no room for 9 bytes"
-    )
+    assert has_facts(dialogue.describe_wait(), "optimizer ... disk space ... no room for 9 bytes")
     dialogue.stands(1, 0, state=pb.OptimizerStatus.RECEIVING)
     assert dialogue.job().detail == ""
     for chunk in range(2):

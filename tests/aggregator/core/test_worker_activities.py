@@ -11,7 +11,7 @@ from tests.support.dialogues.aggregator import Dialogue, training
 
 
 def activities(dialogue: Dialogue) -> list[str]:
-    return [each.activity for each in dialogue.core.status(dialogue.now).workers]
+    return [each.activity for each in dialogue.status().workers]
 
 
 def test_a_step_is_computing_then_wire_then_others_then_the_update() -> None:
@@ -33,7 +33,7 @@ def test_a_step_is_computing_then_wire_then_others_then_the_update() -> None:
     times = dict(dialogue.job().worker_seconds)
     assert times == pytest.approx({"computing": 3.0 + 7.0, "wire": 2.0, "others": 2.0, "update": 6.0})
     assert efficiency(times) == pytest.approx(0.5)
-    assert dialogue.core.status(dialogue.now).worker_seconds == pytest.approx(times)
+    assert dialogue.status().worker_seconds == pytest.approx(times)
     assert dialogue.job().workers == 2
 
 
@@ -58,7 +58,7 @@ def test_workers_without_a_job_are_idle_and_those_that_are_gone_are_not_counted(
     dialogue.later(2.0, 1)
     dialogue.later(2.0, 1)
     assert dialogue.core.activities.times.count_idle()["no_job"] == 1
-    assert dialogue.core.status(dialogue.now).worker_seconds == pytest.approx({"no_job": 6.0 + 2.0})
+    assert dialogue.status().worker_seconds == pytest.approx({"no_job": 6.0 + 2.0})
 
 
 def test_a_job_without_its_optimizer_waits_and_says_so_once() -> None:
@@ -101,7 +101,7 @@ def test_the_age_of_a_speed_is_the_time_since_the_last_report() -> None:
     dialogue.now += 2.0
     dialogue.computed(1, 2.0)
     dialogue.later(2.0, 1)
-    (worker,) = dialogue.core.status(dialogue.now).workers
+    (worker,) = dialogue.status().workers
     assert (worker.micro_batches_per_second, worker.seconds_since_speed) == (2.0, 2.0)
 
 

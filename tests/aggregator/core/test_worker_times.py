@@ -14,22 +14,28 @@ from services.protocol.activities import OF_JOB, Activity, efficiency
 COMPUTING, WIRE, NO_JOB = Activity.COMPUTING, Activity.WIRE, Activity.NO_JOB
 
 
-def test_what_a_report_leaves_of_a_lease_was_spent_on_the_wire() -> None:
+def times_of_a_job() -> WorkerTimes:
     times = WorkerTimes()
-    times.note(1, COMPUTING, 100.0)
-    assert times.of_job(104.0) == {"computing": 4.0}, "before the report it counts as computing"
-    times.note(1, WIRE, 110.0, computed_seconds=7.0)
-    times.note(1, Activity.UPDATE, 111.0)
-    assert times.of_job(112.0) == pytest.approx({"computing": 7.0, "wire": 4.0, "update": 1.0})
-    assert efficiency(times.of_job(112.0)) == pytest.approx(7 / 12)
+    times.begin_job("a", {})
+    return times
+
+
+def test_what_a_report_leaves_of_a_lease_was_spent_on_the_wire() -> None:
+    times = times_of_a_job()
+    times.note(1, COMPUTING, 100.0, job="a")
+    assert times.of_job("a", 104.0) == {"computing": 4.0}, "before the report it counts as computing"
+    times.note(1, WIRE, 110.0, computed_seconds=7.0, job="a")
+    times.note(1, Activity.UPDATE, 111.0, job="a")
+    assert times.of_job("a", 112.0) == pytest.approx({"computing": 7.0, "wire": 4.0, "update": 1.0})
+    assert efficiency(times.of_job("a", 112.0)) == pytest.approx(7 / 12)
 
 
 def test_each_of_several_leases_is_settled_by_its_own_report() -> None:
-    times = WorkerTimes()
-    times.note(1, COMPUTING, 0.0)
-    times.note(1, COMPUTING, 3.0, computed_seconds=2.0)
-    times.note(1, Activity.OTHERS, 8.0, computed_seconds=5.0)
-    assert times.of_job(8.0) == pytest.approx({"computing": 7.0, "wire": 1.0})
+    times = times_of_a_job()
+    times.note(1, COMPUTING, 0.0, job="a")
+    times.note(1, COMPUTING, 3.0, computed_seconds=2.0, job="a")
+    times.note(1, Activity.OTHERS, 8.0, computed_seconds=5.0, job="a")
+    assert times.of_job("a", 8.0) == pytest.approx({"computing": 7.0, "wire": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -44,14 +50,16 @@ def test_no_report_counts_more_than_the_time_there_was(told: float, computing: f
     assert sum(found.values()) == pytest.approx(10.0)
 
 
-def test_a_job_counts_its_own_workers_and_goes_on_from_its_record() -> None:
-    times = WorkerTimes()
-    times.note(1, COMPUTING, 0.0)
+def test_each_job_counts_its_own_workers_and_goes_on_from_its_record() -> None:
+    times = times_of_a_job()
+    times.note(1, COMPUTING, 0.0, job="a")
     times.note(2, Activity.REFUSED, 0.0)
-    times.begin_job({"computing": 30.0, "wire": 10.0, "invented": 5.0}, 50.0)
-    assert times.of_job(60.0) == pytest.approx({"computing": 40.0, "wire": 10.0})
+    times.begin_job("b", {"computing": 30.0, "wire": 10.0, "invented": 5.0})
+    times.note(1, COMPUTING, 50.0, job="b")
+    assert times.of_job("a", 60.0) == pytest.approx({"computing": 50.0})
+    assert times.of_job("b", 60.0) == pytest.approx({"computing": 40.0, "wire": 10.0})
     times.drop(1, 60.0)
-    assert times.of_job(99.0) == pytest.approx({"computing": 40.0, "wire": 10.0})
+    assert times.of_job("b", 99.0) == pytest.approx({"computing": 40.0, "wire": 10.0})
     assert times.last_hour(60.0) == pytest.approx({"computing": 60.0, "refused": 60.0})
 
 
@@ -80,13 +88,13 @@ def test_all_time_is_counted_once_and_an_hour_is_kept(
     changes: list[tuple[int, Activity, float, float | None]],
 ) -> None:
     """A model that samples every quarter second is too slow; this one sums the intervals of each worker."""
-    times, now, since = WorkerTimes(), 0.0, {}
+    times, now, since = times_of_a_job(), 0.0, {}
     intervals: list[tuple[float, float]] = []
     last: dict[int, Activity] = {}
     of_job = 0.0
     for session, activity, seconds, computed in changes:
         now += seconds
-        times.note(session, activity, now, computed)
+        times.note(session, activity, now, computed, job="a")
         if session in since:
             intervals.append((since[session], now))
             of_job += (now - since[session]) * (last[session] in OF_JOB)
@@ -96,5 +104,5 @@ def test_all_time_is_counted_once_and_an_hour_is_kept(
     first = 60.0 * (int(now // 60) - MINUTES + 1)
     expected = sum(max(0.0, end - max(start, first)) for start, end in intervals)
     assert sum(times.last_hour(now).values()) == pytest.approx(expected, abs=1e-6)
-    assert sum(times.of_job(now).values()) == pytest.approx(of_job, abs=1e-6)
+    assert sum(times.of_job("a", now).values()) == pytest.approx(of_job, abs=1e-6)
     assert len(times._minutes) <= MINUTES + 1

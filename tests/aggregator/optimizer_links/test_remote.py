@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from services.protocol.envelope import wrap
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.shared_memory import SharedArray
 from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
 from services.transport.security import Security
@@ -82,7 +84,7 @@ def test_reconnecting_waits_at_most_the_retry_timeout(monkeypatch: pytest.Monkey
             epoch=1,
             cluster="c0ffee00c0ffee00",
             callbacks=OptimizerLinkCallbacks(
-                connected=lambda name: None,
+                connected=lambda name, hello: None,
                 lost=lambda reason: None,
                 message=lambda body: None,
                 weights=lambda header, chunk, message: None,
@@ -116,7 +118,7 @@ def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], N
         epoch=1,
         cluster="c0ffee00c0ffee00",
         callbacks=OptimizerLinkCallbacks(
-            connected=lambda name: connected(),
+            connected=lambda name, hello: connected(),
             lost=lost,
             message=lambda body: None,
             weights=lambda header, chunk, message: None,
@@ -158,6 +160,32 @@ def test_a_slow_optimizer_makes_workers_wait_after_one_window() -> None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_each_open_job_has_an_array_of_sums_of_its_own() -> None:
+    async def scenario() -> None:
+        link = link_to("127.0.0.1:1", lambda: None, lambda reason: None)
+        link._link = SimpleNamespace(shares=True)  # type: ignore[assignment]
+        values = np.zeros(CHUNK_ELEMENTS, np.float32)
+
+        def prepare(job: str) -> SharedArray:
+            header = ChunkHeader(job=job, epoch=1, generation=1, kind=GRADIENT, dtype=FLOAT32)
+            array = link.prepare(header, values, CHUNK_ELEMENTS)[1]
+            assert array is not None
+            return array
+
+        for job in "jk":
+            link.send_order(pb.Open(job=job))
+        first = prepare("j")
+        assert prepare("k") is not first
+        assert prepare("j") is first, "jobs that take turns reuse their arrays"
+        link.send_order(pb.Close(job="k"))
+        assert list(link._arrays) == ["j"]
+        prepare("k")  # a late sum of the closed job
+        link.send_order(pb.Close(job="j"))
+        assert not link._arrays
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 

@@ -30,6 +30,7 @@ from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from tests.support.anything import message
 from tests.support.cluster.bits import sized_config, write_config
+from tests.support.plane_threads import wait_for_threads
 
 LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 4,), True, "w", False)])
 ARRIVALS = 3
@@ -38,11 +39,12 @@ METRICS, OPTIMIZER_METRICS = AggregatorMetrics(), OptimizerMetrics()
 VALUES = np.ones(CHUNK_ELEMENTS, np.float32)
 
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
-    "arrival": st.integers(1, ARRIVALS + 1),
+    "arrivals": st.lists(st.integers(1, ARRIVALS + 1), max_size=3),
     "node": st.builds(pb.SumNode, first=st.integers(0, 2), count=st.integers(1, 2)),
     "chunk": st.integers(0, 2),
+    "chunks": st.lists(st.integers(0, 2), min_size=1, max_size=3),
     "session": st.integers(1, 2),
-    "job": st.just("j"),
+    "job": st.sampled_from("jjk"),
     "lease": st.integers(0, 1),
     "layout": st.just(make_ref(LAYOUT.dumps().encode())),
     "generation": st.just(1),
@@ -51,9 +53,9 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "copy": st.integers(1, 2),
 }
 KINDS = [
-    pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardPiece, pb.DropSum, pb.MergeSums,
-    pb.FinishSum, pb.DropSums, pb.StageChunk, pb.UpdatePart, pb.MakeWeights, pb.SendVersion, pb.CopyPart, pb.DropCopy,
-    pb.KeepPiece, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
+    pb.WorkerAttends, pb.WorkerLeft, pb.OpenPart, pb.DropPart, pb.KeepSum, pb.DiscardPieces, pb.DropSum, pb.MergeSums,
+    pb.FinishSum, pb.DropSums, pb.StageChunks, pb.UpdatePart, pb.MakeWeights, pb.SendVersion, pb.CopyPart, pb.DropCopy,
+    pb.KeepPieces, pb.DropPieces, cluster.Heartbeat, cluster.Hello,
 ]  # fmt: skip
 
 
@@ -89,9 +91,7 @@ async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.P
                 body.spec_json = spec_json
             with suppress(MessageTooLarge):  # such an order is refused where it is made
                 session.carry_out([wrap_order(body)])
-        for thread in (session.plane._sums_thread, session.plane._kernel):
-            await thread.call(lambda: None)  # waits for the work before it
-        await asyncio.sleep(0)
+        await wait_for_threads(session.plane)
         return await session.reports.take_batch(1 << 16)
     finally:
         session.close("over")

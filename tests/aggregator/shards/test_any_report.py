@@ -22,14 +22,16 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "opening": st.just(1),
     "block_sums": st.lists(st.floats(), max_size=5) | st.lists(st.floats(0, 1e80), min_size=8, max_size=8),
 }
-REPORTS = [pb.PartOpened, pb.StagedChunk, pb.UpdatedPart, pb.PartBroke]
+STAGED = st.lists(message(pb.StagedChunk, **LIKELY), max_size=3)
+REPORTS = [
+    message(pb.StagedChunks, job=LIKELY["job"], chunks=STAGED),
+    *(message(kind, **LIKELY) for kind in (pb.PartOpened, pb.UpdatedPart, pb.PartBroke)),
+]
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    reports=st.lists(
-        st.tuples(st.integers(0, 1), st.one_of([message(kind, **LIKELY) for kind in REPORTS])), max_size=12
-    ),
+    reports=st.lists(st.tuples(st.integers(0, 1), st.one_of(REPORTS)), max_size=12),
     staged=st.sampled_from([0, 3, CHUNKS]),
 )
 def test_any_reports_keep_the_order_of_the_layout(
@@ -43,7 +45,7 @@ def test_any_reports_keep_the_order_of_the_layout(
         before = 0
         for shard, body in reports:
             dialogue.report(shard, body)
-            job = dialogue.engine.core.open_job
+            job = dialogue.engine.core.opened("j")
             if job is not None and dialogue.commits:
                 assert before <= job.updated_chunks <= CHUNKS
                 before = job.updated_chunks

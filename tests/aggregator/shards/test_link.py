@@ -76,18 +76,18 @@ class Linked:
         """Open a job in the shard, and send it the tensors of a checkpoint."""
         config = load_job(write_config(tmp_path, sized_config(CHUNK_ELEMENTS // 4 + 1, 4)), [])[0]
         layout = LAYOUT.dumps().encode()
-        part = await self.link.prepare(LAYOUT, layout, checkpoint(config))
+        part = await self.link.prepare("j", LAYOUT, layout, checkpoint(config))
         order = pb.OpenPart(
-            opening=1, job="j", spec_json=config.to_json(), layout=make_ref(layout), tensors=part
+            opening=1, job="j", spec_json=config.to_json(), layout=make_ref(layout), tensors=part and part.ref
         )
         self.link.send_order(order)
-        assert await self.reports.get() == pb.PartOpened(opening=1)
+        assert await self.reports.get() == pb.PartOpened(job="j", opening=1)
         if restores:
-            await self.link.restore()
+            await self.link.restore("j", part)
 
     async def copy(self, number: int) -> pb.CopiedPart:
         """Order a copy."""
-        self.link.send_order(pb.CopyPart(copy=number))
+        self.link.send_order(pb.CopyPart(job="j", copy=number))
         copied = await self.reports.get()
         assert isinstance(copied, pb.CopiedPart)
         assert copied.copy == number
@@ -147,14 +147,14 @@ def test_a_checkpoint_reaches_the_shard_and_comes_back(tmp_path: Path) -> None:
     with_link(PATIENT, scenario)
 
 
-@pytest.mark.parametrize("ending", [pb.DropCopy(copy=1), pb.DropPart()], ids=["copy", "job"])
+@pytest.mark.parametrize("ending", [pb.DropCopy(job="j", copy=1), pb.DropPart(job="j")], ids=["copy", "job"])
 def test_a_copy_is_kept_until_it_is_dropped(tmp_path: Path, ending: Message) -> None:
     async def scenario(linked: Linked) -> None:
         await linked.open(tmp_path)
         copied = await linked.copy(1)
         linked.link.send_order(ending)
-        linked.link.send_order(pb.DropPart())
-        linked.link.send_order(pb.CopyPart(copy=2))
+        linked.link.send_order(pb.DropPart(job="j"))
+        linked.link.send_order(pb.CopyPart(job="j", copy=2))
         assert "no tensors" in str(await linked.reports.get()), "the orders before it are carried out"
         if isinstance(ending, pb.DropPart):
             await linked.gather(copied)
@@ -169,10 +169,10 @@ def test_a_shard_keeps_no_file_for_a_dropped_job_or_a_lost_aggregator(tmp_path: 
     async def scenario(linked: Linked) -> None:
         files = linked.shard._files
         await linked.open(tmp_path, restores=False)
-        assert len(files._entries) == 1, "the part of the checkpoint that is to come, and no layout"
-        linked.link.send_order(pb.DropPart())
+        assert len(files._entries) == 2, "the layout, and the part of the checkpoint that is to come"
+        linked.link.send_order(pb.DropPart(job="j"))
         assert "no tensors" in (await linked.copy(1)).reason, "the order before it is carried out"
-        assert not files._entries
+        assert len(files._entries) == 1, "the layout, which other jobs may have, too"
         await linked.open(tmp_path)
         await linked.copy(2)
         assert len(files._entries) > 0
@@ -240,7 +240,7 @@ def test_without_memory_for_a_copy_only_the_copy_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Large:
-        def copy(self) -> Any:
+        def __array__(self, *_: object, **__: object) -> Any:
             raise MemoryError("Unable to allocate 9 GiB")
 
     async def scenario(linked: Linked) -> None:

@@ -23,6 +23,7 @@ from services.files.transfer import upload
 from services.protocol.file_refs import make_ref
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.aggregator_metrics import AggregatorMetrics
+from services.runtime.host_memory import read_host_memory
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.links import INCARNATION_KEY, SESSION_KEY
@@ -148,6 +149,16 @@ def test_a_newer_aggregator_takes_over_and_an_older_one_is_refused() -> None:
     with_shard(scenario)
 
 
+def test_a_shard_says_what_memory_its_host_has() -> None:
+    async def scenario(shard: Shard) -> None:
+        answer = await shard.next_report(await shard.attend(), cluster.Hello)
+        expected = read_host_memory()
+        assert (answer.host, answer.memory_bytes) == (expected.host, expected.total_bytes)
+        assert 0 < answer.memory_free_bytes <= answer.memory_bytes
+
+    with_shard(scenario)
+
+
 def test_a_process_cannot_be_two_shards() -> None:
     async def scenario(shard: Shard) -> None:
         await shard.next_report(await shard.attend(), cluster.Hello)
@@ -258,7 +269,7 @@ def test_a_chunk_that_does_not_fit_ends_the_stream_with_its_coordinates(
         await shard.next_report(control, pb.PartOpened)
         stream = shard.exchange("1")
         await stream.write(chunk_bytes(2)[0])
-        arrived = await shard.next_report(control, pb.ArrivedPiece)
+        arrived = await shard.next_report(control, pb.ArrivedPieces)
         assert (arrived.session, arrived.header.index, arrived.header.lease) == (1, 2, 5)
         await stream.write(message)
         code, reason = await ended(stream)
@@ -284,7 +295,7 @@ def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: A
         stream = shard.exchange("1")
         for changed in ({"job": "k"}, {"epoch": 0}, {"kind": GRADIENT}):
             await stream.write(chunk_bytes(2, **changed)[0])
-        arrived = await shard.next_report(control, pb.ArrivedPiece)
+        arrived = await shard.next_report(control, pb.ArrivedPieces)
         assert (arrived.arrival, arrived.header.kind) == (1, GRADIENT), (
             "the aggregator decides on the other chunk"
         )
@@ -295,8 +306,8 @@ def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: A
 @pytest.mark.parametrize(
     ("order", "line"),
     [
-        (pb.KeepPiece(arrival=7), "arrived chunk 7"),
-        (pb.FinishSum(chunk=2, node=pb.SumNode(count=1)), "no sum of 1 micro-batch from 0 of chunk 2"),
+        (pb.KeepPieces(arrivals=[7]), "arrived chunk 7"),
+        (pb.FinishSum(chunks=[2], node=pb.SumNode(count=1)), "no sum of 1 micro-batch from 0 of chunk 2"),
     ],
 )
 def test_an_order_that_cannot_be_carried_out_is_told_and_ends_the_session(order: Any, line: str) -> None:

@@ -18,7 +18,7 @@ from aggregator.storage.backup import back_up_queue, restore_queue
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.queue_check import check_queue
 from aggregator.storage.schema import FORMAT
-from protos.jobs_pb2 import QUEUED, SUCCEEDED, Job
+from protos.jobs_pb2 import PAUSED, QUEUED, RUNNING, SUCCEEDED, Job
 from services.errors import Failed, NotYet, Refused
 from services.protocol.versions import LAST_EPOCH
 from services.runtime.cluster_identity import StateDirUse, write_cluster
@@ -53,6 +53,24 @@ def identity(state_dir: Path) -> tuple[int, str]:
     """Return the epoch that a queue's next aggregator gets, and its cluster."""
     with JobQueue(state_dir / QUEUE) as queue:
         return queue.raise_epoch("a"), queue.cluster
+
+
+def test_a_paused_job_is_paused_after_a_restore_too(tmp_path: Path) -> None:
+    state, file = tmp_path / "state", tmp_path / "backup"
+    make_queue(state, jobs=0)
+    with JobQueue(state / QUEUE) as queue:
+        queue.raise_epoch("a")
+        paused = queue.add(Job(name="paused", state=QUEUED, priority=-3), "{}")
+        paused.state = PAUSED
+        queue.save(paused)
+        running = queue.add(Job(name="about to be", state=QUEUED), "{}")
+        running.state, running.pausing = RUNNING, True
+        queue.save(running)
+    assert back_up_queue(state, file, force=False).live_jobs == 2
+    assert check_queue(file, "the backup").live_jobs == 2
+    restore_queue(file, state, adopt=False)
+    with JobQueue(state / QUEUE) as queue:
+        assert [each.job for each in queue.live_jobs()] == [paused, running]
 
 
 def test_a_backup_is_made_and_restored_while_the_queue_is_open(tmp_path: Path) -> None:

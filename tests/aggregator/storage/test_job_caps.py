@@ -35,7 +35,7 @@ def test_refusals_say_whose_the_cap_is_and_what_to_do(tmp_path: Path) -> None:
         full = submit(queue, "dan")
         assert isinstance(full, CapReached) and full.cap is Cap.QUEUED_JOBS
         assert str(full) == (
-            "queue: 4 jobs queued or running, expected at most 4 (--max-queued-jobs of the aggregator); submit "
+            "queue: 4 jobs queued, running or paused, expected at most 4 (--max-queued-jobs of the aggregator); submit "
             "again when some have ended, or cancel some with `tiermesh cancel`"
         )
         assert submit(queue, "ann", "request-0") == first, "a repeated request still yields its job"
@@ -44,8 +44,8 @@ def test_refusals_say_whose_the_cap_is_and_what_to_do(tmp_path: Path) -> None:
         own = submit(queue, "ann")
         assert isinstance(own, CapReached) and own.cap is Cap.JOBS_PER_PERSON
         assert str(own) == (
-            "person ann: has 2 jobs queued or running, expected at most 2 (--max-jobs-per-person of the aggregator); "
-            "submit again when some have ended, or cancel some with `tiermesh cancel`"
+            "person ann: has 2 jobs queued, running or paused, expected at most 2 (--max-jobs-per-person of the "
+            "aggregator); submit again when some have ended, or cancel some with `tiermesh cancel`"
         )
         assert isinstance(submit(queue, "ann", "request-1"), Job)
         assert isinstance(submit(queue, "dan"), Job)

@@ -152,8 +152,34 @@ def test_the_advice_about_num_workers_works(
 ) -> None:
     refused = _launch(capfd, folder, "--config", job_file)
     assert "5 ranks, but the job's num_workers of 1 needs 2 (2 tiers) or 3 (3 tiers)" in refused["error"]
-    advice = refused["error"].rpartition("; add ")[2].split()
-    assert _launch(capfd, folder, "--config", job_file, *advice)["tiers"] == 3
+    option, _, settings = refused["error"].rpartition("; give ")[2].partition(", or add ")
+    for advice in (option, settings):
+        assert _launch(capfd, folder, "--config", job_file, *advice.split())["tiers"] == 3
+
+
+def test_all_five_hosts_compute_and_two_roles_share_one(
+    folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Check that nothing of the roles that share a host collides, and that the plan says where they are and why."""
+    result = _launch(capfd, folder, "--config", job_file, "--workers", 5)
+    beside = [rank for rank in result["ranks"] if rank["beside"]]
+    assert [(rank["role"], rank["host"]) for rank in beside] == [
+        ("optimizer", "loudbox-01"),
+        ("aggregator", "loudbox-01"),
+    ]
+    assert sum(rank["role"] == "worker" for rank in result["ranks"]) == 5
+    sharing = [rank["arguments"] for rank in result["ranks"] if rank["host"] == "loudbox-01"]
+    for option in ("--name", "--state-dir", "--ready-file", "--tls-cert", "--tls-key"):
+        values = {arguments[arguments.index(option) + 1] for arguments in sharing}
+        assert len(values) == 3, option
+    ports = [arguments[arguments.index("--listen") + 1].rpartition(":")[2] for arguments in sharing]
+    assert sorted(ports) == ["0", "7070", "7071"], "0 takes any free port"
+    assert not any("--metrics-listen" in arguments for arguments in sharing), "by default, any free port"
+    assert main(["launch", str(folder), "--config", str(job_file), "--workers", "5", "--dry-run"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "7 ranks on 5 hosts: 5 workers, an aggregator and an optimizer (3 tiers)"
+    assert "beside a worker: a launch takes the host with most memory, and this text loudbox-01" in lines[1]
+    assert lines[2].startswith("loudbox-01: its roles need ")
 
 
 def test_options_without_a_folder(folder: Path, job_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +221,14 @@ def test_configs_are_found_by_tt_trains_relative_paths(
             ["--aggregator-port", "7071", "--hosts", "a:5"],
             "--optimizer-port 7071: also the port of the aggregator",
         ),
+        (
+            ["--workers", "5", "--aggregator-port", "7071"],
+            "--optimizer-port 7071: also the port of the aggregator",
+        ),
+        (["--workers", "0"], "0 given, expected a whole number from 1 to 1024"),
+        (["--workers", "6"], "--workers 6: more than the 5 ranks"),
+        (["--workers", "2"], "--workers 2: 5 ranks in"),
+        (["--workers", "2", "--hosts", "a,b,a"], "host a is named twice"),
         (["elsewhere"], "'elsewhere': given after the folder"),
         (["--hosts", "a:2"], "2 slots on 1 host, expected one for each of 5 ranks"),
         (["--hosts", "none/hosts.txt"], "no such file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,26 @@ def test_the_optimizer_beside_the_first_stage_is_counted_on_its_host() -> None:
     assert find_shortage(needs["b"], "b", 512 << 30) is None
 
 
+def test_needs_of_three_roles_on_a_host_add_up() -> None:
+    def needs_of(*others: tuple[Role, str]) -> dict[str | None, int]:
+        plan = plan_of(*(("worker", host) for host in "abc"), *others)
+        return {need.host: need.total_bytes for need in estimate_needs(plan, pipeline_job())}
+
+    apart = needs_of(("aggregator", "d"), ("optimizer", "e"))
+    shared = needs_of(("aggregator", "b"), ("optimizer", "b"))
+    assert shared == {"a": apart["a"], "b": apart["b"] + apart["d"] + apart["e"], "c": apart["c"]}
+
+
+def test_roles_beside_workers_get_hosts_of_their_own_with_fewer_workers() -> None:
+    plan = plan_of(*(("worker", host) for host in "abc"), ("aggregator", "b"), ("optimizer", "b"))
+    ranks = tuple(replace(rank, beside=rank.role != "worker") for rank in plan.ranks)
+    need = estimate_needs(replace(plan, ranks=ranks), pipeline_job())[1]
+    assert (need.largest, need.remedy.partition(",")[0]) == (
+        "the optimizer",
+        "give --workers 1 to leave it a host of its own",
+    )
+
+
 def test_each_worker_needs_memory_for_its_own_stage() -> None:
     on_one = plan_of(*[("worker", "a")] * 4, ("aggregator", "b"), stages=4)
     needs = estimate_needs(on_one, pipeline_job())
@@ -66,6 +87,15 @@ def test_each_worker_needs_memory_for_its_own_stage() -> None:
     )
     assert needs[0].total_bytes == sum(each.total_bytes for each in alone[:4])
     assert alone[1].total_bytes < alone[0].total_bytes, "the first stage has the embedding"
+
+
+def test_fewer_workers_than_stages_share_them() -> None:
+    four, two = (
+        plan_of(*(("worker", host) for host in hosts), ("aggregator", "e"), stages=4)
+        for hosts in ("abcd", "ab")
+    )
+    least, most = estimate_needs(four, pipeline_job())[1], estimate_needs(two, pipeline_job())[1]
+    assert most.total_bytes > 1.9 * least.total_bytes
 
 
 @pytest.mark.parametrize(

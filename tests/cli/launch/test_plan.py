@@ -62,12 +62,19 @@ def _plan(
     num_workers: int,
     device: DeviceConfig = _LOUDBOX,
     *,
+    workers: int | None = None,
     stages: int = 1,
     local_chips: bool = False,
     parent: dict[str, str] | None = None,
 ) -> LaunchPlan:
     return plan_launch(
-        configuration, num_workers, device, parent or {}, stages=stages, local_chips=local_chips
+        configuration,
+        num_workers,
+        device,
+        parent or {},
+        workers=workers,
+        stages=stages,
+        local_chips=local_chips,
     )
 
 
@@ -122,6 +129,74 @@ def test_five_loudboxes_are_three_workers_an_aggregator_and_an_optimizer() -> No
     assert plan.optimizer.host == "e"
 
 
+MEMORY = {"a": 512 << 30, "b": 512 << 30, "c": 768 << 30, "d": 768 << 30, "e": 256 << 30}
+
+
+@pytest.mark.parametrize("num_workers", [1, 3, 5, 8])
+def test_as_many_workers_as_hosts_take_aggregator_and_optimizer_beside_one(num_workers: int) -> None:
+    """Check the first of the hosts with most memory, whatever the job's `num_workers`, which sizes its step."""
+    ranks = _ranks(5)
+    ranks[0]["env_overrides"] = {"TT_VISIBLE_DEVICES": "0,1", "OWN": "of rank 0"}
+    plan = _plan(_configuration(ranks, _hosts(*"abcde")), num_workers, workers=5, local_chips=True)
+    assert (plan.tiers, len(plan.workers)) == (3, 5)
+    assert {rank.host for rank in plan.beside} == {"a"}, "until the memory of hosts is known"
+    moved = plan.move_beside(MEMORY)
+    assert moved.workers == plan.workers
+    assert moved.hosts == tuple("abcde")
+    assert [(rank.number, rank.role, rank.name) for rank in moved.beside] == [
+        (5, "aggregator", "rank5-aggregator@c"),
+        (6, "optimizer", "rank6-optimizer@c"),
+    ]
+    for rank in moved.beside:
+        assert (rank.host, rank.descriptor_text) == ("c", "")
+        assert dict(rank.environment) == {"TT_RUN_RANK": str(rank.number)}
+
+
+def test_fewer_workers_leave_hosts_to_the_other_roles() -> None:
+    configuration = _configuration(_ranks(5), _hosts(*"abcde"))
+    assert _plan(configuration, 3, workers=3) == _plan(configuration, 3)
+    assert _plan(configuration, 1, workers=4) == _plan(configuration, 4)
+    assert _plan(configuration, 3).move_beside(MEMORY) == _plan(configuration, 3)
+
+
+def test_a_pipelines_aggregator_moves_to_the_host_with_most_memory() -> None:
+    plan = _plan(_configuration(_ranks(4), _hosts(*"abcd")), 4, stages=4).move_beside(MEMORY)
+    assert (plan.tiers, plan.aggregator.name) == (2, "rank4-aggregator@c")
+
+
+def test_on_this_machine_there_is_no_host_to_choose() -> None:
+    plan = _plan(_configuration(_ranks(1)), 1, workers=1)
+    assert plan.move_beside({}) == plan
+    assert [rank.name for rank in plan.ranks] == ["rank0-mesh0", "rank1-aggregator", "rank2-optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "facts"),
+    [
+        (6, ["--workers 6: more than the 5 ranks of rank_bindings.yaml", "give 5 at most"]),
+        (2, ["--workers 2: 5 ranks in rank_bindings.yaml, so 1 would have no role", "give 3 to 5"]),
+    ],
+)
+def test_a_number_of_workers_that_does_not_fit_the_ranks_is_refused(workers: int, facts: list[str]) -> None:
+    with pytest.raises(Refused) as refused:
+        _plan(_configuration(_ranks(5), _hosts(*"abcde")), 3, workers=workers)
+    assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+@given(st.integers(1, 12), st.integers(1, 14), st.integers(1, 5))
+def test_any_number_of_workers_is_planned_or_refused(count: int, workers: int, num_workers: int) -> None:
+    configuration = _configuration(_ranks(count), _hosts(*(f"host-{number}" for number in range(count))))
+    try:
+        plan = _plan(configuration, num_workers, workers=workers)
+    except Refused as refused:
+        assert workers not in range(max(count - 2, 1), count + 1)
+        assert str(refused).startswith(f"--workers {workers}: ")
+    else:
+        assert len(plan.workers) == workers
+        assert [rank.number for rank in plan.ranks] == [*range(len(plan.ranks))]
+        assert len({rank.name for rank in plan.ranks}) == len(plan.ranks)
+
+
 def test_one_rank_less_is_two_tiers() -> None:
     plan = _plan(_configuration(_ranks(5), _hosts(*"abcde")), 4)
     assert (plan.tiers, plan.aggregator.number, plan.optimizer) == (2, 4, None)
@@ -135,7 +210,7 @@ def test_one_rank_less_is_two_tiers() -> None:
         (5, 5, ["5 ranks", "num_workers of 5", "6 (2 tiers) or 7 (3 tiers)", "num_workers=3"]),
         (5, 2, ["5 ranks", "num_workers of 2", "multihost_config.enabled=true"]),
         (2, 3, ["2 ranks", "num_workers=1"]),
-        (1, 1, ["1 rank, ", "2 (2 tiers)", "add ranks"]),
+        (1, 1, ["1 rank, ", "2 (2 tiers)", "add ranks", "--workers 1"]),
     ],
 )
 def test_another_number_of_ranks_is_refused_with_both_numbers(

@@ -98,6 +98,22 @@ def test_the_ranks_of_two_pipelines_are_stages_in_order(tmp_path: Path) -> None:
     assert sorted(rows) == [[("0", "0"), ("1", "1")], [("0", "2"), ("1", "3")]], lines
 
 
+@pytest.mark.long
+def test_five_hosts_compute_and_one_of_them_has_the_other_roles_too(sshd: Sshd, tmp_path: Path) -> None:
+    """Check the bits of a job whose `num_workers` is 3 on five workers, and where the other roles are said to be."""
+    folder = loudboxes(tmp_path / "5loudboxes", ONE_RANK_EACH)
+    code, result, lines = run(command(sshd, *job_of(folder, "--workers", "5")))
+    assert (code, result["state"], result["host"]) == (0, "succeeded", "127.0.0.1"), lines
+    assert "7 ranks on 5 hosts: 5 workers, an aggregator and an optimizer (3 tiers)" in lines[0]
+    assert "beside a worker on 127.0.0.1, which has most memory: " in lines[1]
+    wait_until_nothing_is_left(sshd)
+    local = ("local", str(folder / "job.yaml"), "--workers", "1", "--sample-tokens", "0")
+    code, expected, _ = run(
+        [sys.executable, "-m", "cli.main", *local, "--state-dir", str(tmp_path / "local")]
+    )
+    assert (code, result["model_sha256"]) == (0, expected["model_sha256"])
+
+
 def test_without_hosts_the_ranks_run_here_without_ssh(tmp_path: Path) -> None:
     folder = loudboxes(tmp_path / "5loudboxes", "")
     (folder / "hosts.txt").unlink()
@@ -108,6 +124,21 @@ def test_without_hosts_the_ranks_run_here_without_ssh(tmp_path: Path) -> None:
     code, result, lines = run([sys.executable, "-m", "cli.main", "launch", *arguments])
     assert (code, result["state"], result["host"]) == (0, "succeeded", "this machine"), lines
     assert "2 ranks on this machine" in lines[0]
+
+
+@pytest.mark.long
+def test_all_ranks_compute_and_the_other_roles_run_here_too(tmp_path: Path) -> None:
+    """Check that seven daemons share this machine, and that the step is that of the job's `num_workers`."""
+    folder = loudboxes(tmp_path / "5loudboxes", "")
+    (folder / "hosts.txt").unlink()
+    here = [sys.executable, "-m", "cli.main"]
+    arguments = job_of(folder, "--workers", "5", "--state-dir", str(tmp_path / "runs"))
+    code, result, lines = run([*here, "launch", *arguments])
+    assert (code, result["state"]) == (0, "succeeded"), lines
+    assert "7 ranks on this machine: 5 workers, an aggregator and an optimizer (3 tiers)" in lines[0]
+    local = ("--workers", "1", "--sample-tokens", "0", "--state-dir", str(tmp_path / "local"))
+    code, expected, _ = run([*here, "local", str(folder / "job.yaml"), *local])
+    assert (code, result["model_sha256"]) == (0, expected["model_sha256"])
 
 
 @pytest.mark.long

@@ -143,6 +143,26 @@ def test_a_picture_has_a_bar_for_every_activity(tmp_path: Path) -> None:
     }
 
 
+def test_one_of_several_jobs_is_chosen(tmp_path: Path) -> None:
+    record(tmp_path)
+    for path in tmp_path.iterdir():
+        content = json.loads(path.read_text())
+        for each in content["traceEvents"]:
+            each["args"].update({"job": "job-1"} if "step" in each["args"] else {})
+        path.write_text(json.dumps(content))
+    alone = StepTrace(tmp_path)
+    other = TimelineFile("worker", "other")
+    other.add("device", "micro-batch", 1.0, 3.0, step=4, index=0, last=True, job="job-2")
+    other.add("send", "send", 1.0, 2.0, step=4, job="job-2")
+    other.write(tmp_path)
+    trace = StepTrace(tmp_path, "b-1")
+    assert (trace.workers, trace.steps, trace.transfers) == (["worker box"], [4], alone.transfers)
+    assert trace.events == alone.events and len(trace.merged()["traceEvents"]) > len(trace.events)
+    for part, given in (("", "no --job"), ("job", "--job job"), ("job-3", "--job job-3")):
+        with pytest.raises(Refused, match=f"{given} given, expected one of the recorded jobs: job-1, job-2"):
+            StepTrace(tmp_path, part)
+
+
 def test_the_step_in_the_middle_is_drawn(tmp_path: Path) -> None:
     record(tmp_path)
     write(tmp_path, tmp_path / "merged")

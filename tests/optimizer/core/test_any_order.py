@@ -35,7 +35,17 @@ LIKELY = {
     "block_sums": st.lists(st.floats(0, 1e80) | st.sampled_from([math.inf, math.nan]), max_size=2),
     "layout": st.just(FileRef(sha256="layout")),
 }
-ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close, pb.StartOver)
+STAGED = st.lists(message(plane.StagedChunk, **LIKELY), max_size=2)
+ORDERS = (
+    pb.Hello,
+    pb.Heartbeat,
+    pb.Open,
+    pb.Initialise,
+    pb.SendWeights,
+    pb.Close,
+    pb.SaveCheckpoint,
+    pb.StartOver,
+)
 STEPS = st.integers(0, 4)
 STRIPES = st.sampled_from([Stripe(0, 1), Stripe(0, 2), Stripe(1, 2)])
 INPUTS = st.one_of(
@@ -44,16 +54,20 @@ INPUTS = st.one_of(
         st.sampled_from([1, 1, 1, 0, 1 << 63]),
         st.one_of([message(kind, **LIKELY) for kind in ORDERS]),
     ),
-    st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
-    st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
+    st.builds(
+        ev.ChunksArrived, message(ChunkHeader, **LIKELY), st.lists(st.integers(0, 3), min_size=1, max_size=3)
+    ),
+    st.builds(
+        ev.ChunksArrived, message(ChunkHeader, **LIKELY), st.lists(st.integers(0, 3), min_size=1, max_size=3)
+    ),
     st.builds(ev.Connected, message(pb.Hello, **LIKELY)),
-    st.builds(ev.FromPlane, STRIPES, message(plane.StagedChunk, **LIKELY)),
+    st.builds(ev.FromPlane, STRIPES, message(plane.StagedChunks, **{**LIKELY, "chunks": STAGED})),
     st.builds(ev.FromPlane, STRIPES, message(plane.UpdatedPart, **LIKELY)),
     st.builds(ev.Loaded, st.just("a"), st.just(PLAN), st.integers(0, 2) | st.just(LAST_GENERATION)),
     st.builds(ev.Allocated, st.just("a"), st.just("layout"), st.just(2 << 18)),
     st.builds(ev.Saved, message(pb.CheckpointWritten, **LIKELY)),
     st.builds(ev.SaveFailed, st.just("a"), st.just(1), STEPS, st.just("disk full"), st.booleans()),
-    st.just(ev.RetryDue()),
+    st.just(ev.RetryDue("a")),
     st.sampled_from([ev.Disconnected(), ev.TensorsLost(), ev.OperationFailed("a", "no room")]),
 )
 
@@ -105,4 +119,4 @@ def test_a_job_that_needs_a_generation_after_the_last_fails() -> None:
     dialogue.open(generation=LAST_GENERATION)
     (failure,) = dialogue.loaded()
     assert failure.startswith("send failure: ") and str(LAST_GENERATION) in failure
-    assert dialogue.core.open_job is None
+    assert not dialogue.core.has_open("a")

@@ -132,11 +132,11 @@ def test_the_last_checkpoint_is_tried_until_the_disk_has_space() -> None:
     assert missed.startswith("send no checkpoint 1.4: disk full; trying again every 5 s until there is space")
     assert later == "retry later"
     for _ in range(20):
-        assert dialogue.give(ev.RetryDue()) == ["snapshot 1.4"]
+        assert dialogue.give(ev.RetryDue("a")) == ["snapshot 1.4"]
         assert dialogue.save_failed(1, 4, out_of_space=True) == ["retry later"], "it is told once"
-    assert dialogue.give(ev.RetryDue()) == ["snapshot 1.4"]
+    assert dialogue.give(ev.RetryDue("a")) == ["snapshot 1.4"]
     assert dialogue.saved(1, 4) == ["send checkpoint 1.4"]
-    assert dialogue.give(ev.RetryDue()) == [], "late"
+    assert dialogue.give(ev.RetryDue("a")) == [], "late"
 
 
 def test_the_first_checkpoint_waits_for_space_while_the_job_is_cancelled() -> None:
@@ -149,7 +149,7 @@ def test_the_first_checkpoint_waits_for_space_while_the_job_is_cancelled() -> No
     dialogue.initial(1)
     assert dialogue.save_failed(1, 0, out_of_space=True)[-1] == "retry later"
     dialogue.order(pb.Close(job="a"))
-    assert dialogue.give(ev.RetryDue()) == []
+    assert dialogue.give(ev.RetryDue("a")) == []
 
 
 def test_the_first_and_the_last_checkpoint_are_tried_twice_then_the_job_fails() -> None:
@@ -170,26 +170,25 @@ def test_the_first_and_the_last_checkpoint_are_tried_twice_then_the_job_fails() 
     assert failure.startswith("send failure: disk full (tried twice")
 
 
-def test_a_late_checkpoint_of_a_former_generation_is_not_the_newest() -> None:
+def test_a_job_is_loaded_behind_its_checkpoint_that_is_being_written() -> None:
     dialogue = training(plan=EVERY_STEP)
     dialogue.step(1, 0)
     dialogue.give(ev.TensorsLost())
-    dialogue.open(generation=1)
-    dialogue.loaded(generation=1, step=0, plan=EVERY_STEP)
-    assert_late(dialogue.step(2, 0), "2.1", writing_step=1)
-    assert dialogue.saved(1, 1) == ["snapshot 2.1"]
-    assert dialogue.open()[-1] == "send checkpoint 1.0"
-    dialogue.step(2, 1)
+    assert dialogue.open(generation=1) == [], "it waits for the checkpoint that is on its way to the disk"
+    assert dialogue.loaded(generation=1, step=0, plan=EVERY_STEP) == [], "nothing was to be loaded yet"
+    assert dialogue.saved(1, 1) == ["load a"]
+    dialogue.loaded(generation=1, step=1, plan=EVERY_STEP)
+    assert dialogue.step(2, 1) == ["snapshot 2.2"]
+    dialogue.step(2, 2)
     assert dialogue.save_failed(1, 1) == [], "another one is being written"
-    assert dialogue.saved(2, 1) == ["send checkpoint 2.1", "snapshot 2.2"]
+    assert dialogue.saved(2, 2) == ["send checkpoint 2.2", "snapshot 2.3"]
 
 
 def test_a_failure_is_reported_to_the_next_aggregator() -> None:
     dialogue = training()
     dialogue.give(ev.Disconnected())
     assert dialogue.give(ev.OperationFailed("a", "disk full")) == []
-    dialogue.connect(2)
-    assert dialogue.open()[-1] == "send failure: disk full"
+    assert dialogue.connect(2)[-1] == "send failure: disk full"
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -222,33 +221,31 @@ def test_a_failed_job_is_reported_after_a_checkpoint_of_an_earlier_generation_to
     assert failure.startswith("send failure: step 2: the gradient is not finite")
 
 
-def ended(dialogue: Dialogue, how: str) -> list[str]:
-    """End the job, by another one or by Close."""
-    return dialogue.open("b") if how == "another job" else dialogue.order(pb.Close(job="a"))
+def ended(dialogue: Dialogue) -> list[str]:
+    """End the job."""
+    return dialogue.order(pb.Close(job="a"))
 
 
-@pytest.mark.parametrize("how", ["closed", "another job"])
-def test_a_checkpoint_of_a_job_that_ended_is_reported(how: str) -> None:
+def test_a_checkpoint_of_a_job_that_ended_is_reported() -> None:
     dialogue = training(plan=EVERY_STEP)
     assert dialogue.step(1, 0) == ["snapshot 1.1"]
-    assert "drop job" in ended(dialogue, how)
+    assert "drop job" in ended(dialogue)
     assert dialogue.saved(1, 1) == ["send checkpoint 1.1"]
     assert dialogue.saved(1, 1) == [], "once"
     dialogue = training(plan=EVERY_STEP)
     dialogue.step(1, 0)
-    ended(dialogue, how)
+    ended(dialogue)
     assert dialogue.save_failed(1, 1) == ["send no checkpoint 1.1: disk full"]
     assert dialogue.save_failed(1, 1) == [], "once"
 
 
-@pytest.mark.parametrize("how", ["closed", "another job"])
-def test_a_checkpoint_written_while_no_aggregator_was_connected_is_reported_at_the_end(how: str) -> None:
+def test_a_checkpoint_written_while_no_aggregator_was_connected_is_reported_to_the_next_one() -> None:
     dialogue = training(plan=EVERY_STEP)
     dialogue.step(1, 0)
     dialogue.give(ev.Disconnected())
     assert dialogue.saved(1, 1) == []
-    dialogue.connect(2)
-    assert ended(dialogue, how)[:2] == ["send checkpoint 1.1", "drop job"]
+    assert dialogue.connect(2) == ["save epoch 2", "send training 1.1, missing #0 #1", "send checkpoint 1.1"]
+    assert ended(dialogue)[:2] == ["send checkpoint 1.1", "drop job"]
 
 
 SELDOM = JobPlan(steps=9, micro_batches=2, checkpoint_every=0)
@@ -256,23 +253,20 @@ CLOSE = pb.Close(job="a", checkpoint=True)
 
 
 def stopped(dialogue: Dialogue, how: str) -> list[str]:
-    """End the job so that its newest weights are kept; a lost Close is one that the next job's Open stands for."""
-    if how == "stop":
-        return dialogue.give(ev.Stopping())
-    return dialogue.order(CLOSE) if how == "closed" else dialogue.open("b")
+    """End the job so that its newest weights are kept."""
+    return dialogue.give(ev.Stopping()) if how == "stop" else dialogue.order(CLOSE)
 
 
-@pytest.mark.parametrize("how", ["closed", "lost close", "stop"])
+@pytest.mark.parametrize("how", ["closed", "stop"])
 def test_the_last_commit_becomes_a_checkpoint_at_the_end(how: str) -> None:
     dialogue = training(plan=SELDOM)
     assert dialogue.step(1, 0) == []
     dialogue.chunk(0, 1, 1)
     effects = stopped(dialogue, how)
-    assert effects[:3] == ["snapshot 1.1", "send checkpoint 0.0", "drop job"], "the open step is dropped"
-    assert effects[3:] == (["load b"] if how == "lost close" else [])
+    assert effects == ["snapshot 1.1", "send checkpoint 0.0", "drop job"], "the open step is dropped"
     assert not dialogue.core.is_idle
     assert dialogue.saved(1, 1) == ["send checkpoint 1.1"]
-    assert dialogue.core.is_idle or how == "lost close"
+    assert dialogue.core.is_idle
 
 
 def test_a_job_that_ends_without_a_new_commit_needs_no_checkpoint() -> None:
@@ -292,13 +286,32 @@ def test_the_end_waits_for_an_update_and_for_the_checkpoint_before() -> None:
     dialogue.chunk(0, 1, 1)
     dialogue.chunk(1, 1, 1)
     dialogue.staged()
-    assert dialogue.order(CLOSE) == dialogue.open("b") == []
+    assert dialogue.order(CLOSE) == []
     dialogue.updated(1, [0, 1])
     assert dialogue.chunk(0, 1, 2) == [], "the job takes no other step"
     assert dialogue.saved(1, 1) == [
-        "send checkpoint 1.1", "snapshot 1.2", "send checkpoint 1.1", "drop job", "load b"
+        "send checkpoint 1.1", "snapshot 1.2", "send checkpoint 1.1", "drop job"
     ]  # fmt: skip
     assert dialogue.save_failed(1, 2) == ["send no checkpoint 1.2: disk full"]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_job_that_is_opened_while_it_closes_is_loaded_from_its_last_checkpoint(is_cancelled: bool) -> None:
+    dialogue = training(plan=EVERY_STEP)
+    dialogue.step(1, 0)
+    dialogue.step(1, 1)
+    assert dialogue.order(CLOSE) == dialogue.open(generation=1) == []
+    assert not is_cancelled or dialogue.order(CLOSE) == []
+    assert dialogue.saved(1, 1)[-1] == "drop job"
+    if is_cancelled:
+        assert dialogue.saved(1, 2) == ["send checkpoint 1.2"]
+        assert not dialogue.core.has_open("a")
+    else:
+        assert dialogue.saved(1, 2) == ["send checkpoint 1.2", "load a"]
+        assert dialogue.loaded(generation=1, step=2)[:2] == [
+            "save generation 2",
+            "send training 2.2, missing #0 #1",
+        ]
 
 
 def test_a_measurement_that_comes_late_commits_nothing() -> None:
@@ -318,8 +331,61 @@ def test_the_end_waits_for_nothing_that_does_not_come(loss: str) -> None:
     dialogue.step(1, 0)
     dialogue.step(1, 1)
     dialogue.order(CLOSE)
-    dialogue.open("b")
-    if loss == "tensors":
-        assert dialogue.give(ev.TensorsLost()) == ["drop job", "load b"]
-    else:
-        assert dialogue.give(ev.OperationFailed("a", "broken"))[-2:] == ["drop job", "load b"]
+    event = ev.TensorsLost() if loss == "tensors" else ev.OperationFailed("a", "broken")
+    assert dialogue.give(event)[-1] == "drop job"
+
+
+# ---- a job that stops for now ----
+
+
+SAVE = pb.SaveCheckpoint(job="a")
+
+
+def test_a_job_whose_weights_are_saved_stays_open() -> None:
+    dialogue = training(plan=SELDOM)
+    dialogue.step(1, 0)
+    dialogue.chunk(0, 1, 1)
+    assert dialogue.order(SAVE) == ["snapshot 1.1"]
+    assert dialogue.order(SAVE) == [], "it is being written"
+    assert dialogue.saved(1, 1) == ["send checkpoint 1.1"]
+    assert dialogue.order(SAVE) == [], "it is on disk"
+    assert dialogue.open(generation=1) == ["send training 1.1, missing #1", "send checkpoint 1.1"], "no load"
+    assert dialogue.chunk(1, 1, 1) == ["stage #1"]
+
+
+def test_a_save_waits_for_an_update_and_for_another_jobs_checkpoint() -> None:
+    dialogue = training(plan=SELDOM, jobs="ab")
+    dialogue.step(1, 0, job="b")
+    assert dialogue.order(pb.SaveCheckpoint(job="b")) == ["b: snapshot 1.1"]
+    dialogue.chunk(0)
+    dialogue.chunk(1)
+    dialogue.staged()
+    assert dialogue.order(SAVE) == []
+    assert dialogue.saved(1, 1, job="b") == ["b: send checkpoint 1.1"]
+    assert dialogue.updated(0) == ["snapshot 1.1"]
+
+
+def test_a_job_that_is_closed_while_its_weights_are_saved_leaves_at_once() -> None:
+    dialogue = training(plan=SELDOM)
+    dialogue.step(1, 0)
+    dialogue.order(SAVE)
+    assert dialogue.order(CLOSE) == ["send checkpoint 0.0", "drop job"]
+    assert dialogue.saved(1, 1) == ["send checkpoint 1.1"]
+
+
+def test_a_save_that_fails_costs_nothing() -> None:
+    dialogue = training(plan=SELDOM)
+    dialogue.step(1, 0)
+    dialogue.order(SAVE)
+    assert dialogue.save_failed(1, 1) == ["send no checkpoint 1.1: disk full"]
+    assert dialogue.order(CLOSE)[0] == "snapshot 1.1", "it is tried again at the end"
+
+
+def test_there_is_nothing_to_save_of_a_job_without_steps() -> None:
+    dialogue = Dialogue()
+    assert dialogue.order(SAVE) == []
+    dialogue.open()
+    assert dialogue.order(SAVE) == [], "it loads"
+    dialogue.loaded()
+    assert dialogue.order(SAVE) == [], "it has no weights"
+    assert training().order(SAVE) == []

@@ -117,14 +117,14 @@ def test_a_job_on_disk_continues_under_a_new_generation() -> None:
 def test_opening_an_open_job_sends_its_status() -> None:
     dialogue = training(step=2)
     dialogue.chunk(1, 1, 2)
-    dialogue.connect(2)
-    assert dialogue.open() == ["send training 1.2, missing #0", "send checkpoint 0.2"]
+    status = ["send training 1.2, missing #0", "send checkpoint 0.2"]
+    assert dialogue.connect(2) == ["save epoch 2", *status]
+    assert dialogue.open() == status
 
 
-def test_another_job_replaces_the_open_one() -> None:
-    dialogue = training()
-    assert dialogue.open("b") == ["send checkpoint 0.0", "drop job", "load b"]
-    assert dialogue.chunk(0) == []
+def test_a_job_that_is_closed_while_it_loads_is_not_opened() -> None:
+    dialogue = Dialogue()
+    assert dialogue.open("b") == ["load b"]
     assert dialogue.order(pb.Close(job="b")) == []
     assert dialogue.loaded("b") == [], "closed before it was loaded"
     assert dialogue.open("b") == ["load b"]

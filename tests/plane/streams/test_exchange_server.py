@@ -8,10 +8,12 @@ from typing import Any
 from plane.streams.exchange_server import ExchangeServer
 from plane.streams.newest_weights import NewestWeights
 from plane.streams.shared_memory_link import ServerTensorLink
+from protos.tensors_pb2 import ChunkHeader
 from services.tensors.chunk_messages import Message, TensorChunk
 from services.transport.mailbox import Mailbox
 
 LIMIT_SECONDS = 30
+CHUNK = TensorChunk(ChunkHeader(job="j"), memoryview(b""))
 
 
 class Aborted(Exception):
@@ -36,7 +38,8 @@ class Context:
     async def send_initial_metadata(self, metadata: Any) -> None:
         self.opened.set()
 
-    async def wait_for_room(self) -> None:
+    async def wait_for_room(self, job: str) -> None:
+        assert job == "j"
         await self.has_room.wait()
 
     async def read(self) -> Message | None:
@@ -58,15 +61,22 @@ async def _send_nothing(link: ServerTensorLink) -> None:
 
 
 def test_a_chunk_is_not_taken_while_there_is_no_room(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ServerTensorLink, "deserialize", lambda _, message: [])
+    monkeypatch.setattr(ServerTensorLink, "deserialize", lambda _, message: [CHUNK])
 
     async def scenario() -> None:
         context: Any = Context()
         mailbox: Mailbox[bytes] = Mailbox()
         newest = NewestWeights()
-        server = ExchangeServer(newest, wait_for_room=context.wait_for_room, shared_memory=False)
+        server = ExchangeServer(newest, shared_memory=False)
         serving = asyncio.ensure_future(
-            server.serve(context, "worker w", mailbox, take=context.take, send=_send_nothing)
+            server.serve(
+                context,
+                "worker w",
+                mailbox,
+                wait_for_room=context.wait_for_room,
+                take=context.take,
+                send=_send_nothing,
+            )
         )
         await context.opened.wait()
         await asyncio.sleep(0)

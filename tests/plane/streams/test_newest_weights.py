@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from plane.streams.newest_weights import NewestWeights
+from plane.streams.newest_weights import NewestWeights, StoredChunk
 from plane.streams.shared_memory_link import ClientTensorLink, ServerTensorLink
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, WEIGHTS, ChunkHeader, DType
 from services.errors import Failed
@@ -79,6 +79,10 @@ def put(newest: NewestWeights, step: int, *indices: int, dtype: DType = FLOAT32)
         newest.put(version(step, dtype), index, values_of(step, index), ELEMENTS)
 
 
+def stored(newest: NewestWeights, index: int) -> StoredChunk:
+    return newest._jobs["j"].stored[index]
+
+
 def check_content(chunks: list[TensorChunk], step: int, *indices: int, dtype: DType = FLOAT32) -> None:
     assert [chunk.header.index for chunk in chunks] == list(indices)
     for chunk in chunks:
@@ -119,7 +123,7 @@ def test_pieces_go_alone_with_checksums_of_their_own_or_in_shared_memory(dtype: 
     assert (sizes[1] < 200) == on_host, "a piece that is a whole chunk goes as one"
     assert all((chunk.memory is not None) == on_host for chunk in chunks)
     if not on_host:
-        assert peer.messages[1] is newest._stored[1].message, "and its checksum is not computed again"
+        assert peer.messages[1] is stored(newest, 1).message, "and its checksum is not computed again"
 
 
 def test_a_piece_of_a_former_job_is_not_sent() -> None:
@@ -148,11 +152,11 @@ def test_unneeded_forms_are_not_made() -> None:
     newest = NewestWeights()
     Peer(newest, on_host=True)
     put(newest, 3, 0)
-    assert newest._stored[0].message is None
+    assert stored(newest, 0).message is None
     newest = NewestWeights()
     Peer(newest, on_host=False)
     put(newest, 3, 0)
-    assert newest._stored[0].array is None
+    assert stored(newest, 0).array is None
 
 
 def test_chunks_of_two_versions_go_in_two_messages() -> None:
@@ -187,8 +191,9 @@ def test_the_array_of_a_shard_has_places_of_its_stripe_only() -> None:
     local = Peer(newest, on_host=True)
     newest.put(version(3), 1, values_of(3, 1), stripe.element_count(ELEMENTS))
     check_content(local.receive(1), 3, 1)
-    assert newest._array is not None
-    assert newest._array.payload.size == 4 * CHUNK_ELEMENTS
+    array = stored(newest, 1).array
+    assert array is not None
+    assert array.payload.size == 4 * CHUNK_ELEMENTS
     assert newest.is_last(1, ELEMENTS)
     assert not NewestWeights().is_last(1, ELEMENTS)
 
@@ -221,15 +226,34 @@ def test_has_version_compares_all_fields() -> None:
         changed.CopyFrom(header)
         setattr(changed, field, other)
         assert not newest.has_version(changed)
-    newest.clear()
+    newest.clear("j")
     assert not newest.has_version(header)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_the_weights_of_two_jobs_are_apart_and_end_apart(on_host: bool) -> None:
+    newest = NewestWeights()
+    peer = Peer(newest, on_host=on_host)
+    put(newest, 3, 0, 1)
+    other = version(3)
+    other.job = "k"
+    newest.put(other, 0, np.arange(5, dtype=np.float32), 5)
+    wanted = ChunkHeader(job="k", index=0, offset=0, elements=5)
+    mine, theirs, last = peer.receive(whole(0), wanted, whole(1))
+    check_content([mine, last], 3, 0, 1)
+    assert (theirs.header.job, theirs.values().tolist()) == ("k", [0, 1, 2, 3, 4])
+    newest.drop_message(wanted)
+    check_content(peer.receive(0, 1), 3, 0, 1)
+    newest.clear("k")
+    assert peer.receive(wanted) == []
+    check_content(peer.receive(0, 1), 3, 0, 1)
 
 
 def test_a_dropped_message_is_not_sent() -> None:
     newest = NewestWeights()
     remote = Peer(newest, on_host=False)
     put(newest, 3, 0)
-    newest.drop_message(0)
+    newest.drop_message(whole(0))
     assert remote.receive(0) == []
 
 

@@ -264,6 +264,27 @@ def test_only_the_newest_arrays_of_a_peer_stay_mapped(links: list[TensorLink]) -
     assert count_mappings() == before + MAX_MAPPED_ARRAYS
 
 
+def test_an_array_in_use_stays_mapped_while_others_come(links: list[TensorLink]) -> None:
+    caller, server = connected_pair(links)
+    used, others = array_of(1), [array_of(1) for _ in range(2 * MAX_MAPPED_ARRAYS)]
+    message = caller.refer(ChunkHeader(dtype=FLOAT32), used, 9, (0,))
+    first = server.deserialize(message)[0].memory
+    for other in others:
+        server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), other, 9, (0,)))
+        assert server.deserialize(message)[0].memory is first
+
+
+def test_arrays_of_jobs_that_are_over_are_unmapped(links: list[TensorLink]) -> None:
+    caller, server = connected_pair(links)
+    before = count_mappings()
+    for _ in range(5):  # a worker moves from job to job, each of which ends behind it
+        array = array_of(1)
+        server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (0,)))
+        del array
+        gc.collect()
+        assert count_mappings() == before + 1, "the reader's, of the newest array"
+
+
 @pytest.mark.parametrize("switched_off", ["caller", "server"])
 def test_sharing_can_be_switched_off(links: list[TensorLink], switched_off: str) -> None:
     caller = offered(links, enabled=switched_off != "caller")

@@ -55,9 +55,31 @@ def test_micro_batches_count_all_workers() -> None:
     assert (job.micro_batches, job.sequences_per_step) == (12, 60)
 
 
+def test_a_plan_has_the_workers_and_the_place_that_a_job_asks_for() -> None:
+    plan = JOB.model_copy(update={"num_workers": 3, "gradient_accumulation_steps": 4}).plan()
+    assert (plan.min_workers, plan.max_workers, plan.preemptible, plan.priority) == (1, 12, True, 0)
+    waiting = JOB.model_copy(update={"min_workers": 5}).plan()
+    assert (waiting.min_workers, waiting.max_workers) == (5, 5), "it has one micro-batch"
+    asked = {"max_workers": 2, "preemptible": False, "priority": -7}
+    given = JOB.model_copy(update=asked).plan()
+    assert (given.max_workers, given.preemptible, given.priority) == (2, False, -7)
+
+
+def test_a_job_that_an_earlier_version_has_stored_keeps_its_meaning() -> None:
+    new = ("max_workers", "preemptible", "priority")
+    stored = {key: each for key, each in json.loads(JOB.to_json()).items() if key not in new}
+    assert JobConfig.from_json(json.dumps(stored)) == JOB
+    checked = JobConfig.from_json(json.dumps(stored | {"verify_fraction": 0.5}))
+    assert checked.plan().min_workers == 1, "one worker checks itself"
+    with pytest.raises(Refused, match=r"training_config.min_workers: 1 given with verify_fraction 0.5"):
+        checked.check_checkers()
+
+
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
+        ({"min_workers": 2, "max_workers": 1}, "training_config.max_workers: 1 given with min_workers 2"),
+        ({"priority": -101}, "priority: -101 given, expected at least -100"),
         ({"seed": -1}, "seed: -1 given, expected at least 0"),
         ({"colour": "red"}, 'colour: unknown key (value "red")'),
         ({"batch_size": "4"}, 'batch_size: "4" given, expected a whole number'),

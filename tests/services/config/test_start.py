@@ -152,6 +152,11 @@ def test_a_job_that_goes_on_differs_in_its_steps_alone() -> None:
     check_start(config, earlier, "")
 
 
+def test_a_job_that_goes_on_gets_the_second_worker_that_checks_need_now() -> None:
+    earlier = job(verify_fraction=0.5)
+    assert continued(earlier, ID, step=None, steps=200, total_steps=None).min_workers == 2
+
+
 @pytest.mark.parametrize("kind", ["warmup_linear", "warmup_cosine", "speedrun"])
 def test_a_schedule_that_ends_too_early_needs_a_word(kind: str) -> None:
     earlier = job(schedule={"type": kind, "total_steps": 200, "warmup_steps": 5})

@@ -38,7 +38,7 @@ NOT_YET = "is not supported yet"
 
 NOT_GIVEN = {
     "training_config.start_from", "training_config.tokenizer_path", "device_config.dtype",
-    "transformer_config.rope_scaling",
+    "transformer_config.rope_scaling", "training_config.max_workers",
 }  # fmt: skip
 """Settings that stay null when no config gives them."""
 

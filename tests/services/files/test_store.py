@@ -107,7 +107,7 @@ def test_the_files_of_a_job_that_has_ended_are_removed_once_unused(tmp_path: Pat
     now += UNUSED_SECONDS + 1
     store.release("another")
     assert [path.name for path in tmp_path.iterdir()] == [make_ref(shared).sha256]
-    store.release_others("c")
+    store.release("b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,7 +137,7 @@ def test_what_a_live_job_names_stays_until_the_job_ends(tmp_path: Path) -> None:
     store.keep_inputs("queued", frozenset({name}))
     store.put(b"input")
     os.utime(tmp_path / name, (0, 0))
-    store.release_others("running")  # an optimizer in this process opens the job before it
+    store.release("running")  # another job, which ends before it
     with pytest.raises(NoRoom):
         store.put(b"another")
     assert not store.remove_unkept(name)

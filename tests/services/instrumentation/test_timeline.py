@@ -86,6 +86,34 @@ def test_file_has_the_wanted_steps_and_is_written_after_them(tmp_path: Path) -> 
     assert all(each["dur"] >= 0 for each in events if each["ph"] == "X")
 
 
+def test_each_job_is_recorded_until_it_is_past_the_steps(tmp_path: Path) -> None:
+    begin(tmp_path)
+    timeline.mark("kernel", "COMMIT", 9, job="far")
+    for step in (2, 3, 4, 5, 6):
+        timeline.mark("kernel", "COMMIT", step, job="first")
+        timeline.mark("kernel", "stage", job="first")
+        timeline.mark("kernel", "COMMIT", step - 2, job="second")
+    timeline.mark("kernel", "COMMIT", 2, job="first")  # it went back
+    assert list(tmp_path.iterdir()) == []
+    timeline.mark("kernel", "COMMIT", 5, job="second")
+    wait_for_file()
+    recorded = [
+        (each["name"], each["args"]["job"], each["args"].get("step"))
+        for each in read(tmp_path / "worker-box.json")[0]
+    ]
+    assert recorded == [
+        ("COMMIT", "first", 2),
+        ("stage", "first", None),
+        ("COMMIT", "first", 3),
+        ("stage", "first", None),
+        ("COMMIT", "first", 4),
+        ("stage", "first", None),
+        ("COMMIT", "second", 2),
+        ("COMMIT", "second", 3),
+        ("COMMIT", "second", 4),
+    ]
+
+
 def test_process_that_ends_early_writes_its_events(tmp_path: Path) -> None:
     begin(tmp_path, role="aggregator", name="aggregator")
     timeline.mark("kernel", "COMMIT", 2)

@@ -26,6 +26,7 @@ from tests.support.facts import has_facts
 
 LEADER = HelloExpectations("aggregator", Role.WORKER, epoch=3)
 FOLLOWER = HelloExpectations("optimizer", Role.AGGREGATOR, epoch=3)
+BOOT = "6d6f0a4c-3f3c-4a1e-9c0d-1f2e3d4c5b6a"
 SHARD = HelloExpectations("shard", Role.AGGREGATOR, epoch=3, shard=None)
 
 
@@ -39,8 +40,8 @@ def hello(sender: Role, **changed: Any) -> Hello:
 @pytest.mark.parametrize(
     ("expected", "changed", "fault", "facts"),
     [
-        (LEADER, {"protocol": 4, "protocol_min": 3}, HelloFault.PROTOCOL, "3 to 4 ... 8; upgrade worker peer"),
-        (LEADER, {"protocol": 10, "protocol_min": 9}, HelloFault.PROTOCOL, "9 to 10 ... 8; upgrade this aggregator"),
+        (LEADER, {"protocol": 4, "protocol_min": 3}, HelloFault.PROTOCOL, "3 to 4 ... 9; upgrade worker peer"),
+        (LEADER, {"protocol": 11, "protocol_min": 10}, HelloFault.PROTOCOL, "10 to 11 ... 9; upgrade this aggregator"),
         (LEADER, {"role": "optimizer"}, HelloFault.ROLE, "peer ... 'optimizer' ... 'worker'; ... an aggregator"),
         (LEADER, {"name": ""}, HelloFault.NAME, "worker without a name has an unusable name ... another --name"),
         (LEADER, {"name": "peer "}, HelloFault.NAME, "expected 1 to 64"),
@@ -48,6 +49,9 @@ def hello(sender: Role, **changed: Any) -> Hello:
         (LEADER, {"name": "a\x1b[1m"}, HelloFault.NAME, r"a\x1b[1m has an unusable name"),
         (LEADER, {"name": "../peer"}, HelloFault.NAME, "../peer has an unusable name"),
         (FOLLOWER, {"name": "x" * 300}, HelloFault.NAME, "expected 1 to 64"),
+        (LEADER, {"host": "loudbox-1"}, HelloFault.MEMORY, "worker peer names host 'loudbox-1' ... boot id"),
+        (FOLLOWER, {"host": f"{BOOT}/x"}, HelloFault.MEMORY, "names host ... expected the boot id"),
+        (LEADER, {"memory_bytes": 9, "memory_free_bytes": 10}, HelloFault.MEMORY, "peer has 10 bytes ... all 9;"),
         (LEADER, {"epoch_seen": 4}, HelloFault.EPOCH_AHEAD, "worker peer ... epoch 4 ... 3"),
         (LEADER, {"shard_index": 1, "shard_count": 2}, HelloFault.SHARD, "shard 1 of 2; expected shard 0 of 1"),
         (FOLLOWER, {"role": "worker"}, HelloFault.ROLE, "'worker' ... 'aggregator'; ... an optimizer"),
@@ -75,6 +79,8 @@ def test_each_mismatch_is_refused_by_name(
         (LEADER, {}),
         (LEADER, {"epoch_seen": 0}),
         (LEADER, {"shard_count": 0}),
+        (LEADER, {"host": BOOT, "memory_bytes": 9, "memory_free_bytes": 9}),
+        (FOLLOWER, {"host": f"{BOOT}/18446744073709551615"}),
         (FOLLOWER, {"epoch_seen": 4}),
         (FOLLOWER, {"epoch_seen": 3 + MAX_EPOCH_LEAP}),
         (replace(FOLLOWER, epoch=0), {"epoch_seen": LAST_EPOCH}),

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from services.runtime.aggregator_metrics import AggregatorMetrics
-from services.runtime.job_series import KEPT_JOBS, KEPT_SECONDS, JobSeries
+from services.runtime.job_series import KEPT_JOBS, KEPT_SECONDS, MAX_RUNNING_JOBS, JobSeries
 from services.runtime.metrics import OptimizerMetrics, WorkerMetrics
 
 HOSTILE = "\x1b[2J\r\n\u202e\x00" + "x" * 1_000_000
@@ -51,12 +51,22 @@ def touch_all(metrics: WorkerMetrics | AggregatorMetrics | OptimizerMetrics, job
         metrics.set_compute(job, parameters=1, flops_per_token=6, mfu=0.5)
         metrics.count_sent(job, 1)
         metrics.count_received(job, 1)
-        metrics.set_jobs(queued=0, running=job)
+        metrics.set_jobs(queued=0, running=[job])
         touch_all(metrics.optimizer, job)
     else:
         metrics.record_update(job, seconds=0.1, grad_norm=1, learning_rate=1)
         metrics.record_checkpoint(job, seconds=0.1, size_bytes=1)
         metrics.count_checkpoint_failure(job)
+
+
+def end_job(metrics: WorkerMetrics | AggregatorMetrics | OptimizerMetrics, job: str) -> None:
+    """End a job; an aggregator's own ends with the start of the next one."""
+    if isinstance(metrics, WorkerMetrics):
+        metrics.end_job()
+    elif isinstance(metrics, AggregatorMetrics):
+        metrics.optimizer.end_job(job)
+    else:
+        metrics.end_job(job)
 
 
 def jobs_in(metrics: WorkerMetrics | AggregatorMetrics | OptimizerMetrics) -> set[str]:
@@ -87,6 +97,8 @@ def test_a_scrape_has_the_same_size_after_any_number_of_jobs(
     metrics = kind()
     sizes = {}
     for number in range(400):
+        if number:
+            end_job(metrics, f"job-{number - 1:05}")
         touch_all(metrics, f"job-{number:05}")
         if number in (KEPT_JOBS, 100):
             sizes[number] = len(generate_latest(metrics.registry).splitlines())
@@ -99,15 +111,15 @@ def test_ended_jobs_are_served_for_an_hour() -> None:
     metrics = metrics_with(clock)
     touch_all(metrics, "first")
     clock.seconds += 100
-    metrics.set_jobs(queued=0, running="")
-    metrics.optimizer.end_job()
+    metrics.set_jobs(queued=0, running=[])
+    metrics.optimizer.end_job("first")
     clock.seconds += KEPT_SECONDS - 1
     assert jobs_in(metrics) == {"first"}
     clock.seconds += 2
     assert jobs_in(metrics) == set()
 
 
-def test_the_running_job_stays_however_long_it_does_nothing() -> None:
+def test_running_jobs_stay_however_long_they_do_nothing() -> None:
     clock = Clock()
     metrics = metrics_with(clock)
     touch_all(metrics, "first")
@@ -115,11 +127,32 @@ def test_the_running_job_stays_however_long_it_does_nothing() -> None:
     assert jobs_in(metrics) == {"first"}
     touch_all(metrics, "second")
     assert jobs_in(metrics) == {"first", "second"}
+    metrics.optimizer.end_job("first")
     clock.seconds += KEPT_SECONDS + 1
-    metrics.count_sent("first", 1)  # a late message, which keeps the series but doesn't make the job current
+    metrics.count_sent("first", 1)  # a late message, which keeps the series of a job that has ended
     assert jobs_in(metrics) == {"first", "second"}
     clock.seconds += KEPT_SECONDS + 1
     assert jobs_in(metrics) == {"second"}
+
+
+def test_several_jobs_run_at_once() -> None:
+    clock = Clock()
+    metrics = OptimizerMetrics()
+    metrics._jobs._clock = clock
+    for job in ("first", "second", "first"):
+        touch_all(metrics, job)
+    clock.seconds += 100 * KEPT_SECONDS
+    assert jobs_in(metrics) == {"first", "second"}
+    metrics.end_job("first")
+    clock.seconds += KEPT_SECONDS + 1
+    assert jobs_in(metrics) == {"second"}
+
+
+def test_jobs_that_never_end_are_bounded_too() -> None:
+    metrics = WorkerMetrics()
+    for number in range(MAX_RUNNING_JOBS + KEPT_JOBS + 50):
+        metrics.count_sent(f"job-{number}", 1)
+    assert len(jobs_in(metrics)) == MAX_RUNNING_JOBS + KEPT_JOBS
 
 
 def test_a_new_series_of_a_job_that_was_removed_starts_from_zero() -> None:
@@ -128,8 +161,10 @@ def test_a_new_series_of_a_job_that_was_removed_starts_from_zero() -> None:
     counter = Counter("bytes", "Bytes", ("job", "role"), registry=registry)
     series.add(counter, [()])
     series.child(counter, "first").inc(5)
-    for number in range(KEPT_JOBS + 1):
+    series.end("first")
+    for number in range(KEPT_JOBS):
         series.child(counter, f"job-{number}").inc()
+        series.end(f"job-{number}")
     assert registry.get_sample_value("bytes_total", {"job": "first", "role": "worker"}) is None
     series.child(counter, "first").inc(2)
     assert registry.get_sample_value("bytes_total", {"job": "first", "role": "worker"}) == 2
@@ -137,7 +172,7 @@ def test_a_new_series_of_a_job_that_was_removed_starts_from_zero() -> None:
 
 def test_counters_of_a_new_job_start_with_zero() -> None:
     metrics = AggregatorMetrics()
-    metrics.set_jobs(queued=0, running="job-1")
+    metrics.set_jobs(queued=0, running=["job-1"])
     for name, others in (
         ("tiermesh_commits_total", {"outcome": "skipped"}),
         ("tiermesh_verifications_total", {"outcome": "faulty"}),
@@ -150,9 +185,9 @@ def test_counters_of_a_new_job_start_with_zero() -> None:
 def test_the_queue_length_counts_what_its_help_says() -> None:
     metrics = AggregatorMetrics()
     value = lambda: metrics.registry.get_sample_value("tiermesh_queue_length", {"role": "aggregator"})  # noqa: E731
-    metrics.set_jobs(queued=3, running="job-1")
+    metrics.set_jobs(queued=3, running=["job-1"])
     assert value() == 4
-    metrics.set_jobs(queued=0, running="")
+    metrics.set_jobs(queued=0, running=[])
     assert value() == 0
 
 

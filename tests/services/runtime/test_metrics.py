@@ -92,7 +92,7 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
     aggregator.count_received("job-1", 6)
     aggregator.set_workers(2)
     aggregator.set_shards(3)
-    aggregator.set_jobs(queued=1, running="job-1")
+    aggregator.set_jobs(queued=1, running=["job-1"])
     aggregator.set_epoch(4)
     optimizer.record_update("job-1", seconds=0.25, grad_norm=1.5, learning_rate=0.001)
     optimizer.record_checkpoint("job-1", seconds=0.5, size_bytes=4096)

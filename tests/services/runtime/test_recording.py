@@ -32,6 +32,7 @@ from services.runtime.recording import (
     make_core,
     replay,
 )
+from services.tensors.layout_parts import Piece
 from services.tensors.reduction_tree import Node
 from services.tensors.stripes import Stripe
 from tests.simulation.simulated_cluster import SimulatedCluster
@@ -46,12 +47,13 @@ headers = st.builds(
     findings=st.builds(Findings, losses=st.lists(st.floats(allow_nan=False), max_size=3)),
 )
 nodes = st.builds(Node, st.integers(0, 99), st.integers(1, 99))
+pieces = st.builds(Piece, st.integers(0, 9), st.integers(0), st.integers(1))
 wires = st.builds(WireTypes, st.integers(1, 3), st.integers(1, 3))
 reports = st.builds(plane.StagedChunk, block_sums=st.lists(st.floats(allow_nan=False), max_size=3))
 plans = st.builds(JobPlan, st.integers(1, 999), st.integers(1, 99), wire=wires)
 values = st.one_of(
-    st.builds(aggregator_events.ChunkArrived, st.integers(0), headers),
-    st.builds(merge_sums, st.text(max_size=5), st.integers(0, 9), nodes, nodes, nodes),
+    st.builds(aggregator_events.PiecesArrived, st.integers(0), headers, st.lists(pieces, max_size=3)),
+    st.builds(merge_sums, st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3), nodes, nodes, nodes),
     st.builds(
         aggregator_events.SaveJob,
         st.builds(Job, id=st.text(max_size=5), loss=st.floats(allow_nan=False)),
@@ -156,17 +158,31 @@ def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     assert replay(path, OptimizerCore) == 2
 
 
+class RaisingCore:
+    """A core that fails."""
+
+    def handle(self, number: int) -> list[int]:
+        """Return a number below 2."""
+        if number > 1:
+            raise ValueError(f"{number} is too much")
+        return [number]
+
+
 def test_exceptions_are_recorded_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "recording"
+    core = make_core(RaisingCore, path)
+    core.handle(1)
+    with pytest.raises(ValueError, match="2 is too much"):
+        core.handle(2)
+    assert replay(path, RaisingCore) == 2
+
+
+def test_an_exception_in_an_effect_is_recorded_and_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
     core = make_core(OptimizerCore, path, name="optimizer")
-    core.handle(
-        optimizer_events.Connected(
-            pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="aggregator", epoch_seen=1)
-        )
-    )
-    with pytest.raises(AttributeError):
-        core.handle(optimizer_events.Connected(None))  # type: ignore[arg-type]
-    assert replay(path, OptimizerCore) == 2
+    (effect,) = core.handle(optimizer_events.Connected(None))  # type: ignore[arg-type]
+    assert isinstance(effect, optimizer_events.JobBroke) and isinstance(effect.error, AttributeError)
+    assert replay(path, OptimizerCore) == 1
 
 
 def test_anything_but_a_recording_is_refused(tmp_path: Path) -> None:

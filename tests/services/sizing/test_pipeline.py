@@ -164,7 +164,6 @@ def test_each_micro_batch_crosses_each_border_both_ways() -> None:
 def test_a_worker_has_its_stages_share() -> None:
     sizes = size_stages(job(GPT2, (2, 2, 2, 2)), VOCABULARY, dtype="bfloat16", banks=12)
     parameters = [each.parameters or 0 for each in sizes]
-    assert count_worker_elements(sizes, 8) == count_worker_elements(sizes, 4) == max(parameters)
-    assert count_worker_elements(sizes, 2) == max(sum(parameters[:2]), sum(parameters[2:]))
-    assert count_worker_elements(sizes, 1) == sum(parameters)
-    assert count_worker_elements([], 1) == 0
+    assert count_worker_elements(parameters, 8) == count_worker_elements(parameters, 4) == max(parameters)
+    assert count_worker_elements(parameters, 2) == max(sum(parameters[:2]), sum(parameters[2:]))
+    assert count_worker_elements(parameters, 1) == sum(parameters)

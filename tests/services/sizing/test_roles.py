@@ -13,10 +13,10 @@ from services.checkpoints.prune import surplus_steps
 from services.config.job import JobConfig
 from services.config.job_parts import CheckpointConfig, OptimizerConfig
 from services.config.models import LinearRegressionConfig
+from services.printable import format_bytes
 from services.sizing.disk import estimate_checkpoints
 from services.sizing.host_memory import count_state_arrays, estimate_host_memory
 from services.sizing.links import estimate_links
-from services.sizing.sizes import format_bytes
 from services.tensors.layout import Layout
 
 LAYOUT = Layout.build([("weight", (8, 8), True, "weight", False)])

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any
 
-from aggregator.core.events import ChunkArrived
+from aggregator.core.events import PiecesArrived
 from aggregator.core.membership.members import Member
 from aggregator.core.progress import JobProgress
 from aggregator.core.running_job import RunningJob
@@ -23,7 +23,7 @@ FATAL_STEP = 5
 """Step at which a job brings out the defect."""
 
 _raised: set[str] = set()
-_next_phase, _chunk_arrived = JobProgress.next_phase, RunningJob.chunk_arrived
+_next_phase, _pieces_arrived = JobProgress.next_phase, RunningJob.pieces_arrived
 
 
 def next_phase(self: JobProgress, *arguments: Any) -> None:
@@ -36,17 +36,17 @@ def next_phase(self: JobProgress, *arguments: Any) -> None:
     _next_phase(self, *arguments)
 
 
-def chunk_arrived(self: RunningJob, member: Member, event: ChunkArrived, now: float) -> Refusal | None:
+def pieces_arrived(self: RunningJob, member: Member, event: PiecesArrived, now: float) -> Refusal | None:
     """Handle the arrival of a chunk, or die."""
     if self.job.name == "deadly" and event.header.kind == GRADIENT:
         os.kill(os.getpid(), signal.SIGKILL)
-    return _chunk_arrived(self, member, event, now)
+    return _pieces_arrived(self, member, event, now)
 
 
 if __name__ == "__main__":
     for owner, name, replacement in (
         (JobProgress, "next_phase", next_phase),
-        (RunningJob, "chunk_arrived", chunk_arrived),
+        (RunningJob, "pieces_arrived", pieces_arrived),
     ):
         setattr(owner, name, replacement)
     sys.exit(main())

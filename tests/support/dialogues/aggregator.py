@@ -7,12 +7,15 @@ from typing import Any
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.cluster_status import describe_waits, make_status
 from aggregator.core.job_report import Record, cancel_job, copy_job
 from aggregator.core.membership.claims import bind_own, trust
+from aggregator.core.running_job import RunningJob
+from aggregator.core.scheduling.room import RoleNeed
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.files_pb2 import FileRef
-from protos.jobs_pb2 import QUEUED, Job, JobState
+from protos.jobs_pb2 import QUEUED, ClusterStatus, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, Findings, NonFinite
 from services.errors import Refusal
 from services.pipeline.split import StageRun
@@ -20,6 +23,7 @@ from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
+from services.tensors.layout_parts import Piece
 from tests.support.chunk_sets import to_ranges
 
 FINGERPRINT = {"backend": "emulator", "blas": "SkylakeX"}
@@ -42,7 +46,18 @@ def span(first: int, count: int) -> str:
 
 def chunks_of(ranges: Iterable[pb.Range]) -> str:
     """Return chunk indices as text."""
-    return " ".join(f"#{chunk}" for chunk in from_ranges(ranges, 1 << 20))
+    return name_chunks(from_ranges(ranges, 1 << 20))
+
+
+def name_chunks(chunks: Iterable[int]) -> str:
+    """Return chunk indices as text."""
+    return " ".join(f"#{chunk}" for chunk in chunks)
+
+
+def arrived(session: int, *headers: ChunkHeader, in_place: bool = False) -> ev.PiecesArrived:
+    """Return the arrival of a run of pieces."""
+    pieces = [Piece(each.index, each.offset, each.elements) for each in headers]
+    return ev.PiecesArrived(session, headers[0], pieces, in_place)
 
 
 class Dialogue:
@@ -52,16 +67,22 @@ class Dialogue:
         core: the core under test.
         now: the virtual time, in seconds.
         leases: the newest lease of each session.
+        orders: the number of the last order to build a job, or stages of one, of each session.
         saved: the jobs as they were last saved.
         notes: the lines that were published to users.
         devices: what workers say of their devices in heartbeats, by session; as time passes, none gets on.
     """
 
-    def __init__(self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = ()) -> None:
-        self.core = AggregatorCore(name="agg", epoch=epoch, records=records, heartbeat_seconds=5.0, tiers=3)
+    def __init__(
+        self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = (), **limits: Any
+    ) -> None:
+        self.core = AggregatorCore(
+            name="agg", epoch=epoch, records=records, heartbeat_seconds=5.0, tiers=3, **limits
+        )
         self.layout = layout_of(chunks)
         self.now = 100.0
         self.leases: dict[int, int] = {}
+        self.orders: dict[int, int] = {}
         self.saved: dict[str, Record] = {}
         self.published: list[ev.Note] = []
         self.devices: dict[int, pb.DeviceReport] = {}
@@ -71,9 +92,27 @@ class Dialogue:
         self.plans: dict[str, JobPlan | Refusal] = {each.job.id: each.plan for each in records}
 
     @property
+    def run(self) -> RunningJob | None:
+        """The job that has run longest; None if none runs."""
+        return next(iter(self.core.runs.values()), None)
+
+    def status(self) -> ClusterStatus:
+        """Return the cluster's status."""
+        return make_status(self.core, self.now)
+
+    def describe_wait(self, now: float | None = None) -> str:
+        """Return what the jobs wait for."""
+        return describe_waits(self.core, self.now if now is None else now) or ""
+
+    @property
     def notes(self) -> list[str]:
         """The texts of all notes so far."""
         return [note.text for note in self.published]
+
+    @property
+    def running(self) -> str:
+        """The id of the running job; empty if there is none."""
+        return "".join(self.core.runs)
 
     @property
     def clock(self) -> Clock:
@@ -83,13 +122,15 @@ class Dialogue:
     def give(self, event: ev.Input) -> list[str]:
         """Give the core an input; return its effects as lines, without notes and what discards something stale."""
         lines = []
-        if isinstance(event, ev.ChunkArrived):
+        if isinstance(event, ev.PiecesArrived):
             self._arrived = event.header
         for effect in self.core.handle(event, self.clock):
             if isinstance(effect, ev.SaveJob):
                 self._save(effect.job)
             if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Lease):
                 self.leases[effect.session] = effect.body.lease
+            if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Join):
+                self.orders[effect.session] = effect.body.build
             if isinstance(effect, ev.Note):
                 self.published.append(effect)
             if isinstance(effect, plane.PassJob):
@@ -118,18 +159,19 @@ class Dialogue:
             case ev.SaveJob():
                 return f"save {effect.job.id} {JobState.Name(effect.job.state).lower()}"
             case plane.KeepSum() if effect.HasField("node"):
-                return f"keep {self._node(effect.node)} #{effect.chunk}"
+                return f"keep {self._node(effect.node)} {name_chunks(effect.chunks)}"
             case plane.DropSum():
-                return f"drop {self._node(effect.node)} #{effect.chunk}"
+                return f"drop {self._node(effect.node)} {name_chunks(effect.chunks)}"
             case plane.MergeSums():
-                return f"merge {self._node(effect.left)} + {self._node(effect.right)} #{effect.chunk}"
+                siblings = f"{self._node(effect.left)} + {self._node(effect.right)}"
+                return f"merge {siblings} {name_chunks(effect.chunks)}"
             case plane.FinishSum():
-                return f"forward #{effect.chunk}"
+                return f"forward {name_chunks(effect.chunks)}"
             case ev.StoreWeights():
                 return f"store weights #{effect.header.index}"
             case plane.DropSums():
                 return "drop all"
-            case plane.KeepPiece() if self._arrived != self.whole(self._arrived, effect.chunk):
+            case plane.KeepPieces() if self._arrived != self.whole(self._arrived, effect.chunk):
                 return f"keep piece {self._arrived.offset} of #{effect.chunk}"
             case plane.DropPieces():
                 return "drop pieces"
@@ -165,12 +207,16 @@ class Dialogue:
 
     # ---- people ----
 
-    def submit(self, job: str = "a", **plan: Any) -> list[str]:
+    def submit(
+        self, job: str = "a", *, owner: str = "", needs: Mapping[str, RoleNeed] | None = None, **plan: Any
+    ) -> list[str]:
         """Submit a job, by default with 4 steps of 4 micro-batches."""
         settings = self.plans[job] = JobPlan(**{"steps": 4, "micro_batches": 4, **plan})
-        record = Job(id=job, name=job, state=QUEUED, steps=settings.steps)
+        record = Job(
+            id=job, name=job, owner=owner, state=QUEUED, steps=settings.steps, priority=settings.priority
+        )
         self._save(record)
-        return self.give(ev.Submitted(record, "{}", settings))
+        return self.give(ev.Submitted(record, "{}", settings, needs or {}))
 
     def cancel(self, job: str = "a") -> list[str]:
         """Cancel a job, which may have ended or not exist."""
@@ -180,6 +226,18 @@ class Dialogue:
             cancel_job(cancelled)
             self._save(cancelled)
         return self.give(ev.CancelRequested(job))
+
+    def pause(self, job: str = "a") -> list[str]:
+        """Pause a job, which may not exist."""
+        return self.give(ev.PauseRequested(job))
+
+    def resume(self, job: str = "a") -> list[str]:
+        """Resume a job, which may not exist."""
+        return self.give(ev.ResumeRequested(job))
+
+    def prefer(self, job: str, priority: int) -> list[str]:
+        """Change the priority of a job."""
+        return self.give(ev.PriorityRequested(job, priority))
 
     def trusts(self, worker: str, job: str = "a") -> list[str]:
         """Trust what a worker says of a job."""
@@ -222,11 +280,13 @@ class Dialogue:
         layout: Layout | None = None,
         flops_per_token: int | None = None,
         peak_flops: float | None = None,
+        build: int | None = None,
         **fingerprint: str,
     ) -> list[str]:
-        """Report that a worker has built the job."""
+        """Report that a worker has built the job, by default as it was told last."""
         body = pb.Ready(
             job=job,
+            build=self.orders.get(session, 0) if build is None else build,
             layout_hash=(layout or self.layout).hash,
             elements=(layout or self.layout).elements,
             evaluation_batches=3,
@@ -257,11 +317,12 @@ class Dialogue:
         *,
         lease: int = 0,
         checksums: Mapping[int, int] | None = None,
+        job: str = "a",
     ) -> list[str]:
         """Report that a worker has computed its newest lease, or another, with checksums by micro-batch."""
         sums = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
         lease = lease or self.leases[session]
-        return self.says(session, pb.Computed(job="a", lease=lease, seconds=seconds, checksums=sums))
+        return self.says(session, pb.Computed(job=job, lease=lease, seconds=seconds, checksums=sums))
 
     def evaluated(self, session: int, generation: int, step: int, *losses: tuple[int, float]) -> list[str]:
         """Report a worker's evaluated lease, as (index, mean loss) of batches of 2 tokens."""
@@ -283,10 +344,11 @@ class Dialogue:
         in_place: bool = False,
         non_finite: Iterable[NonFinite] = (),
         count: int = 1,
+        job: str = "a",
     ) -> list[str]:
         """Give the core a chunk of a worker's newest lease, or of another."""
         header = ChunkHeader(
-            job="a",
+            job=job,
             epoch=self.core.epoch,
             generation=generation,
             step=step,
@@ -294,7 +356,7 @@ class Dialogue:
             kind=GRADIENT,
             findings=None if index else Findings(losses=losses, non_finite=non_finite, count=count),
         )
-        return self.give(ev.ChunkArrived(session, self.whole(header, index), in_place))
+        return self.give(arrived(session, self.whole(header, index), in_place=in_place))
 
     def whole(self, header: ChunkHeader, index: int) -> ChunkHeader:
         """Return a copy of a header with the place of a whole chunk."""
@@ -307,7 +369,7 @@ class Dialogue:
     def initial(self, session: int, index: int) -> list[str]:
         """Give the core a chunk of initial weights."""
         header = ChunkHeader(job="a", epoch=self.core.epoch, lease=self.leases[session], kind=INITIAL_WEIGHTS)
-        return self.give(ev.ChunkArrived(session, self.whole(header, index)))
+        return self.give(arrived(session, self.whole(header, index)))
 
     # ---- the optimizer ----
 
@@ -337,11 +399,11 @@ class Dialogue:
         )
         return self.give(ev.FromOptimizer(optimizer_status))
 
-    def commits(self, generation: int, step: int, applied: bool = True) -> list[str]:
+    def commits(self, generation: int, step: int, applied: bool = True, job: str = "a") -> list[str]:
         """Report that the optimizer has decided a step."""
         return self.give(
             ev.FromOptimizer(
-                pb.Commit(job="a", generation=generation, step=step, applied=applied, grad_norm=1.0)
+                pb.Commit(job=job, generation=generation, step=step, applied=applied, grad_norm=1.0)
             )
         )
 

@@ -78,9 +78,13 @@ class EngineDialogue:
         status: pb.OptimizerStatus = await self.next_message(pb.OptimizerStatus)
         return status
 
-    def open(self) -> None:
-        """Order the engine to open the job."""
-        self.order(pb.Open(job=self._job, spec_json=self._config.to_json()))
+    def open(self, job: str = "") -> None:
+        """Order the engine to open the job, or another one of the same config."""
+        self.order(pb.Open(job=job or self._job, spec_json=self._config.to_json()))
+
+    async def remove(self, job: str) -> pb.RemoveCheckpointsReply:
+        """Remove all checkpoints of a job."""
+        return await self.engine.remove_checkpoints(pb.RemoveCheckpointsRequest(job=job, all=True))
 
     async def go_on(self, job: str, config: JobConfig) -> None:
         """End the job that is open, and start another one from its checkpoint."""
@@ -96,7 +100,7 @@ class EngineDialogue:
         """Run a whole step, up to the last updated chunk; the sum of its gradients is `step` + 1 if none is given."""
         self.chunk(GRADIENT, self._generation, step, gradient)
         await self.next_message(pb.Commit)
-        job = self.engine.core.open_job
+        job = self.engine.core.opened(self._job)
         assert job is not None
         while job.updated_chunks < job.chunks:
             await asyncio.sleep(0)
@@ -114,7 +118,7 @@ class EngineDialogue:
         )
         if values is None:
             values = np.full(LAYOUT.elements, step + 1, np.float32)
-        self.engine.feed(ev.ChunkArrived(header), values)
+        self.engine.feed(ev.ChunksArrived(header, [header.index]), values)
 
     @property
     def failures(self) -> float:

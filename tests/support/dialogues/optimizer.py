@@ -1,4 +1,7 @@
-"""Dialogues with the optimizer's core: each call gives it one input and returns its effects, one line each."""
+"""Dialogues with the optimizer's core: each call gives it one input and returns its effects, one line each.
+
+Effects of another job than `a` begin with its id.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
+from plane.bookkeeping import AGGREGATOR_SESSION
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, Findings
@@ -27,6 +31,11 @@ STATES = {
 
 def line(effect: ev.Effect) -> str:
     """Return an effect as one line."""
+    job = "" if isinstance(effect, ev.Load | ev.Allocate) else ev.job_of(effect)
+    return f"{job}: {_text(effect)}" if job not in ("", "a") else _text(effect)
+
+
+def _text(effect: ev.Effect) -> str:
     match effect:
         case ev.ToAggregator(pb.OptimizerStatus() as body):
             missing = "".join(f" #{chunk}" for chunk in from_ranges(body.missing, 99))
@@ -48,24 +57,28 @@ def line(effect: ev.Effect) -> str:
             return f"save generation {effect.generation}"
         case ev.Load() | ev.Allocate():
             return f"{type(effect).__name__.lower()} {effect.job}"
-        case plane.StageChunk():
-            return f"{'store' if effect.initial else 'stage'} #{effect.chunk}"
+        case plane.StageChunks():
+            return (
+                f"{'store' if effect.initial else 'stage'} {' '.join(f'#{each}' for each in effect.chunks)}"
+            )
         case plane.UpdatePart():
             return f"update step {effect.step}{'' if effect.applied else ' skipped'}"
         case plane.MakeWeights():
             return f"make {effect.generation}.{effect.step}"
         case plane.SendVersion():
-            assert effect.session == ev.AGGREGATOR_SESSION
+            assert effect.session == AGGREGATOR_SESSION
             return f"weights {effect.generation}.{effect.step}"
         case ev.RetryLater():
             return "retry later"
         case ev.Snapshot():
             return f"snapshot {effect.generation}.{effect.step}"
+        case ev.JobBroke():
+            return f"broke: {effect.error}"
     return "drop job"
 
 
 class Dialogue:
-    """An optimizer's core with a connected aggregator and a job `a` of two chunks.
+    """An optimizer's core with a connected aggregator and jobs of two chunks, most calls being about job `a`.
 
     Args:
         epoch: epoch of the aggregator.
@@ -121,54 +134,65 @@ class Dialogue:
         """Give a chunk of a step's sum."""
         findings = None if index or kind != GRADIENT else Findings(count=1)
         values = {"job": "a", "epoch": self.core.epoch, "index": index, "findings": findings, **fields}
-        return self.give(ev.ChunkArrived(ChunkHeader(generation=generation, step=step, kind=kind, **values)))
+        header = ChunkHeader(generation=generation, step=step, kind=kind, **values)
+        return self.give(ev.ChunksArrived(header, [header.index]))
 
-    def initial(self, index: int) -> list[str]:
+    def initial(self, index: int, job: str = "a") -> list[str]:
         """Give a chunk of initial weights."""
-        return self.chunk(index, 0, 0, kind=INITIAL_WEIGHTS)
+        return self.chunk(index, 0, 0, kind=INITIAL_WEIGHTS, job=job)
 
-    def report(self, body: plane.StagedChunk | plane.UpdatedPart, stripe: Stripe | None = None) -> list[str]:
+    def report(self, body: plane.StagedChunks | plane.UpdatedPart, stripe: Stripe | None = None) -> list[str]:
         """Give a report of the only plane, or of the one with this stripe."""
         return self.give(ev.FromPlane(stripe or Stripe(), body, self.now_seconds))
 
-    def staged(self, finite: bool = True, chunks: Iterable[int] = (0, 1)) -> list[str]:
+    def staged(self, finite: bool = True, chunks: Iterable[int] = (0, 1), job: str = "a") -> list[str]:
         """Report that these chunks are staged; the norm of both is 2."""
         sums = [2.0 if finite else math.inf]
-        reports = [plane.StagedChunk(job="a", chunk=chunk, block_sums=sums) for chunk in chunks]
+        staged = [plane.StagedChunk(chunk=chunk, block_sums=sums) for chunk in chunks]
+        reports = [plane.StagedChunks(job=job, chunks=[each]) for each in staged]
         return [each for report in reports for each in self.report(report)]
 
-    def updated(self, step: int, chunks: Iterable[int] = (0, 1)) -> list[str]:
+    def updated(self, step: int, chunks: Iterable[int] = (0, 1), job: str = "a") -> list[str]:
         """Report that these chunks are updated, one after the other."""
-        reports = [plane.UpdatedPart(job="a", step=step, chunks=chunk + 1) for chunk in chunks]
+        reports = [plane.UpdatedPart(job=job, step=step, chunks=chunk + 1) for chunk in chunks]
         return [each for report in reports for each in self.report(report)]
 
-    def step(self, generation: int, step: int, seconds: float = 0.0) -> list[str]:
+    def step(self, generation: int, step: int, seconds: float = 0.0, job: str = "a") -> list[str]:
         """Run a whole step that takes `seconds`; return the effects of its last update."""
         self.now_seconds += seconds
-        self.chunk(0, generation, step)
-        self.chunk(1, generation, step)
-        self.staged()
-        return self.updated(step)
+        self.chunk(0, generation, step, job=job)
+        self.chunk(1, generation, step, job=job)
+        self.staged(job=job)
+        return self.updated(step, job=job)
 
-    def saved(self, generation: int, step: int) -> list[str]:
+    def saved(self, generation: int, step: int, job: str = "a") -> list[str]:
         """Answer Snapshot: the checkpoint is on disk."""
-        return self.give(ev.Saved(self.written(generation, step)))
+        return self.give(ev.Saved(self.written(generation, step, job)))
 
     def save_failed(
-        self, generation: int, step: int, reason: str = "disk full", *, out_of_space: bool = False
+        self,
+        generation: int,
+        step: int,
+        reason: str = "disk full",
+        *,
+        out_of_space: bool = False,
+        job: str = "a",
     ) -> list[str]:
         """Answer Snapshot: the checkpoint could not be written."""
-        return self.give(ev.SaveFailed("a", generation, step, reason, out_of_space))
+        return self.give(ev.SaveFailed(job, generation, step, reason, out_of_space))
 
-    def send_weights(self, generation: int, step: int) -> list[str]:
+    def send_weights(self, generation: int, step: int, job: str = "a") -> list[str]:
         """Order weights to be sent."""
-        return self.order(pb.SendWeights(job="a", generation=generation, step=step))
+        return self.order(pb.SendWeights(job=job, generation=generation, step=step))
 
 
-def training(generation: int = 0, step: int = 0, plan: JobPlan = PLAN) -> Dialogue:
-    """Return a dialogue with a job that continues from a checkpoint, under the next generation."""
+def training(
+    generation: int = 0, step: int = 0, plan: JobPlan = PLAN, jobs: Iterable[str] = ("a",)
+) -> Dialogue:
+    """Return a dialogue with jobs that continue from a checkpoint, under the next generation."""
     dialogue = Dialogue()
-    dialogue.open()
-    dialogue.loaded(generation=generation, step=step, plan=plan)
-    dialogue.send_weights(generation + 1, step)
+    for job in jobs:
+        dialogue.open(job)
+        dialogue.loaded(job, generation, step, plan)
+        dialogue.send_weights(generation + 1, step, job)
     return dialogue

@@ -13,7 +13,7 @@ from services.pipeline.split import StageRun
 from services.protocol.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts, Piece
-from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, arrived
 
 
 class RowDialogue(Dialogue):
@@ -29,14 +29,12 @@ class RowDialogue(Dialogue):
     Attributes:
         stages: number of stages.
         told: the stages that each session was told to build last.
-        orders: the number of that order.
     """
 
     def __init__(self, stages: int = 2, chunks: int = 0) -> None:
         super().__init__(chunks=chunks or stages)
         self.stages = stages
         self.told: dict[int, StageRun] = {}
-        self.orders: dict[int, int] = {}
         self._built: dict[int, StageRun] = {}
         self._rows: dict[int, int] = {}
 
@@ -46,7 +44,6 @@ class RowDialogue(Dialogue):
             order = effect.body
             if isinstance(order, pb.Join):
                 self.told[effect.session] = StageRun(order.first_stage, order.stages)
-                self.orders[effect.session] = order.build
             if isinstance(order, pb.Row):
                 self._rows[effect.session] = order.row
             if isinstance(order, pb.Lease):
@@ -151,7 +148,7 @@ class RowDialogue(Dialogue):
             elements=piece.elements,
             **version,
         )
-        return self.give(ev.ChunkArrived(session, header))
+        return self.give(arrived(session, header))
 
 
 def training_rows(
@@ -175,14 +172,14 @@ def training_rows(
 
 def waits_for(dialogue: RowDialogue) -> str:
     """Return what the job waits for."""
-    return dialogue.core.describe_wait(dialogue.now) or ""
+    return dialogue.describe_wait() or ""
 
 
 def state_of(dialogue: RowDialogue) -> dict[str, str]:
     """Return the state and stages of each worker."""
     return {
         each.name: f"{each.state} {StageRun(each.first_stage, each.stages)}" if each.stages else each.state
-        for each in dialogue.core.status(dialogue.now).workers
+        for each in dialogue.status().workers
     }
 
 

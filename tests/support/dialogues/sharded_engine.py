@@ -85,15 +85,17 @@ class ShardedEngine:
                 index=chunk,
                 findings=Findings(count=1),
             )
-            self.engine.feed(ev.ChunkArrived(header))
+            self.engine.feed(ev.ChunksArrived(header, [header.index]))
 
-    def report(self, shard: int, body: pb.StagedChunk | pb.UpdatedPart) -> None:
+    def report(self, shard: int, body: pb.StagedChunks | pb.UpdatedPart) -> None:
         """Give a report of a shard to its handler."""
         self.planes.take_report(self._links[shard], body)
 
     def staged(self, chunk: int, sums: list[float]) -> None:
         """Report that a chunk is staged."""
-        self.report(chunk % 2, pb.StagedChunk(job="j", chunk=chunk, block_sums=sums))
+        self.report(
+            chunk % 2, pb.StagedChunks(job="j", chunks=[pb.StagedChunk(chunk=chunk, block_sums=sums)])
+        )
 
     def take_orders(self) -> list[tuple[int, Message]]:
         """Return the orders since the last call."""
@@ -109,5 +111,6 @@ class ShardedEngine:
     @property
     def updated_chunks(self) -> int:
         """Number of chunks, from the first, whose new weights can be sent."""
-        assert self.engine.core.open_job is not None
-        return self.engine.core.open_job.updated_chunks
+        job = self.engine.core.opened("j")
+        assert job is not None
+        return job.updated_chunks

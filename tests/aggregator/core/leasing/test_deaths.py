@@ -36,9 +36,9 @@ class Killed:
         self.sessions[name] = session = 100 + self.starts
         predecessor = pb.Predecessor(incarnation=incarnation, signal=number, job=job, lease=1, text=FAULT)
         lines = dialogue.hello(session, name, predecessor=predecessor)
-        if come_back and dialogue.core.run is not None:
+        if come_back and dialogue.run is not None:
             dialogue.give(ev.DataStreamOpened(session))
-            version = dialogue.core.run.progress.version
+            version = dialogue.run.progress.version
             dialogue.ready(session, holds=tuple(version) if version else None)
         return lines
 
@@ -76,7 +76,7 @@ def test_deaths_that_one_voice_tells_of_end_no_job_that_others_can_run() -> None
         if session <= MOST_DEATHS:
             dialogue.give(ev.WorkerLost(session, "gone"))
     assert dialogue.job().state == RUNNING
-    waiting = dialogue.core.describe_wait(dialogue.now)
+    waiting = dialogue.describe_wait()
     assert has_facts(waiting, "waits for another worker: it ends in 120 s ... w1: it died 3 times")
     assert dialogue.joins(9)[-1] == "9 <- initialise"
 
@@ -149,7 +149,7 @@ def test_one_death_that_is_reported_again_and_again_counts_once() -> None:
 def test_a_worker_without_a_lease_that_dies_does_not_count() -> None:
     killed = Killed("w1", "w2")
     for _ in range(3 * MOST_DEATHS):
-        run = killed.dialogue.core.run
+        run = killed.dialogue.run
         assert run is not None
         run.lease_book.clear_step()  # no step is under way
         killed.dies("w1")

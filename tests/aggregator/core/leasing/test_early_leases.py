@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
+from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
@@ -25,7 +26,11 @@ def test_a_newcomer_is_leased_work_when_it_holds_all_weights() -> None:
     dialogue.sent_weights(2)
     assert dialogue.give(ev.WorkerLost(1, "gone")) == []
     assert dialogue.sent_weights(2) == "1.1"
-    assert dialogue.weights_loaded(2, 1, 1) == ["2 <- window 2", "2 <- train 0-3 of 1.1"]
+    assert dialogue.weights_loaded(2, 1, 1) == [
+        "save a running",  # that its work is not checked from this step on
+        "2 <- window 2",
+        "2 <- train 0-3 of 1.1",
+    ]
 
 
 def test_nodes_of_a_lost_worker_go_to_workers_with_all_weights() -> None:
@@ -45,7 +50,7 @@ def test_a_worker_that_gets_its_weights_too_slowly_stalls() -> None:
     assert dialogue.later(STANDARD_TIMEOUTS.stall - 1, 1, 2) == []
     assert dialogue.later(2.0, 1, 2) == ["2 <- revoke", "1 <- window 2", "1 <- train 2-3 of 1.1"]
     dialogue.weights_loaded(2, 1, 1)
-    assert dialogue.core.status(dialogue.now).workers[1].state == "ready", "it reported work again"
+    assert dialogue.status().workers[1].state == "ready", "it reported work again"
 
 
 def test_no_lease_is_revoked_while_all_wait_for_weights() -> None:
@@ -122,4 +127,43 @@ def test_a_plane_without_tensors_is_told_of_each_job_once_and_of_its_end() -> No
     dialogue.commits(1, 0)
     assert dialogue.passed == passed
     dialogue.cancel()
-    assert dialogue.passed[1:] == [plane.PassJob()]
+    assert dialogue.passed[1:] == [plane.PassJob(job="a")]
+
+
+def started(*workers: int, **plan: int) -> Dialogue:
+    """Return a job with initial weights, which no worker has yet; these workers have built it."""
+    dialogue = Dialogue()
+    dialogue.submit(**plan)
+    dialogue.optimizer()
+    for session in workers:
+        dialogue.joins(session)
+    dialogue.stands(1, 0)
+    dialogue.weights(1, 0, 0)
+    return dialogue
+
+
+def test_the_first_worker_with_initial_weights_leaves_others_their_part_of_the_step() -> None:
+    dialogue = started(1, 2)
+    assert dialogue.weights_loaded(1, 1, 0)[-1] == "1 <- train 0-1 of 1.0"
+    assert dialogue.weights_loaded(2, 1, 0)[-1] == "2 <- train 2-3 of 1.0"
+
+
+def test_workers_that_still_build_the_job_are_left_their_part_until_another_is_done_with_its_own() -> None:
+    dialogue = started(1)
+    dialogue.hello(2)
+    dialogue.give(ev.DataStreamOpened(2))
+    assert dialogue.weights_loaded(1, 1, 0)[-1] == "1 <- train 0-1 of 1.0"
+    assert dialogue.computed(1)[-1] == "1 <- train 2-3 of 1.0"
+
+
+def test_a_step_that_is_too_small_for_all_waits_for_nobody() -> None:
+    dialogue = started(1, 2, micro_batches=1)
+    assert dialogue.weights_loaded(2, 1, 0)[-1] == "2 <- train 0 of 1.0"
+
+
+def test_workers_that_can_not_build_the_job_are_left_no_part_of_the_step() -> None:
+    dialogue = started(1)
+    dialogue.hello(2)
+    dialogue.give(ev.DataStreamOpened(2))
+    dialogue.says(2, pb.Failure(job="a", reason="no mesh"))
+    assert dialogue.weights_loaded(1, 1, 0)[-1] == "1 <- train 0-3 of 1.0"

@@ -23,7 +23,7 @@ def test_a_fingerprint_that_differs_is_named() -> None:
         "(`exact: false` in the job would accept it, `tiermesh trust` overrules the job's)",
     ]
     assert dialogue.job().state == RUNNING
-    assert dialogue.core.status(dialogue.now).workers[1].state == "refused"
+    assert dialogue.status().workers[1].state == "refused"
 
 
 def test_workers_that_are_refused_for_one_reason_are_named_in_one_line() -> None:
@@ -75,14 +75,14 @@ def test_a_worker_whose_mesh_cannot_be_opened_is_shown_and_waited_for() -> None:
     dialogue.hello(2)
     dialogue.give(ev.DataStreamOpened(2))
     assert dialogue.says(2, pb.Failure(job="a", reason="chips busy", retries=True)) == []
-    member = dialogue.core.status(dialogue.now).workers[1]
+    member = dialogue.status().workers[1]
     assert (member.state, member.detail) == ("unfit", "chips busy")
     assert has_facts(dialogue.notes[-1], "w2 ... unfit ... chips busy")
     published = len(dialogue.notes)
     dialogue.says(2, pb.Failure(job="a", reason="chips busy", retries=True))
     assert len(dialogue.notes) == published, "published once"
     dialogue.ready(2)
-    member = dialogue.core.status(dialogue.now).workers[1]
+    member = dialogue.status().workers[1]
     assert (member.state, member.detail) == ("ready", "")
 
 
@@ -90,7 +90,7 @@ def test_a_worker_that_loses_an_input_gives_its_leases_back_and_gets_the_weights
     dialogue = training(1, 2)
     dialogue.says(2, pb.Failure(job="a", reason="ids.bin: differs", retries=True))
     assert "1 <- train 2-3 of 1.0" in dialogue.computed(1), "its part of the step goes to another worker"
-    assert dialogue.core.status(dialogue.now).workers[1].detail == "ids.bin: differs"
+    assert dialogue.status().workers[1].detail == "ids.bin: differs"
     dialogue.sent_weights(2)
     dialogue.commits(1, 0)
     dialogue.weights(1, 1, 0)
@@ -107,7 +107,7 @@ def test_a_job_with_unfit_workers_alone_fails_after_the_unfit_timeout() -> None:
     dialogue.stands(0, 0)
     dialogue.hello(1)
     dialogue.says(1, pb.Failure(job="a", reason="chips busy", retries=True))
-    assert has_facts(dialogue.core.describe_wait(dialogue.now), "w1: chips busy")
+    assert has_facts(dialogue.describe_wait(), "w1: chips busy")
     dialogue.later(STANDARD_TIMEOUTS.unfit - 1, 1)
     assert dialogue.job().state == RUNNING
     dialogue.later(2, 1)
@@ -155,7 +155,7 @@ def test_a_refused_worker_does_not_fail_a_job_that_others_run() -> None:
     dialogue.give(ev.WorkerLost(1, "gone"))
     dialogue.later(1000.0, 2)
     assert dialogue.job().state == RUNNING, "worker 1 may come back"
-    assert "w2 (fingerprint differs" in dialogue.core.describe_wait(dialogue.now)
+    assert "w2 (fingerprint differs" in dialogue.describe_wait()
     dialogue.hello(3, "w1")
     assert dialogue.says(3, pb.Failure(job="a", reason="broken"))[-1] == "drop all"
     assert dialogue.job().state == FAILED, "no worker is left that could"
@@ -178,7 +178,7 @@ def test_after_a_restart_a_refused_worker_may_come_first() -> None:
     [
         pb.Failure(job="a", reason="no such corpus"),
         pb.Failure(job="a", reason="too large", too_large=True, stages=7),
-        pb.Ready(job="a", elements=1, evaluation_batches=(1 << 32) - 1),
+        pb.Ready(job="a", build=1, elements=1, evaluation_batches=(1 << 32) - 1),
     ],
     ids=["can't", "too large", "too many batches"],
 )
@@ -190,7 +190,7 @@ def test_one_voice_ends_no_job_before_others_had_time_to_come(refused: pb.Failur
     dialogue.hello(1, voice="w1")
     dialogue.says(1, refused)
     reason = dialogue.core.members[1].refusal
-    waiting = dialogue.core.describe_wait(dialogue.now)
+    waiting = dialogue.describe_wait()
     assert has_facts(waiting, f"waits for another worker: it ends in 120 s ... w1: {reason}")
     assert f"the job {waiting}" in dialogue.notes
     dialogue.goes_by(STANDARD_TIMEOUTS.comeback - 5, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
+from aggregator.core.cluster_status import find_waits
+from aggregator.core.setting_aside import PROBATION_SECONDS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from services.timeouts import STANDARD_TIMEOUTS
@@ -32,14 +34,15 @@ def arrives(dialogue: Dialogue, session: int, code: str, **facts: str) -> list[s
 
 
 def wait(dialogue: Dialogue, *sessions: int) -> list[str]:
-    """Let the time pass after which the code changes."""
+    """Let the time pass after which the code changes; a save by which an idle start no longer counts comes before."""
+    assert dialogue.goes_by(PROBATION_SECONDS + 3, *sessions) in ([], ["save a running"])
     return dialogue.goes_by(STANDARD_TIMEOUTS.comeback + 10, *sessions)
 
 
 def test_a_worker_of_other_code_waits_and_status_says_why() -> None:
     dialogue = pinned()
     assert arrives(dialogue, 2, NEW) == ["save a running"]
-    member = next(each for each in dialogue.core.status(dialogue.now).workers if each.name == "w2")
+    member = next(each for each in dialogue.status().workers if each.name == "w2")
     assert member.state == "waiting"
     assert (
         "its code is bbbbbbbbbbbb, the job's is aaaaaaaaaaaa" in member.detail and len(member.detail) <= 300
@@ -101,7 +104,7 @@ def test_the_code_of_most_workers_is_taken() -> None:
     dialogue.give(ev.WorkerLost(1, "gone"))
     wait(dialogue, 2, 3, 4)
     assert dialogue.saved["a"].job.claims[0].fingerprint["code"] == NEW
-    states = {each.name: each.state for each in dialogue.core.status(dialogue.now).workers}
+    states = {each.name: each.state for each in dialogue.status().workers}
     assert states == {"w2": "waiting", "w3": "ready", "w4": "ready"}
 
 
@@ -145,10 +148,7 @@ def test_without_weights_the_new_code_makes_them() -> None:
 def test_exact_false_accepts_other_code() -> None:
     dialogue = pinned(exact=False)
     arrives(dialogue, 2, NEW)
-    assert (
-        next(each for each in dialogue.core.status(dialogue.now).workers if each.name == "w2").state
-        == "ready"
-    )
+    assert next(each for each in dialogue.status().workers if each.name == "w2").state == "ready"
 
 
 def test_a_worker_that_differs_in_more_than_its_code_is_refused() -> None:
@@ -182,7 +182,7 @@ def test_a_worker_that_builds_is_named_among_the_waits() -> None:
     dialogue.later(7.0, 1)
     waits = [
         (each.peer, each.what, each.seconds)
-        for each in dialogue.core.waits(dialogue.now)
+        for each in find_waits(dialogue.core, dialogue.now)
         if each.role == "worker"
     ]
     assert waits == [("w1", "to build the job", 7.0)]
@@ -194,12 +194,12 @@ def test_a_build_that_takes_too_long_makes_the_worker_unfit_until_it_is_ready() 
     dialogue.optimizer()
     dialogue.hello(1)
     dialogue.later(STANDARD_TIMEOUTS.stall + 1, 1)
-    (member,) = dialogue.core.status(dialogue.now).workers
+    (member,) = dialogue.status().workers
     assert member.state == "unfit" and "building the job for more than 600 s" in member.detail
     dialogue.give(ev.DataStreamOpened(1))
     dialogue.ready(1)
-    (member,) = dialogue.core.status(dialogue.now).workers
-    run = dialogue.core.run
+    (member,) = dialogue.status().workers
+    run = dialogue.run
     assert run is not None and member.state == "ready" and not run.job_members.waits(dialogue.now)
 
 

@@ -14,7 +14,7 @@ STALL = STANDARD_TIMEOUTS.stall + 2.5
 
 
 def state_of(dialogue: Dialogue) -> dict[str, str]:
-    return {each.name: f"{each.state}: {each.detail}" for each in dialogue.core.status(dialogue.now).workers}
+    return {each.name: f"{each.state}: {each.detail}" for each in dialogue.status().workers}
 
 
 def test_each_task_has_a_text() -> None:
@@ -29,7 +29,7 @@ def test_a_worker_that_hangs_in_any_task_is_named_with_it(task: pb.DeviceTask) -
     facts = f"its device {TASKS[task]}, and has not got on for 602 s; look at its log"
     assert has_facts(dialogue.notes[-1], f"worker w1: {facts}")
     assert has_facts(state_of(dialogue)["w1"], f"stalled: {facts}")
-    assert has_facts(dialogue.core.describe_wait(dialogue.now) or "", facts)
+    assert has_facts(dialogue.describe_wait() or "", facts)
     dialogue.devices[1] = pb.DeviceReport(task=task, seconds=1)
     dialogue.later(1, 1)
     assert dialogue.notes[-1] == "worker w1: its device goes on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aggregator.core import events as ev
+from aggregator.core.cluster_status import find_waits
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, Member
 from services.timeouts import STANDARD_TIMEOUTS
@@ -37,12 +38,12 @@ def fetches(dialogue: Dialogue, here_mb: int, problem: str = "", *, local: bool 
 
 
 def waits(dialogue: Dialogue) -> list[tuple[str, float]]:
-    found = dialogue.core.waits(dialogue.now)
+    found = find_waits(dialogue.core, dialogue.now)
     return [(each.what, each.seconds) for each in found if each.role == "worker"]
 
 
 def member(dialogue: Dialogue) -> Member:
-    (found,) = dialogue.core.status(dialogue.now).workers
+    (found,) = dialogue.status().workers
     return found
 
 

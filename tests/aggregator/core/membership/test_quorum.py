@@ -17,10 +17,10 @@ def test_a_job_begins_with_min_workers() -> None:
     dialogue.optimizer()
     dialogue.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
     assert "1 <- initialise" not in dialogue.joins(1)
-    wait = dialogue.core.describe_wait(dialogue.now + 3)
+    wait = dialogue.describe_wait(dialogue.now + 3)
     assert has_facts(wait, "1 of the 2 ... min_workers ... 3 s")
     dialogue.hello(2)
-    assert has_facts(dialogue.core.describe_wait(dialogue.now), "w2 (connected) ... 0 s")
+    assert has_facts(dialogue.describe_wait(), "w2 (connected) ... 0 s")
     dialogue.give(ev.DataStreamOpened(2))
     assert dialogue.ready(2)[-1] == "1 <- initialise"
     assert has_facts(dialogue.notes[-1], "2 workers ... 0 s")
@@ -36,7 +36,7 @@ def test_below_the_quorum_running_leases_continue_without_new_ones() -> None:
     assert "forward #0" not in dialogue.chunk(1, 1, 0, 0)
     assert dialogue.later(5.0, 1) == []
     assert len(dialogue.notes) == published, "published once"
-    waiting = dialogue.core.status(dialogue.now).waiting
+    waiting = dialogue.status().waiting
     assert has_facts(waiting, "1 of the 2 ... min_workers ... w2 (gone) ... 5 s")
     assert any("1 <- train 2-3 of 1.0" in line for line in dialogue.joins(3)), "anyone will do"
     assert has_facts(dialogue.notes[-1], "2 workers ... 5 s")
@@ -94,7 +94,7 @@ def test_a_worker_with_three_failed_leases_in_a_row_is_refused() -> None:
     assert dialogue.core.members[2].able
     reason = "3 leases in a row failed, the last with: out of memory"
     assert f"2 <- leave: {reason}" in fails(dialogue, 2)
-    member = dialogue.core.status(dialogue.now).workers[1]
+    member = dialogue.status().workers[1]
     assert (member.state, member.detail) == ("refused", reason)
     assert dialogue.job().state == RUNNING
 

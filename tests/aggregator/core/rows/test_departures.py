@@ -32,7 +32,7 @@ def flapping() -> RowDialogue:
 def test_a_worker_that_flaps_does_not_keep_the_other_from_taking_all_stages() -> None:
     dialogue = flapping()
     assert state_of(dialogue)["w2"] == "spare"
-    details = [each.detail for each in dialogue.core.status(dialogue.now).workers]
+    details = [each.detail for each in dialogue.status().workers]
     assert has_facts(details[1], "left its row 2 times ... stages in 60 s"), details
     for session in (32, 42):  # its returns don't renew the wait
         assert dialogue.goes_by(12.5, 1, session - 10) == []

@@ -34,13 +34,14 @@ def test_workers_build_a_stage_each_and_know_each_other_before_their_first_lease
         "save a running",
         "1 <- row of stage 0 w1, stage 1 w2",
         "2 <- row of stage 0 w1, stage 1 w2",
+        "save a running",
         "1 <- window 2",
         "2 <- window 2",
         "1 <- train 0-3 of 1.0",
         "2 <- train 0-3 of 1.0",
     ]
     assert state_of(dialogue) == {"w1": "computing stage 0", "w2": "computing stage 1", "w3": "spare"}
-    (first, second, _) = dialogue.core.status(dialogue.now).workers
+    (first, second, _) = dialogue.status().workers
     assert row_number(first.row) == row_number(second.row) == 1
     assert has_facts(waits_for(dialogue), "phase train, step 0; rows with its weights: 1 of 1")
 
@@ -197,16 +198,15 @@ def test_what_a_worker_has_built_before_it_was_told_otherwise_is_ignored() -> No
     late = StageRun(0, 2)
     ready = pb.Ready(
         job="a", layout_hash=dialogue.layout.hash, elements=dialogue.layout.elements, fingerprint=FINGERPRINT,
-        first_stage=late.first, stages=late.count, parts=[pb.LayoutPart(elements=dialogue.layout.elements)],
+        first_stage=late.first, stages=late.count, build=dialogue.orders[1] - 1,
+        parts=[pb.LayoutPart(elements=dialogue.layout.elements)],
     )  # fmt: skip
     assert dialogue.says(1, ready) == []
     assert state_of(dialogue)["w1"] == "building stage 0"
     dialogue.weights_loaded(1, 1, 0)
     assert "row" not in " ".join(dialogue.builds(2)), "worker 1 is not ready"
     assert dialogue.builds(1)[1:2] == ["1 <- row of stage 0 w1, stage 1 w2"]
-    assert not dialogue.core.status(dialogue.now).workers[0].step and not dialogue.leases, (
-        "nor has it the weights"
-    )
+    assert not dialogue.status().workers[0].step and not dialogue.leases, "nor has it the weights"
 
 
 def test_what_a_worker_has_built_of_an_earlier_order_for_the_same_stages_is_ignored() -> None:
@@ -342,7 +342,7 @@ def test_a_worker_that_others_cannot_reach_has_all_stages_or_none() -> None:
     assert dialogue.give(ev.DataStreamOpened(3)) == ["3 <- join stages 0-1"]
     assert dialogue.builds(3, holds=(1, 0)) == ["3 <- row of stages 0-1 w3"]
     assert too_large(dialogue, 3, StageRun(0, 2)) == []
-    (state,) = (each for each in dialogue.core.status(dialogue.now).workers if each.name == "w3")
+    (state,) = (each for each in dialogue.status().workers if each.name == "w3")
     assert state.state == "spare" and has_facts(
         state.detail, "no other worker can reach it ... 2 stages don't fit its mesh"
     )
@@ -378,7 +378,7 @@ def test_a_worker_whose_parts_are_none_ends_no_job_before_others_could_come() ->
     dialogue.goes_by(STANDARD_TIMEOUTS.comeback / 2, 1)
     assert dialogue.job().state == RUNNING
     dialogue.goes_by(STANDARD_TIMEOUTS.comeback, 1)
-    assert dialogue.core.run is None, "nobody came"
+    assert dialogue.run is None, "nobody came"
 
 
 def test_a_refused_worker_makes_room_for_a_spare() -> None:
@@ -409,4 +409,4 @@ def test_a_job_that_ends_leaves_no_rows() -> None:
         "drop all",
     ]
     dialogue.submit("b")
-    assert [each.stages for each in dialogue.core.status(dialogue.now).workers] == [0, 0]
+    assert [each.stages for each in dialogue.status().workers] == [0, 0]

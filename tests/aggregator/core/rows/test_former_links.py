@@ -68,9 +68,7 @@ def test_a_worker_that_no_other_reaches_is_left_out_until_it_may_be_tried_again(
     part(dialogue)
     dialogue.goes_by(SHARE_AFTER, 1, 2)
     assert dialogue.told[1] == StageRun(0, 2)
-    assert has_facts(
-        dialogue.core.status(dialogue.now).workers[1].detail, "w1 can't exchange arrays with worker w2"
-    )
+    assert has_facts(dialogue.status().workers[1].detail, "w1 can't exchange arrays with worker w2")
     builds_all(dialogue, 1)
     assert state_of(dialogue) == {"w1": "computing stages 0-1", "w2": "spare"}
     dialogue.goes_by(120.0, 1, 2)

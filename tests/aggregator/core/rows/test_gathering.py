@@ -23,7 +23,7 @@ def connect(dialogue: RowDialogue, session: int) -> None:
 def rows_of(dialogue: RowDialogue) -> list[list[str]]:
     """Return the names in each row, in the order of the stages; the rows in the order of their first names."""
     rows: dict[int, dict[int, str]] = {}
-    for each in dialogue.core.status(dialogue.now).workers:
+    for each in dialogue.status().workers:
         if each.stages:
             rows.setdefault(each.row, {})[each.first_stage] = each.name
     return sorted(
@@ -126,5 +126,5 @@ def test_what_is_waited_for_is_said() -> None:
         dialogue.arrives(session)
     connect(dialogue, 3)
     dialogue.now += 1.0
-    said = dialogue.core.describe_wait(dialogue.now) or ""
+    said = dialogue.describe_wait() or ""
     assert has_facts(said, "waits for workers ... 2 of 4 (num_workers) are there; for 3 s at most")

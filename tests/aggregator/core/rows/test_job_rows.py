@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
+from aggregator.core.cluster_status import find_waits
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import Piece
-from tests.support.dialogues.aggregator import layout_ref
+from tests.support.dialogues.aggregator import arrived, layout_ref
 from tests.support.dialogues.rows import RowDialogue, training_rows
 from tests.support.facts import has_facts
 
@@ -55,11 +56,11 @@ def test_a_row_is_as_fast_as_its_slowest_worker_and_status_says_how_fast_each_is
     dialogue.later(4.0, 1, 2)
     dialogue.tells(1, seconds=1.0)
     dialogue.tells(2, seconds=4.0)
-    assert [each.micro_batches_per_second for each in dialogue.core.status(dialogue.now).workers] == [
+    assert [each.micro_batches_per_second for each in dialogue.status().workers] == [
         4.0,
         1.0,
     ]
-    run = dialogue.core.run
+    run = dialogue.run
     assert run is not None and [each.speed for each in run.lease_book.able_rows()] == [1.0]
 
 
@@ -73,7 +74,7 @@ def test_gradients_that_are_not_finite_are_those_of_the_worker_that_found_them()
     )
     (forward,) = (
         effect
-        for effect in dialogue.core.handle(ev.ChunkArrived(1, header), dialogue.clock)
+        for effect in dialogue.core.handle(arrived(1, header), dialogue.clock)
         if isinstance(effect, plane.FinishSum)
     )
     assert list(forward.header.findings.non_finite) == [NonFinite(micro_batch=1, parameter="b", worker="w2")]
@@ -242,10 +243,10 @@ def test_each_worker_makes_the_initial_weights_of_its_stages_and_the_first_descr
         "keep 0 #0",
         "forward #0",
     ]
-    (wait,) = dialogue.core.waits(dialogue.now)
+    (wait,) = find_waits(dialogue.core, dialogue.now)
     assert (wait.peer, wait.what) == ("w1, w2", "initial weights")
     assert dialogue.sends_initial(2, 1) == ["keep 0 #1", "forward #1"]
-    assert not dialogue.core.waits(dialogue.now)
+    assert not find_waits(dialogue.core, dialogue.now)
 
 
 def test_initial_weights_of_a_lost_worker_are_made_again_by_another_row() -> None:
@@ -309,7 +310,7 @@ def test_a_row_has_the_weights_once_all_of_its_workers_have() -> None:
     dialogue = training_rows(1, 2)
     dialogue.commits(1, 0)
     dialogue.weights(1, 1, 0, 1)
-    run = dialogue.core.run
+    run = dialogue.run
     assert run is not None
     (row,) = run.lease_book.able_rows()
     assert dialogue.weights_loaded(2, 1, 1) == [] and row.loaded_version is not None
@@ -323,11 +324,3 @@ def test_the_last_stage_says_what_counts_and_others_may_not() -> None:
         dialogue = training_rows(1, 2)
         (left,) = [each for each in dialogue.tells(session, count=count) if "leave" in each]
         assert has_facts(left, f"findings.count is {count}, expected {expected}")
-
-
-def test_what_comes_late_of_a_void_lease_is_not_held_against_a_worker_with_other_stages_now() -> None:
-    dialogue = training_rows(1, 2)
-    lease = dialogue.leases[1]
-    dialogue.says(2, pb.Failure(job="a", lease=lease, reason="out of memory"))
-    assert not [each for each in dialogue.tells(1, lease=lease, count=100) if "leave" in each]
-    assert dialogue.core.members[1].refusal is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
+from protos import cluster_pb2 as pb
 from services.pipeline.split import StageRun
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.rows import RowDialogue, too_large, training_rows
@@ -12,7 +13,7 @@ SHARE_AFTER = STANDARD_TIMEOUTS.deaf + 2.5
 
 
 def waits_for(dialogue: RowDialogue) -> str:
-    return dialogue.core.describe_wait(dialogue.now) or ""
+    return dialogue.describe_wait() or ""
 
 
 def test_spares_count() -> None:
@@ -59,3 +60,18 @@ def test_without_a_lost_worker_its_neighbour_builds_nothing_that_it_could_not_us
     assert dialogue.goes_by(2 * SHARE_AFTER, 1) == []
     assert has_facts(waits_for(dialogue), "1 of the 2 ... min_workers ... w2 (gone)")
     assert dialogue.arrives(3) == ["3 <- join stage 1"]
+
+
+def test_stages_that_need_more_workers_than_max_workers_get_those_that_could_not_open_a_mesh() -> None:
+    dialogue = RowDialogue(2)
+    dialogue.optimizer()
+    dialogue.submit(stages=2, max_workers=1)
+    dialogue.arrives(1)
+    dialogue.goes_by(SHARE_AFTER, 1)
+    too_large(dialogue, 1)
+    dialogue.arrives(2)
+    dialogue.says(2, pb.Failure(job="a", reason="the mesh can't be opened", retries=True))
+    dialogue.submit("b", max_workers=1)
+    assert dialogue.core.members[2].job == "b"
+    dialogue.cancel("b")
+    assert [each.job for each in dialogue.core.members.values()] == ["a", "a"]

@@ -34,7 +34,7 @@ def reports(dialogue: RowDialogue, session: int, *micro_batches: int, wrong_from
 
 def row_of(dialogue: RowDialogue, session: int) -> list[int]:
     """Return the sessions of the workers of a row, which is known by that of the first one."""
-    run = dialogue.core.run
+    run = dialogue.run
     assert run is not None
     row = run.rows.find(dialogue.core.members[session])
     assert row is not None
@@ -58,7 +58,7 @@ def test_another_row_repeats_a_micro_batch() -> None:
 
 def test_the_worker_of_the_first_wrong_pass_is_excluded_and_a_spare_takes_its_stage() -> None:
     dialogue = checked(1, 2, 3, 4, 5, 6, 7, micro_batches=3)
-    run = dialogue.core.run
+    run = dialogue.run
     assert run is not None and run.lease_book.step_sum is not None
     step_sum = run.lease_book.step_sum
 
@@ -81,7 +81,7 @@ def test_the_worker_of_the_first_wrong_pass_is_excluded_and_a_spare_takes_its_st
     assert excluded.worker == "w4"
     assert has_facts(excluded.reason, "faulty: step 1, micro-batch ... pass 3 of 4: ... w4 0x")
     assert dialogue.told[7] == dialogue.told[4], "the spare has the faulty worker's stage"
-    states = {each.name: each.state for each in dialogue.core.status(dialogue.now).workers}
+    states = {each.name: each.state for each in dialogue.status().workers}
     assert states["w4"] == "refused" and states["w3"] != "refused"
 
 

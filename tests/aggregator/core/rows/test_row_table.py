@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from aggregator.core.events import Effect, Outbox, ToWorker
 from aggregator.core.membership.members import Member
 from aggregator.core.rows.forming import Seat
@@ -21,7 +23,9 @@ class Table:
         self.out: Outbox = Outbox()
         self.dropped: list[int] = []
         self.workers = {session: Member(session, f"w{session}", f"i{session}", 0.0) for session in (1, 2, 3)}
-        self.table = RowTable("a", EPOCH, self.workers, self.dropped.append, self.out)
+        self.table = RowTable(
+            "a", EPOCH, self.workers, self.dropped.append, self.out, next_row=count(1).__next__
+        )
         self.row = self.add(1, 2)
 
     def add(self, *workers: int) -> Row:
@@ -89,7 +93,9 @@ def test_rows_count_from_1_and_no_later_aggregator_has_their_ids() -> None:
     table.table.remove(rows[0])
     rows.append(table.add(1, 2))
     assert [row_number(each.id) for each in rows] == [1, 2, 3], "whatever leases were granted between them"
-    later = RowTable("a", EPOCH + 1, table.workers, table.dropped.append, table.out)
+    later = RowTable(
+        "a", EPOCH + 1, table.workers, table.dropped.append, table.out, next_row=count(1).__next__
+    )
     first = later.form((Seat(1, StageRun(0, 1)),))
     assert row_number(first.id) == 1 and first.id not in {each.id for each in rows}
     assert describe_row(first.id) == f"row 1 of epoch {EPOCH + 1}"

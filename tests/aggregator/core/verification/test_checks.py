@@ -42,10 +42,10 @@ def test_a_step_waits_for_its_checks_and_loses_no_chunk() -> None:
     assert dialogue.chunk(2, 1, 0, 1) == ["keep 1 #1", "merge 0 + 1 #1", "forward #1"]
     assert dialogue.chunk(2, 1, 0, 0) == ["keep 1 #0", "merge 0 + 1 #0"], "held back"
     assert dialogue.computed(2, checksums={1: RIGHT}) == ["2 <- verify 0 of 1.0", "1 <- verify 1 of 1.0"]
-    speeds = [each.micro_batches_per_second for each in dialogue.core.status(dialogue.now).workers]
+    speeds = [each.micro_batches_per_second for each in dialogue.status().workers]
     assert dialogue.computed(1, seconds=1e-3, checksums={1: RIGHT}) == ["check passed"]
     assert dialogue.computed(2, seconds=1e-3, checksums={0: RIGHT}) == ["check passed", "forward #0"]
-    assert [each.micro_batches_per_second for each in dialogue.core.status(dialogue.now).workers] == speeds
+    assert [each.micro_batches_per_second for each in dialogue.status().workers] == speeds
     assert "drop all" in dialogue.commits(1, 0)
 
 
@@ -104,9 +104,9 @@ def test_a_third_worker_decides_which_one_is_faulty_and_the_step_starts_over() -
     checksums = "w1 0x00000022 ... w2 0x00000011 ... w3 0x00000011"
     assert has_facts(leave, f"step 1 ... micro-batch 0 ... {checksums} ... --name")
     assert dialogue.chunk(2, 1, 0, 0) == [], "the sum of this step is void"
-    assert has_facts(dialogue.core.describe_wait(dialogue.now), "optimizer ... step 0")
+    assert has_facts(dialogue.describe_wait(), "optimizer ... step 0")
     dialogue.goes_by(1.0, 2, 3)
-    assert [(each.role, each.what) for each in dialogue.core.status(dialogue.now).waits] == [
+    assert [(each.role, each.what) for each in dialogue.status().waits] == [
         ("optimizer", "to restart the step")
     ]
     assert [(each.worker, each.generation, each.step) for each in dialogue.job().excluded] == [("w1", 1, 0)]
@@ -156,7 +156,7 @@ def test_a_faulty_worker_is_refused_by_name_after_any_restart() -> None:
     assert lines[0] == "7 <- welcome" and lines[1].startswith("7 <- leave: faulty: step 1, micro-batch 0")
     assert dialogue.ready(7) == [], "nothing that it says of this job is heard"
     assert dialogue.hello(8, name="w2") == ["8 <- welcome", "8 <- join"]
-    states = {each.name: (each.state, each.detail[:6]) for each in dialogue.core.status(dialogue.now).workers}
+    states = {each.name: (each.state, each.detail[:6]) for each in dialogue.status().workers}
     assert states == {"w1": ("refused", "faulty"), "w2": ("connected", "")}
     assert dialogue.job().state == RUNNING
 
@@ -232,7 +232,7 @@ def test_a_job_goes_back_to_a_checkpoint_without_faulty_gradients() -> None:
     assert list(order.void) == [pb.Void(generation=1, step=4)], (
         "in step 4 its gradient was right the last time"
     )
-    assert "optimizer" in dialogue.core.describe_wait(dialogue.now)
+    assert "optimizer" in dialogue.describe_wait()
     lines = dialogue.stands(2, 3)
     assert [line for line in lines if "train" in line] == ["2 <- train 0-1 of 2.3", "3 <- train 2 of 2.3"]
     assert any(has_facts(note, "step 3 ... generation 2") for note in dialogue.notes)
@@ -303,7 +303,7 @@ def test_a_late_check_is_revoked_and_then_abandoned() -> None:
         dialogue.chunk(session, 1, 0, 0)
         dialogue.computed(session, checksums={session - 1: RIGHT})
     dialogue.computed(1, checksums={1: RIGHT})
-    waits = [(each.peer, each.what) for each in dialogue.core.status(dialogue.now).waits]
+    waits = [(each.peer, each.what) for each in dialogue.status().waits]
     assert ("w2", "checksum of micro-batch 0") in waits
     assert dialogue.goes_by(STANDARD_TIMEOUTS.deaf - 1, 1, 2) == []
     lines = dialogue.goes_by(2.0, 1, 2)
