@@ -294,6 +294,10 @@ class RunningJob(StartedJob):
         if has_stopped or self.claims.contended is not None:
             return
         if self.progress.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):
+            if self.stops is not None and self.lease_book.step_sum is not None:
+                self._verify(
+                    self.lease_book.step_sum, now
+                )  # a job that stops is short of workers; it ends its step
             return
         if self.progress.version is None:
             if self.optimizer_state in (pb.OptimizerStatus.EMPTY, pb.OptimizerStatus.RECEIVING):

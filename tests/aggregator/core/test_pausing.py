@@ -49,6 +49,18 @@ def test_workers_that_may_check_the_step_stay_until_its_checks_are_closed() -> N
     assert "1 <- leave: paused by request" in dialogue.commits(1, 0)
 
 
+def test_the_last_check_opens_the_step_though_idle_workers_have_left() -> None:
+    dialogue = training(1, 2, micro_batches=1, min_workers=3, verify_fraction=1.0)
+    dialogue.joins(3)
+    dialogue.weights_loaded(3, 1, 0)
+    dialogue.chunk(1, 1, 0, 0, losses=(1.0,))
+    dialogue.computed(1, checksums={0: 7})
+    checking = next(each for each in (2, 3) if each in dialogue.leases)
+    dialogue.give(ev.WorkerLost(5 - checking, "gone"))
+    dialogue.pause()
+    assert "forward #0" in dialogue.computed(checking, checksums={0: 7})
+
+
 def test_weights_that_come_before_their_commit_do_not_cost_the_step_its_line() -> None:
     dialogue = training(1)
     dialogue.pause()
