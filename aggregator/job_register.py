@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 from aggregator.core.events import (
     CancelRequested,
@@ -21,6 +20,7 @@ from aggregator.core.events import (
 )
 from aggregator.core.job_report import Record, cancel_job, copy_job, pause_job, resume_job
 from aggregator.core.membership.claims import trust
+from aggregator.core.requests import Request
 from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.scheduling.views import Wait
 from aggregator.storage.job_queue import ALL_JOBS, LARGEST_PAGE_JOBS, JobFilter, JobPage, JobQueue
@@ -41,11 +41,6 @@ NAME_CHARACTERS = 200
 _ROOM_BYTES = 64 << 20
 """Room that is made on a full disk for a job, and for what follows it."""
 _REQUEST_ID = re.compile(r"[\w.-]{0,64}")
-
-Request: TypeAlias = (
-    Submitted | CancelRequested | PauseRequested | ResumeRequested | PriorityRequested | TrustRequested
-)
-"""A person's request, once it is on disk."""
 
 
 class JobRegister:

@@ -227,7 +227,8 @@ class AggregatorCore:
             case MessageRefused():
                 run = self.runs.get(event.job)
                 if run is not None and not run.ended:
-                    run.end(FAILED, event.reason)
+                    with self._job_runs.guard(run):
+                        run.end(FAILED, event.reason)
             case Ticked():
                 self.own_clock.note_tick(clock.monotonic_seconds)
                 self._ticked(now)
@@ -236,7 +237,7 @@ class AggregatorCore:
                 return self._take_effects(clock)
         if not isinstance(event, PiecesArrived):  # a gradient changes nothing here
             for run in list(self.runs.values()):
-                exclude_from_all(run, self.runs, self.jobs, now)
+                exclude_from_all(run, self._job_runs, now)
         is_connected = bool(self.optimizer)
         self._job_runs.drop_ended(optimizer=is_connected)
         if not isinstance(event, PiecesArrived):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from aggregator.core.job_report import Record
@@ -216,22 +216,20 @@ class Assignments:
 
     # ---- moves ----
 
-    def departures(self, now: float) -> list[tuple[RunningJob, list[Member], str]]:
-        """Return the workers that leave their jobs now, by job, with the reason."""
+    def departures(self) -> list[tuple[RunningJob, list[Member]]]:
+        """Return the workers that are to leave their jobs as soon as these let them go, by job."""
         found: dict[str, list[Member]] = defaultdict(list)
         for session in self._targets:
             member = self._members[session]
             run = self._runs.get(member.job)
-            if run is not None and not run.ended and run.lets_go(member, now):
+            if run is not None and not run.ended:
                 found[member.job].append(member)
-        return [
-            (self._runs[job], members, self._why_they_leave(job, members)) for job, members in found.items()
-        ]
+        return [(self._runs[job], members) for job, members in found.items()]
 
-    def _why_they_leave(self, job: str, members: list[Member]) -> str:
-        stop = self._runs[job].stops
-        if stop is not None:
-            return stop.detail
+    def describe_departure(self, run: RunningJob, members: Iterable[Member]) -> str:
+        """Return why workers leave a job."""
+        if run.stops is not None:
+            return run.stops.detail
         targets = {self._targets[each.session] for each in members} - {""}
         return f"it serves job {', '.join(sorted(targets))} now" if targets else "no job needs it now"
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from aggregator.core.live_jobs import LiveJobs
+from aggregator.core.job_runs import JobRuns
 from aggregator.core.running_job import RunningJob
 
 
-def exclude_from_all(finder: RunningJob, runs: Mapping[str, RunningJob], jobs: LiveJobs, now: float) -> None:
+def exclude_from_all(finder: RunningJob, runs: JobRuns, now: float) -> None:
     """Exclude the workers that a job has found faulty since the last call from all other jobs.
 
     Args:
         finder: the job.
-        runs: the running jobs, by id.
-        jobs: the jobs that have not ended.
+        runs: the running jobs.
         now: the time, on the monotonic clock.
     """
     found, finder.found_faulty = finder.found_faulty, []
     for worker in found:
         reason = f"found faulty by job {finder.job.id}; after a repair of its hardware, start it with another --name"
-        for job, record in jobs.records.items():
-            run = runs.get(job)
+        for job, record in runs.jobs.records.items():
+            run = runs.by_id.get(job)
             if run is None:
-                jobs.exclude(record, worker, reason)
+                runs.jobs.exclude(record, worker, reason)
             elif run is not finder:
-                _exclude(run, worker, reason, now)
+                with runs.guard(run):
+                    _exclude(run, worker, reason, now)
 
 
 def _exclude(run: RunningJob, worker: str, reason: str, now: float) -> None:

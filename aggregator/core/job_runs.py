@@ -13,7 +13,7 @@ from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, note_crash, take_back_start
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import PAUSED, QUEUED
-from services.errors import name_internal_error
+from services.errors import Refusal, name_internal_error
 from services.protocol.plan import JobPlan
 
 
@@ -60,24 +60,36 @@ class JobRuns:
         """
         for record, plan in self.assignments.decide(now, lived_seconds):
             run = self._start(record, plan, now, unix_seconds)
-            if optimizer:
-                run.open()
-        for run, members, reason in self.assignments.departures(now):
+            if run is not None and optimizer:
+                with self.guard(run):
+                    run.open()
+        for run, members in self.assignments.departures():
             with self.guard(run):
-                run.give_back(members, reason, now)
-        for run in self.by_id.values():
-            run.end_if_left(now)
+                leaving = [each for each in members if run.lets_go(each, now)]
+                if leaving:
+                    run.give_back(leaving, self.assignments.describe_departure(run, leaving), now)
+        for run in list(self.by_id.values()):
+            with self.guard(run):
+                run.end_if_left(now)
         self.drop_ended(optimizer=optimizer)
         for run, members in self.assignments.arrivals():
             with self.guard(run):
                 run.take(members, now)
         self.drop_ended(optimizer=optimizer)  # one that no worker can run may have ended
 
-    def _start(self, record: Record, plan: JobPlan, now: float, unix_seconds: float) -> RunningJob:
+    def _start(self, record: Record, plan: JobPlan, now: float, unix_seconds: float) -> RunningJob | None:
+        """Start a job; return its run, None if that fails by an unexpected error, which ends the job."""
         count_start(record.job)
         if not record.job.started_seconds:
             record.job.started_seconds = unix_seconds
-        run = self._make_run(record, plan, now=now)
+        try:
+            run = self._make_run(record, plan, now=now)
+        except Exception as error:  # it would fail again
+            text = f"the aggregator can't start this job: {name_internal_error(error)}"
+            self._out.put(JobBroke(record.job.id, text, error))
+            self.jobs.set_aside(record, Refusal(text))
+            self.assignments.note_change()
+            return None
         self.by_id[record.job.id] = run
         self.jobs.suspended.discard(record.job.id)
         run.report.begin()

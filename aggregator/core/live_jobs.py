@@ -109,11 +109,11 @@ class LiveJobs:
             if record.job.pausing:
                 self._finish_pause(record)
             elif isinstance(plan, Refusal):
-                self._set_aside(record, plan)
+                self.set_aside(record, plan)
             elif (refusal := plan.parameters.check_most(self._max_parameters)) is not None:
-                self._set_aside(record, refusal)  # it was queued when the maximum was larger
+                self.set_aside(record, refusal)  # it was queued when the maximum was larger
             elif (refusal := why_set_aside(record.job)) is not None:
-                self._set_aside(record, refusal)
+                self.set_aside(record, refusal)
             else:
                 found.append((record, plan))
         return sorted(found, key=lambda each: (each[0].job.state != RUNNING, -each[0].job.priority))
@@ -124,7 +124,7 @@ class LiveJobs:
         self._out.put(SaveJob(copy_job(record.job)))
         self._out.put(Note("state", record.job.detail, copy_job(record.job)))
 
-    def _set_aside(self, record: Record, refusal: Refusal) -> None:
+    def set_aside(self, record: Record, refusal: Refusal) -> None:
         """End a job that can't be started, or that took the aggregator down too often."""
         del self.records[record.job.id]
         self.close(record.job.id)

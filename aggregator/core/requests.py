@@ -51,7 +51,8 @@ def take_request(runs: JobRuns, request: Request, now: float) -> None:
 def _cancel(runs: JobRuns, request: CancelRequested) -> None:
     run = runs.by_id.get(request.job)
     if run is not None:
-        run.end(CANCELLED, "cancelled by request", checkpoint=not request.now)
+        with runs.guard(run):
+            run.end(CANCELLED, "cancelled by request", checkpoint=not request.now)
     else:
         runs.jobs.cancel(request.job, checkpoint=not request.now)
 
@@ -59,7 +60,8 @@ def _cancel(runs: JobRuns, request: CancelRequested) -> None:
 def _pause(runs: JobRuns, job: str, now: float) -> None:
     run = runs.by_id.get(job)
     if run is not None:
-        run.pause(now)
+        with runs.guard(run):
+            run.pause(now)
     else:
         runs.jobs.pause(job)
 
@@ -67,7 +69,8 @@ def _pause(runs: JobRuns, job: str, now: float) -> None:
 def _resume(runs: JobRuns, job: str) -> None:
     run = runs.by_id.get(job)
     if run is not None:
-        run.resume()
+        with runs.guard(run):
+            run.resume()
     else:
         runs.jobs.resume(job)
 

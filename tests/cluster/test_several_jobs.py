@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,9 @@ def spec(folder: Path, corpus: Path, name: str, **training: object) -> str:
     ids=["2 tiers", "3 tiers", "shards"],
 )
 def test_two_jobs_at_once_end_in_the_bits_of_one_alone(
-    tmp_path: Path, corpus: Path, undisturbed: Bits, arrangement: dict[str, int]
+    tmp_path: Path, corpus: Path, undisturbed: Bits, arrangement: dict[str, Any]
 ) -> None:
-    with Cluster(tmp_path, workers=2, steps=2, **arrangement) as cluster:  # type: ignore[arg-type]
+    with Cluster(tmp_path, workers=2, steps=2, **arrangement) as cluster:
         cluster.wait_workers(2)
         submitted = [cluster.submit(spec(tmp_path, corpus, name, max_workers=1)) for name in ("one", "two")]
         for job in submitted:

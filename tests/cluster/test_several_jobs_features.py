@@ -59,9 +59,9 @@ def test_a_standby_takes_over_both_jobs(tmp_path: Path, corpus: Path, undisturbe
 @pytest.mark.long
 @pytest.mark.parametrize("arrangement", [{"tiers": 3}, {"shards": 2}], ids=["optimizer", "shard"])
 def test_a_killed_owner_of_the_tensors_takes_both_jobs_back(
-    tmp_path: Path, corpus: Path, undisturbed: Bits, arrangement: dict[str, int]
+    tmp_path: Path, corpus: Path, undisturbed: Bits, arrangement: dict[str, Any]
 ) -> None:
-    with Cluster(tmp_path, workers=2, steps=LAST, **arrangement) as cluster:  # type: ignore[arg-type]
+    with Cluster(tmp_path, workers=2, steps=LAST, **arrangement) as cluster:
         submitted = submit_two(cluster, corpus)
         if cluster.optimizer is not None:
             cluster.optimizer.kill()
@@ -113,9 +113,10 @@ def test_a_restored_queue_has_both_jobs_go_on(tmp_path: Path, corpus: Path, undi
 def test_each_job_changes_its_code_once_its_own_workers_have(
     tmp_path: Path, corpus: Path, new_tree: Path
 ) -> None:
-    options = {"heartbeat_seconds": 0.5, "aggregator_options": COMEBACK}
     with (
-        Cluster(tmp_path / "upgrade", workers=2, steps=LAST, **options) as cluster,  # type: ignore[arg-type]
+        Cluster(
+            tmp_path / "upgrade", workers=2, steps=LAST, heartbeat_seconds=0.5, aggregator_options=COMEBACK
+        ) as cluster,
         Workers(cluster, new_tree) as workers,
     ):
         submitted = submit_two(cluster, corpus, model_save_interval=10_000)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -387,12 +388,13 @@ def test_a_data_stream_of_another_caller_does_not_end_the_worker_that_it_names(
     monkeypatch.setattr("services.transport.access.enforcement.current_caller", lambda: caller)
 
     async def scenario(dialogue: PlaneDialogue) -> None:
-        plane, context = dialogue.plane, StolenCall()
+        context: Any = StolenCall()
+        plane = dialogue.plane
         plane.carry_out([pb.WorkerAttends(session=SESSION, incarnation="w1", name="w1")])
         worker = await plane.find_worker("w1")
         assert worker is not None
         with pytest.raises(Denied, match="worker w1 shows a certificate that is bound to w2"):
-            await plane.serve(worker, context)  # type: ignore[arg-type]
+            await plane.serve(worker, context)
         assert await plane.find_worker("w1") is worker
         worker.mailbox.put(cluster.WorkerCommand())
         await worker.mailbox.take()  # raises why it is closed, if it is

@@ -78,9 +78,8 @@ class _Scheduler:
         self._due: set[str] = set()
         """Workers that a waiting job will have so soon that moving them elsewhere before would not pay."""
         for own in self._own.values():
-            own.sort(
-                key=lambda each: not (each.held or each.settled)
-            )  # those that would start anew leave first
+            # Those that have yet to build their job leave first.
+            own.sort(key=lambda each: not (each.held or each.settled))
         surplus: list[WorkerView] = []
         cores: list[WorkerView] = []
         for job in reversed(self._ranked):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
 
 from aggregator.core import events as ev
 from aggregator.core.job_report import Record
+from aggregator.core.running_job import RunningJob
 from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.setting_aside import MOST_CRASHES
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, PAUSED, QUEUED, RUNNING, Job
+from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.protocol.plan import JobPlan
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.support.dialogues.aggregator import Dialogue
+from tests.support.dialogues.aggregator import Dialogue, arrived
 
 
-def two_jobs(*, workers: int = 2, **plan: int) -> Dialogue:
+def two_jobs(*, workers: int = 2, **plan: float) -> Dialogue:
     """Return jobs a and b in their first steps, each with half of the workers."""
     dialogue = Dialogue()
     dialogue.optimizer()
@@ -72,6 +77,67 @@ def test_an_error_in_a_jobs_part_begins_that_job_again_and_no_other(monkeypatch:
     assert "ZeroDivisionError" in dialogue.job("a").crash.reason
     assert dialogue.leases[2] == lease and not dialogue.job("b").HasField("crash")
     assert dialogue.chunk(2, 1, 0, 0, losses=(2.0,) * 4, job="b") == ["keep 0-3 #0", "forward #0"]
+
+
+METHODS = [
+    name
+    for name, _ in inspect.getmembers(RunningJob, inspect.isfunction)
+    if not name.startswith("_") and name != "close"  # by which a job begins again
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_error_in_any_method_of_a_run_stays_in_its_job(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(RunningJob, method)
+
+    def failing(self: RunningJob, *arguments: Any, **named: Any) -> Any:
+        if self.job.id == "a":
+            raise IndexError("list index out of range")
+        return original(self, *arguments, **named)
+
+    dialogue = two_jobs(workers=4, verify_fraction=1.0)
+    other = dialogue.core.runs["b"]
+    monkeypatch.setattr(RunningJob, method, failing)
+    header = ChunkHeader(job="a", epoch=3, generation=1, lease=dialogue.leases[1], kind=GRADIENT)
+    for event in (
+        arrived(1, dialogue.whole(header, 0)),
+        ev.FromWorker(1, 3, pb.Computed(job="a", lease=dialogue.leases[1])),
+        ev.FromOptimizer(pb.Commit(job="a", generation=1)),
+        ev.FromOptimizer(pb.OptimizerStatus(job="a", generation=2, state=pb.OptimizerStatus.TRAINING)),
+        ev.MessageRefused("a", "too large"),
+    ):
+        dialogue.give(event)
+    dialogue.submit("c", max_workers=1)
+    dialogue.hello(9)
+    for request in (ev.TrustRequested("a", "w1"), ev.PauseRequested("a"), ev.ResumeRequested("a")):
+        dialogue.give(request)
+    dialogue.goes_by(20, 1, 2, 3, 4, 9)
+    dialogue.give(ev.PauseRequested("a"))
+    dialogue.give(ev.OptimizerLost("gone"))
+    dialogue.optimizer()
+    dialogue.goes_by(STANDARD_TIMEOUTS.stall + 5, 1, 2, 3, 4, 9)
+    dialogue.give(ev.WorkerLost(1, "gone"))
+    dialogue.cancel()
+    assert dialogue.core.runs["b"] is other and not dialogue.job("b").HasField("crash")
+
+
+def test_a_job_that_can_not_be_started_ends_and_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = RunningJob.__init__
+
+    def failing(self: RunningJob, record: Record, *arguments: Any, **named: Any) -> None:
+        if record.job.id == "a":
+            raise IndexError("list index out of range")
+        original(self, record, *arguments, **named)
+
+    monkeypatch.setattr(RunningJob, "__init__", failing)
+    dialogue = Dialogue()
+    assert "save a failed" in dialogue.submit("a")
+    assert "the aggregator can't start this job: internal error, IndexError" in dialogue.saved["a"].job.detail
+    dialogue.submit("b")
+    dialogue.goes_by(5)
+    assert list(dialogue.core.runs) == ["b"]
 
 
 def test_a_job_whose_part_fails_at_the_same_step_again_and_again_ends(

@@ -167,7 +167,7 @@ def test_a_slow_optimizer_makes_workers_wait_after_one_window() -> None:
 def test_each_open_job_has_an_array_of_sums_of_its_own() -> None:
     async def scenario() -> None:
         link = link_to("127.0.0.1:1", lambda: None, lambda reason: None)
-        link._link = SimpleNamespace(shares=True)  # type: ignore[assignment]
+        vars(link)["_link"] = SimpleNamespace(shares=True)
         values = np.zeros(CHUNK_ELEMENTS, np.float32)
 
         def prepare(job: str) -> SharedArray:

@@ -250,7 +250,8 @@ def test_the_checkpoint_of_a_job_that_broke_still_counts(monkeypatch: pytest.Mon
 
 def test_an_error_outside_of_any_job_ends_them_all_and_the_core_goes_on() -> None:
     dialogue = training(jobs="ab")
-    effects = dialogue.give(ev.Connected(None))  # type: ignore[arg-type]
+    nothing: Any = None
+    effects = dialogue.give(ev.Connected(nothing))
     assert sum("broke: " in each for each in effects) == 2
     assert not dialogue.core.jobs and dialogue.core.epoch == 1
     assert dialogue.open() == ["load a"]

@@ -180,7 +180,8 @@ def test_exceptions_are_recorded_and_replayed(tmp_path: Path) -> None:
 def test_an_exception_in_an_effect_is_recorded_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     core = make_core(OptimizerCore, path, name="optimizer")
-    (effect,) = core.handle(optimizer_events.Connected(None))  # type: ignore[arg-type]
+    nothing: Any = None
+    (effect,) = core.handle(optimizer_events.Connected(nothing))
     assert isinstance(effect, optimizer_events.JobBroke) and isinstance(effect.error, AttributeError)
     assert replay(path, OptimizerCore) == 1
 
