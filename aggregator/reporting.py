@@ -1,15 +1,16 @@
-"""Reports to users and tools: events of jobs, and waits that take long."""
+"""Reports to users and tools: events of jobs, the state of the core, and waits that take long."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
-from aggregator.core.aggregator import Clock
+from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.events import Note
 from aggregator.storage.journal import Journal
 from aggregator.tracking import JobTracking
-from protos.jobs_pb2 import JobEvent, Wait
+from protos.jobs_pb2 import QUEUED, JobEvent, Wait
+from services.protocol.activities import efficiency
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.timeouts import Timeouts
 
@@ -22,7 +23,7 @@ class EventPublisher:
     Args:
         journal: the jobs' logs and their watchers.
         metrics: the aggregator's metrics.
-        tracking: the trackers of the running job.
+        tracking: the trackers of the running jobs.
     """
 
     def __init__(self, journal: Journal, metrics: AggregatorMetrics, tracking: JobTracking) -> None:
@@ -58,6 +59,16 @@ class EventPublisher:
             self._metrics.set_validation_loss(note.job.id, note.job.validation_loss)
 
 
+def report_state(core: AggregatorCore, metrics: AggregatorMetrics) -> None:
+    """Show the workers and jobs of a core in the metrics."""
+    metrics.set_workers(len(core.members))
+    metrics.set_idle_workers(core.activities.times.count_idle())
+    queued = sum(record.job.state == QUEUED for record in core.jobs.records.values())
+    metrics.set_jobs(queued=queued, running=list(core.runs))
+    for job, run in core.runs.items():
+        metrics.set_efficiency(job, efficiency(run.job.worker_seconds))
+
+
 class WaitReporter:
     """Shows current waits in the metrics, and logs each one when it passes a timeout.
 
@@ -69,15 +80,18 @@ class WaitReporter:
     def __init__(self, metrics: AggregatorMetrics, timeouts: Timeouts) -> None:
         self._metrics = metrics
         self._timeouts = timeouts
-        # The longest timeout that each wait has passed, by peer, step and what is owed.
-        self._passed: dict[tuple[str, int, str], str | None] = {}
+        # The longest timeout that each wait has passed, by peer, job, step and what is owed.
+        self._passed: dict[tuple[str, str, int, str], str | None] = {}
 
     def report(self, waits: Sequence[Wait]) -> None:
         """Report the current waits, the longest first."""
         self._metrics.set_waits({each.peer: each.seconds for each in reversed(waits)})
         passed_before, self._passed = self._passed, {}
         for each in waits:
-            key, timeout = (each.peer, each.step, each.what), self._timeouts.longest_exceeded(each.seconds)
+            key, timeout = (
+                (each.peer, each.job, each.step, each.what),
+                self._timeouts.longest_exceeded(each.seconds),
+            )
             self._passed[key] = timeout
             if timeout and passed_before.get(key) != timeout:
                 chunk = f", chunk {each.bucket}" if each.HasField("bucket") else ""

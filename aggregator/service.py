@@ -24,7 +24,6 @@ from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.cluster_status import find_waits, make_status
 from aggregator.core.job_report import Record, copy_job
 from aggregator.core.retention import Limits, Part
-from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.core.succession import EpochBehind
 from aggregator.data_folder import DataFolder
 from aggregator.downloads import Downloads
@@ -35,7 +34,7 @@ from aggregator.job_starts import JobStarts
 from aggregator.jobs_service import JobsServicer
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.pruner import Pruner
-from aggregator.reporting import EventPublisher, WaitReporter
+from aggregator.reporting import EventPublisher, WaitReporter, report_state
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
@@ -46,7 +45,7 @@ from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
 from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, ClusterStatus
+from protos.jobs_pb2 import ClusterStatus
 from protos.tensors_pb2 import WEIGHTS
 from services.caps import GB, MB, Caps
 from services.errors import TiermeshError
@@ -55,12 +54,10 @@ from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.printable import printable_path
-from services.protocol.activities import efficiency
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.protocol.hello import HelloExpectations, Role
 from services.runtime.aggregator_metrics import AggregatorMetrics
-from services.runtime.host_memory import read_host_memory
 from services.runtime.recording import make_core
 from services.tasks import start_awaited
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
@@ -261,20 +258,10 @@ class AggregatorService:
         log.info("aggregator %s, epoch %d, %d tiers", name, epoch, self.core.tiers)
 
     def _optimizer_connected(self, name: str, hello: pb.Hello | None) -> None:
-        memory = read_host_memory()
-        self._tell_memory(
-            "aggregator", self._name, ToldMemory(memory.host, memory.total_bytes, memory.free_bytes)
-        )
-        for role, peer in [("optimizer", hello), *(("shard", each.hello) for each in self._wiring.shards)]:
-            if peer is not None:
-                self._tell_memory(
-                    role, peer.name, ToldMemory(peer.host, peer.memory_bytes, peer.memory_free_bytes)
-                )
+        for told in self._wiring.read_memories(hello):
+            self.feed(told)
         self.feed(ev.OptimizerConnected(name))
         self.pruner.wake()
-
-    def _tell_memory(self, role: str, name: str, memory: ToldMemory) -> None:
-        self.feed(ev.MemoryTold(role, name, memory))
 
     async def run(self) -> None:
         """Serve until cancelled, or until the core, the disk or the leadership fails.
@@ -364,18 +351,10 @@ class AggregatorService:
         while True:
             await asyncio.sleep(self._timeouts.tick)
             self.feed(ev.Ticked())
-            self._metrics.set_workers(len(self.core.members))
-            self._metrics.set_idle_workers(self.core.activities.times.count_idle())
+            report_state(self.core, self._metrics)
             self._wait_reporter.report(find_waits(self.core, time.monotonic()))
             if self._wiring.shards:
                 self._metrics.set_shards(sum(link.is_up for link in self._wiring.shards))
-            states = [(record.job.state, record.job.id) for record in self.core.jobs.records.values()]
-            self._metrics.set_jobs(
-                queued=sum(state == QUEUED for state, _ in states),
-                running=list(self.core.runs),
-            )
-            for job_id, run in self.core.runs.items():
-                self._metrics.set_efficiency(job_id, efficiency(run.job.worker_seconds))
             self._metrics.set_standbys(len(self._silent_seconds_of_standbys()))
 
     async def _beat(self) -> None:

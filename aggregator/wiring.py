@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from aggregator.cluster_check import OwnLink
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
+from aggregator.core.scheduling.host_memories import ToldMemory
 from aggregator.data_plane import DataPlane
 from aggregator.optimizer_links.in_process import InProcessOptimizerLink
 from aggregator.optimizer_links.link import OptimizerLink, OptimizerLinkCallbacks
@@ -21,10 +22,12 @@ from plane.link import LocalPlane
 from plane.plane import Plane, PlaneOwner
 from plane.streams.worker_sessions import WorkerSessions
 from protos import plane_pb2 as pb
+from protos.cluster_pb2 import Hello
 from protos.tensors_pb2 import ChunkHeader
 from services.files.store import FileStore
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.handover import Handover
+from services.runtime.host_memory import read_host_memory
 from services.tensors.chunk_messages import Message as ChunkMessage
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
@@ -203,6 +206,20 @@ class Wiring:
         self.link = link
         self.plane = self._make_data_plane(PlaneGroup([plane], self._timeouts.beat), lambda order: None)
         self.put_weights = plane.put_weights
+
+    def read_memories(self, optimizer: Hello | None) -> Iterator[ev.MemoryTold]:
+        """Yield the memory of the hosts of aggregator, optimizer and shards.
+
+        Args:
+            optimizer: Hello of an optimizer in another process; None if it is in this one.
+        """
+        own = read_host_memory()
+        told = ToldMemory(own.host, own.total_bytes, own.free_bytes)
+        yield ev.MemoryTold("aggregator", self._name, told)
+        for role, peer in [("optimizer", optimizer), *(("shard", each.hello) for each in self.shards)]:
+            if peer is not None:
+                told = ToldMemory(peer.host, peer.memory_bytes, peer.memory_free_bytes)
+                yield ev.MemoryTold(role, peer.name, told)
 
     def _make_data_plane(
         self, planes: PlaneGroup, on_sums_finished: Callable[[pb.FinishSum], None]

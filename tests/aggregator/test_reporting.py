@@ -28,3 +28,15 @@ def test_a_long_wait_names_the_chunk_that_is_owed(
         f"waiting for worker w1: initial weights{chunk}, for {seconds:.1f} s (longer than timeout silent)"
     )
     assert line == expected
+
+
+def test_the_same_wait_of_two_jobs_is_logged_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    reporter = WaitReporter(create_autospec(AggregatorMetrics, instance=True), STANDARD_TIMEOUTS)
+    owed = {
+        "role": "optimizer",
+        "peer": "opt",
+        "what": "its status",
+        "seconds": STANDARD_TIMEOUTS.silent + 0.1,
+    }
+    reporter.report([Wait(job="a", **owed), Wait(job="b", **owed)])
+    assert [record.__dict__["job"] for record in caplog.records] == ["a", "b"]
