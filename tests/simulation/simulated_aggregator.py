@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from aggregator.core.job_report import cancel_job, copy_job, pause_job, resume_j
 from aggregator.core.leasing.failures import MOST_FAILURES
 from aggregator.core.membership.claims import trust
 from aggregator.core.membership.members import Member
-from aggregator.core.running_job import RunningJob
 from plane.sums import SumOrder
 from protos import cluster_pb2 as pb
 from protos import plane_pb2 as plane
@@ -21,12 +19,12 @@ from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refused
 from services.protocol.envelope import CheckReport, WorkerBody
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
-from services.protocol.plan import WINDOW_CHUNKS, JobPlan
+from services.protocol.plan import JobPlan
 from services.tensors.layout import read_job_layout
 from services.tensors.layout_parts import read_piece
-from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.arrivals import Arrivals
+from tests.simulation.core_checks import CoreChecks
 from tests.simulation.job_model import CLUSTER, InjectedError, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
@@ -34,7 +32,6 @@ from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.shard_links import ShardedPayloads
 from tests.simulation.simulated_check import SimulatedCheck
 from tests.simulation.simulated_plane import SimulatedPlane
-from tests.simulation.simulated_sums import SimulatedSums
 from tests.simulation.simulated_worker import HUGE_LAYOUT, HUGE_LAYOUT_REF
 
 if TYPE_CHECKING:
@@ -70,10 +67,7 @@ class SimulatedAggregator(Process):
             tiers=cluster.scenario.tiers,
             max_running_jobs=cluster.scenario.max_running_jobs,
         )
-        self._sums: dict[str, SimulatedSums] = {}  # by job
-        self._windows: defaultdict[str, int] = defaultdict(
-            lambda: 1
-        )  # by job: windows that may be full of kept sums
+        self._checks = CoreChecks(self.core, cluster.jobs)
         self.wall_clock_seconds = 0.0
         self._plane = SimulatedPlane(epoch)
         self._arrivals = Arrivals(self, self._arrived)
@@ -82,8 +76,6 @@ class SimulatedAggregator(Process):
         self._last_session = 0
         self._optimizer: Link | None = None
         self._kernel = Queue(self)
-        self._able: Counter[str] = Counter()  # by job
-        self._left: Counter[str] = Counter()  # by job: workers that have left it after the current input
         self._dialled: Link | None = None  # to the optimizer
         self.sharded: ShardedPayloads | None = None
         if self._inside is not None and self._inside.sharded is not None:
@@ -107,7 +99,7 @@ class SimulatedAggregator(Process):
         if not self.alive:
             return
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
-        self._able = self._count_able()
+        self._checks.begin()
         orders: list[ev.PlaneOrder] = []
         for effect in self.effects(self._handle, event, clock):
             match effect:
@@ -115,14 +107,14 @@ class SimulatedAggregator(Process):
                     orders.append(effect)
                 case plane.KeepPieces():
                     for arrival in effect.arrivals:
-                        self._sums_of(effect.job).keep_piece(*self._arrivals.pop(arrival))
+                        self._checks.sums_of(effect.job).keep_piece(*self._arrivals.pop(arrival))
                 case plane.DiscardPieces():
                     for arrival in effect.arrivals:
                         self._arrivals.pop(arrival)
                 case _:
                     self._carry_out(effect, payload)
-        if isinstance(event, ev.PiecesArrived) and event.header.job in self.core.runs:
-            self._check_bound_of_pieces(self.core.runs[event.header.job])
+        if isinstance(event, ev.PiecesArrived):
+            self._checks.check_pieces(event.header.job)
         if self.check is not None:
             serving = [
                 each.name
@@ -210,9 +202,7 @@ class SimulatedAggregator(Process):
             contention.before(self, event)
             effects = self.core.handle(event, clock)
             contention.after(self, event, effects)
-            orders = (each.body for each in effects if isinstance(each, ev.ToWorker))
-            self._left = Counter(each.job for each in orders if isinstance(each, pb.Leave))
-            self._check_rows()
+            self._checks.end(each.body for each in effects if isinstance(each, ev.ToWorker))
             return effects
         except InjectedError as error:
             self.cluster.injected["core raises"] += 1
@@ -226,13 +216,13 @@ class SimulatedAggregator(Process):
         match effect:
             case _ if isinstance(effect, SumOrder | plane.FinishSum):
                 elements = self.cluster.jobs[effect.job].elements  # which the core may have forgotten by now
-                finished = self._sums_of(effect.job).carry_out(effect, elements)
+                finished = self._checks.sums_of(effect.job).carry_out(effect, elements)
                 if isinstance(effect, plane.FinishSum):
                     self._forward(effect, finished)
                 elif isinstance(effect, plane.DropSums):
-                    self._windows[effect.job] = 1
+                    self._checks.windows[effect.job] = 1
                 elif isinstance(effect, plane.KeepSum):
-                    self._check_bound(self.core.runs[effect.job])
+                    self._checks.check_sums(effect.job)
             case plane.PassJob() | plane.SendVersion():
                 self._open_plane(effect.job)
                 self._plane.carry_out(effect)
@@ -240,7 +230,7 @@ class SimulatedAggregator(Process):
                 self._plane.keep(effect.header, payload)
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
-                    self._check_quorum(effect.body)
+                    self._checks.check_lease(effect.body)
                 member = self.core.members.get(effect.session)
                 if isinstance(effect.body, pb.Leave) and member is not None and _refuses(member, effect.body):
                     self.cluster.workers[member.name].refused(effect.body.job)
@@ -264,9 +254,6 @@ class SimulatedAggregator(Process):
             case ev.Note() if not self.replaced:
                 self.cluster.noted(effect)
 
-    def _sums_of(self, job: str) -> SimulatedSums:
-        return self._sums.setdefault(job, SimulatedSums())
-
     def _open_plane(self, job: str) -> None:
         """Open a running job in the plane of an optimizer in this process, which is not told of it by PassJob."""
         run = self.core.runs.get(job)
@@ -277,79 +264,6 @@ class SimulatedAggregator(Process):
         if run is not None and not self._plane.core.expected_elements(job):
             wire, pieces = run.plan.wire, run.plan.stages > 1
             self._plane.core.open_job(job, run.progress.elements, wire, sends_pieces=pieces)
-
-    def _check_bound_of_pieces(self, run: RunningJob) -> None:
-        """Check the number of kept pieces, as `_check_bound` that of sums."""
-        leases = 1 if run.lease_book.step_sum is None else len(run.lease_book.step_sum.assignments)
-        pipeline = self.cluster.jobs[run.job.id].pipeline
-        ranges = 1 if pipeline is None else pipeline.ranges
-        bound = leases * min(WINDOW_CHUNKS, run.progress.chunks) * self._windows[run.job.id] * ranges
-        pieces = len(self._sums_of(run.job.id).pieces)
-        require(pieces <= bound, f"{pieces} pieces kept, expected at most {bound}")
-
-    def _count_able(self) -> Counter[str]:
-        return Counter(member.job for member in self.core.members.values() if member.present)
-
-    def _check_quorum(self, lease: pb.Lease) -> None:
-        """Check that no lease is granted with too few workers, counted before the current input and after its moves."""
-        run = self.core.runs.get(lease.job)
-        if lease.phase == pb.VERIFY and (run is None or run.stops is not None):
-            return  # of the last step of a job that stops
-        able = max(self._able[lease.job], self._count_able()[lease.job]) + self._left[lease.job]
-        wanted = self.cluster.jobs[lease.job].plan.min_workers
-        require(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
-
-    def _check_bound(self, run: RunningJob) -> None:
-        """Check the number of kept sums: at most leases times window, and once more for each lost optimizer link."""
-        if run.lease_book.step_sum is not None:
-            bound = (
-                len(run.lease_book.step_sum.assignments)
-                * min(WINDOW_CHUNKS, run.progress.chunks)
-                * self._windows[run.job.id]
-            )
-            kept = len(self._sums_of(run.job.id).kept)
-            require(kept <= bound, f"{kept} sums kept, expected at most {bound}")
-
-    def check_consistency(self) -> None:
-        """Check that the kept payloads are those that the core expects. Those in shards may be on their way."""
-        for job in self._sums.keys() | self.core.runs.keys():
-            self._check_consistency(job, self.core.runs.get(job))
-
-    def _check_consistency(self, job: str, run: RunningJob | None) -> None:
-        sums = self._sums_of(job)
-        stored = sums.kept.keys(), sums.pieces.keys()
-        if self.sharded is not None:
-            in_shards = self.sharded.stored(job)
-            unknown = pb.OptimizerStatus.STATE_UNSPECIFIED  # until then the core has not dropped what is lost
-            if in_shards is None or run is None or run.optimizer_state == unknown:
-                return
-            stored = in_shards
-        expected: set[tuple[int, Node]] = set()
-        if run is not None and run.lease_book.step_sum is not None:
-            expected = run.lease_book.step_sum.coverage.stored_nodes()
-        kept, kept_pieces = stored
-        require(set(kept) == expected, f"job {job}: kept {sorted(kept)}, the core expects {sorted(expected)}")
-        pieces = set() if run is None else run.router.pieces.kept()
-        require(
-            set(kept_pieces) == pieces,
-            f"job {job}: kept {sorted(kept_pieces)}, the core expects {sorted(pieces)}",
-        )
-
-    def _check_rows(self) -> None:
-        """Check that what the core knows of each row is what the row's workers can do."""
-        for member in self.core.members.values():
-            run = self.core.runs.get(member.job)
-            row = run.rows.find(member) if run is not None else None
-            require(
-                (run is not None) == bool(member.job),
-                f"{member.name} serves {member.job}, which does not run",
-            )
-            if row is None:
-                continue
-            known = row.able, row.hangs, row.loaded_version
-            row.refresh()
-            found = row.able, row.hangs, row.loaded_version
-            require(known == found, f"the core knows {known} of {row.title}, its workers are {found}")
 
     def _forward(self, order: plane.FinishSum, finished: Mapping[int, Any]) -> None:
         """Send finished sums to the optimizer, one after the other."""
@@ -371,7 +285,7 @@ class SimulatedAggregator(Process):
             return
         self.feed(ev.Ticked())
         if self.alive:
-            self.check_consistency()
+            self._checks.check_consistency(None if self.sharded is None else self.sharded.stored)
             self.cluster.contention.ticked(self)
             self.later(self.core.timeouts.tick, self.tick)
 
@@ -562,7 +476,7 @@ class SimulatedAggregator(Process):
         if self._dialled is link:
             self._dialled = None
         for job in self.core.runs:
-            self._windows[job] += 1
+            self._checks.windows[job] += 1
         if self._optimizer is link:
             self._optimizer = None
             self.feed(ev.OptimizerLost(reason))
