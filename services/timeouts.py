@@ -62,7 +62,7 @@ class Timeouts:
         stop: a daemon's limit for its own graceful stop.
         broken: time without traffic or answer to a ping until a connection is dead; twice `ping`.
         kill: the launcher's wait for a daemon that it has asked to stop, before it sends SIGKILL.
-        comeback: wait for workers of the running job, after a restart or when only one can't run it.
+        comeback: wait for workers of a running job, after a restart or when only one can't run it.
         follow: wait of a command that follows a job, for an aggregator that is away.
         stall: least time after which a late lease goes to an idle worker; a shard's limit for each of its tasks.
         unfit: the aggregator's wait for a usable mesh, while no worker can open the job's mesh.

@@ -1,4 +1,4 @@
-"""The running job's record, and the lines that users see about it."""
+"""A running job's record, and the lines that users see about it."""
 
 from __future__ import annotations
 

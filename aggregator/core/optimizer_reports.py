@@ -1,4 +1,4 @@
-"""What the optimizer reports of the running job, and what it does with it."""
+"""What the optimizer reports of a running job, and what it does with it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from services.tensors.chunk_set import ChunkSet
 
 
 def take_report(run: RunningJob, optimizer: str, body: OptimizerBody, now: float) -> None:
-    """Take the optimizer's message about the running job.
+    """Take the optimizer's message about a running job.
 
     Args:
-        run: the running job.
+        run: the job's run.
         optimizer: name of the optimizer.
         body: the message.
         now: the time, on the monotonic clock.

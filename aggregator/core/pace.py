@@ -1,4 +1,4 @@
-"""How long the running job's steps and evaluations take, and how much time they leave."""
+"""How long a running job's steps and evaluations take, and how much time they leave."""
 
 from __future__ import annotations
 

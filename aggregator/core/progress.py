@@ -1,4 +1,4 @@
-"""Progress of the running job: the version of its newest weights, its phase, and the work that follows from both."""
+"""Progress of a running job: the version of its newest weights, its phase, and the work that follows from both."""
 
 from __future__ import annotations
 

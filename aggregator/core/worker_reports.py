@@ -1,4 +1,4 @@
-"""What the workers of the running job report, and what it does with it."""
+"""What the workers of a running job report, and what it does with it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from services.protocol.versions import Version
 
 
 def take_report(run: RunningJob, member: Member, body: WorkerBody, now: float) -> None:
-    """Take a worker's message about the running job.
+    """Take a worker's message about a running job.
 
     Args:
-        run: the running job.
+        run: the job's run.
         member: the worker, which takes part in it.
         body: the message.
         now: the time, on the monotonic clock.

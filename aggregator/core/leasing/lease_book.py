@@ -1,4 +1,4 @@
-"""The leases of the running job's rows: initial weights, gradients of a step and their checks, evaluations."""
+"""The leases of a running job's rows: initial weights, gradients of a step and their checks, evaluations."""
 
 from __future__ import annotations
 
