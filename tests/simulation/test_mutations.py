@@ -28,7 +28,7 @@ from tests.simulation.simulated_cluster import SimulatedCluster
 
 MUTATION_SEEDS = 300
 """Number of seeds to try. The rarest of the other mutations fails one seed of a hundred."""
-RARE = {"drops_a_commit_while_evaluating"}
+RARE = {"drops_a_commit_while_evaluating", "forgets_orphans"}
 """Mutations that take many seeds, and so are left to `make test-all`."""
 
 

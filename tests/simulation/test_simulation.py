@@ -35,8 +35,8 @@ from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEEDS, SEEDS = 100, 500
-"""`make test` runs the first 100 seeds, `make test-all` the other 400."""
+QUICK_SEEDS, SEEDS = 50, 500
+"""`make test` runs the first 50 seeds, `make test-all` the other 450."""
 HOSTILE_SEEDS = 200
 
 
@@ -66,14 +66,14 @@ def test_progress_and_injected_faults_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(seeds, "PROGRESS_SECONDS", 0.0)
-    assert seeds.run_seeds(0, 6, 2) == 0
+    assert seeds.run_seeds(0, 3, 2) == 0
     printed = capsys.readouterr()
-    assert "1 of 6 seeds, 0 failed" in printed.err and "min left" in printed.err
+    assert "1 of 3 seeds, 0 failed" in printed.err and "min left" in printed.err
     assert re.search(
-        r"^6 seeds, \d+ steps, 0 failed, .* on 2 processes: .* seeds/s, \d+ steps/s$", printed.out, re.M
+        r"^3 seeds, \d+ steps, 0 failed, .* on 2 processes: .* seeds/s, \d+ steps/s$", printed.out, re.M
     )
     counted = {what: int(often) for often, what in re.findall(r"^ +(\d+)  (.*)$", printed.out, re.M)}
-    runs = [seeds.run_seed(seed).injected for seed in range(6)]
+    runs = [seeds.run_seed(seed).injected for seed in range(3)]
     assert counted == sum(runs, Counter())
     assert counted["worker dies"] > 0
 
