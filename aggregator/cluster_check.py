@@ -144,7 +144,7 @@ class ClusterCheck:
         if self._over is not None:
             raise NotYet("another check of this cluster is under way; check again when it has ended")
         self._over = asyncio.Event()
-        self._feed(ClusterCheckBegan(frozenset(each.number for each in sessions)))
+        self._feed(ClusterCheckBegan(tuple(each.number for each in sessions)))
         own_links = () if serving else self._own_links
         log.info("a check of %s begins", counted(len(sessions), "idle worker"))
         results: asyncio.Queue[CheckResult | None] = asyncio.Queue()

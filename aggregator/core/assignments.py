@@ -81,9 +81,9 @@ class Assignments:
         """Take account of a worker's report, which may have had it admitted or refused."""
         self._due = self._due or isinstance(body, pb.Ready | pb.Failure)
 
-    def begin_check(self, sessions: frozenset[int]) -> None:
+    def begin_check(self, sessions: Iterable[int]) -> None:
         """Keep idle workers from jobs while their meshes and links are checked."""
-        self._checked = sessions
+        self._checked = frozenset(sessions)
 
     @property
     def is_checking(self) -> bool:

@@ -98,7 +98,7 @@ class ClusterCheckBegan:
         sessions: the workers' sessions.
     """
 
-    sessions: frozenset[int]
+    sessions: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ class CheckClosed:
 
     job: str
     outcome: CheckOutcome
-    workers: frozenset[str] = frozenset()
+    workers: tuple[str, ...] = ()
 
 
 Effect = (

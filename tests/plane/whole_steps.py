@@ -191,6 +191,8 @@ class WholeSteps:
         for plane in self.planes.planes:
             # The threads have nothing left to do.
             await asyncio.wait_for(plane.wait_for_room(self.job, self.worker), ROOM_SECONDS)
+            waiting = plane._waiting._pieces[self.worker]._waiting
+            require(not waiting, f"{waiting} elements count as waiting after the last step")
             require(self.job not in plane._sums._jobs, "sums are left after the last step")
             left = [each for each in plane._waiting._arrived.values() if each.piece.header.job == self.job]
             require(not left, "arrived pieces are left after the last step")

@@ -47,7 +47,7 @@ class SimulatedCheck:
 
     def begin(self) -> None:
         """Begin. Without workers it ends at once."""
-        self._aggregator.feed(ClusterCheckBegan(self.sessions))
+        self._aggregator.feed(ClusterCheckBegan(tuple(sorted(self.sessions))))
         for session in list(self._links_left):
             self._ask(session, pb.CheckMesh(number=next(self._numbers)), MESH_SECONDS)
         self._go_on()

@@ -222,7 +222,6 @@ class LeaseBook:
             self._orders.send_window(row.session, step_sum, step_sum.coverage.chunks)
         row.in_place = in_place
         if 0 in chunks:  # the last one in the agreed order, with which findings come
-            row.stalls = 0
             step_sum.note_findings(assignment, row.name, header.findings)
         return step_sum, assignment
 

@@ -49,7 +49,7 @@ class Stalls:
         if not self.is_late(session, since_seconds, micro_batches, now):
             return False
         row = self._rows[session]
-        row.note_stall()
+        row.note_stall(self._timeouts.stall, now)
         text = f"{row.title} stalled on step {self._report.job.step}; its work goes to others"
         self._report.note("member", text)
         return True

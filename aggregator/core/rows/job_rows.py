@@ -43,7 +43,7 @@ class JobRows:
         self._workers = workers
         self._job_members = job_members
         self._lease_book = lease_book
-        self._stalls: dict[str, int] = {}  # of processes whose connections are lost, by incarnation
+        self._late: dict[str, Row] = {}  # late rows whose worker's connection is lost, by its incarnation
 
     def find(self, member: Member) -> Row | None:
         """Return the row of a worker; None if it is a spare."""
@@ -55,8 +55,7 @@ class JobRows:
         """Take workers into the job, unless they are excluded, and have them build what their rows need."""
         for member in members:
             row = self.find(member) or self._table.add_worker(member)
-            row.stalls = self._stalls.pop(member.incarnation, row.stalls)
-            row.stalled = row.keeps_stalling
+            row.take_after(self._late.pop(member.incarnation, row))
             if self._job_members.enter(member):
                 self._job_members.build(member, now, WHOLE_MODEL)
             row.refresh()
@@ -80,9 +79,9 @@ class JobRows:
             return
         self._table.remove(row)
         if row.stalls:
-            self._stalls[member.incarnation] = row.stalls
-            if len(self._stalls) > MAX_WORKERS:
-                del self._stalls[next(iter(self._stalls))]
+            self._late[member.incarnation] = row
+            if len(self._late) > MAX_WORKERS:
+                del self._late[next(iter(self._late))]
 
     def expects(self, member: Member, ready: pb.Ready) -> bool:
         """Return whether a worker has built what it was told last.

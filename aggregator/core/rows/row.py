@@ -17,8 +17,11 @@ WHOLE_MODEL = StageRun(0, 0)
 NAMES_CHARACTERS = 200
 """Longest list of a row's workers."""
 MOST_STALLS = 2
-"""Number of leases in a row that a row may be late with before weights that it loads count no longer as a sign that it
-goes on. Then it gets work only if no other row can do it."""
+"""Number of leases that a row may be late with before weights that it loads count no longer as a sign that it goes on.
+Then it gets work only if no other row can do it."""
+FORGIVEN_AFTER_STALLS = 10
+"""A row is late for the first time again after so many times `stall`, so that one which is late with every other lease
+holds up a fifth of the time at most."""
 
 
 @dataclass
@@ -50,7 +53,8 @@ class Row:
         loaded_version: the earliest version that one of its workers has; None if one has no weights.
         leases: the leases that its workers may still work on, by id.
         stalled: whether it took too long over a lease and has not reported work since, or the next weights, once.
-        stalls: the number of leases in a row that it took too long over.
+        stalls: the number of leases that it took too long over, the first of them not too long ago.
+        first_stall_seconds: when it took too long over the first of them, on the monotonic clock.
         in_place: whether its last chunk lay in memory that its only worker shares, and so cost none here.
         lagging: its workers that do not have the newest weights, while others of it do.
         lagging_since_seconds: since when it is these.
@@ -66,6 +70,7 @@ class Row:
     leases: dict[int, RowLease] = field(default_factory=dict)
     stalled: bool = False
     stalls: int = 0
+    first_stall_seconds: float = 0.0
     in_place: bool = False
     lagging: Sequence[Seat] = ()
     lagging_since_seconds: float = 0.0
@@ -127,13 +132,20 @@ class Row:
         """Whether only work that it does counts as a sign that it goes on, since it was late too often."""
         return self.stalls >= MOST_STALLS
 
-    def note_stall(self) -> None:
-        """Note that it took too long over a lease."""
+    def note_stall(self, stall_seconds: float, now: float) -> None:
+        """Note that it took too long over a lease, which is at least `stall` long."""
+        if not self.stalls or now - self.first_stall_seconds > FORGIVEN_AFTER_STALLS * stall_seconds:
+            self.stalls, self.first_stall_seconds = 0, now
         self.stalled, self.stalls = True, self.stalls + 1
+
+    def take_after(self, earlier: Row) -> None:
+        """Have the stalls behind it that a row of the same process had."""
+        self.stalls, self.first_stall_seconds = earlier.stalls, earlier.first_stall_seconds
+        self.stalled = earlier.stalled and earlier.keeps_stalling
 
     def note_work(self) -> None:
         """Note that it has done a lease."""
-        self.stalled, self.stalls = False, 0
+        self.stalled = False
         for each in self.workers:
             each.failures = 0
 

@@ -133,6 +133,8 @@ class StepSum:
         self._by_lease.pop(assignment.lease, None)
         assignment.lease, assignment.since_seconds = lease, now
         self._by_lease[lease] = assignment
+        if self.checks.expect(assignment.node):
+            self.coverage.gated = True
 
     def sessions(self) -> set[int]:
         """Return the workers that assignments are planned for."""

@@ -14,7 +14,8 @@ class Check:
 
     Attributes:
         micro_batch: its index in the step.
-        answers: the answers so far; the first is from the row that computed it for the step's sum.
+        answers: the answers so far; the first is from the row that computed it first for the step's sum.
+        awaited: whether a row has yet to say what it has computed for the step's sum.
         lease: the lease under which it is being computed again; 0 if it isn't.
         session: the session of the row with that lease.
         since_seconds: when that lease was granted or, before that, when the first answer came. On the monotonic clock.
@@ -24,6 +25,7 @@ class Check:
 
     micro_batch: int
     answers: list[Answer] = field(default_factory=list)
+    awaited: bool = True
     lease: int = 0
     session: int = 0
     since_seconds: float = 0.0

@@ -92,8 +92,8 @@ class JobChecks:
         for micro_batch, answer in answers.items():
             check = step_sum.checks.find_open(micro_batch)
             if check is not None and micro_batch in assignment.node.micro_batches:
-                check.since_seconds = check.since_seconds if check.answers else now
-                check.add(answer)
+                check.since_seconds = now if check.awaited else check.since_seconds
+                check.awaited = not check.add(answer)
 
     def record_answer(self, step_sum: StepSum, row: Row, lease: int, answers: Answers) -> bool:
         """Record the answer of a row to a check; return False if the lease was not a check."""
@@ -146,7 +146,7 @@ class JobChecks:
             self._orders.revoke(row.session, check.lease)
             self._decline(step_sum, check, row)
             if seconds > self._timeouts.stall:
-                row.note_stall()
+                row.note_stall(self._timeouts.stall, now)
             text = f"{row.title} has not checked micro-batch {check.micro_batch} of step "
             self._report.note(
                 "member",
@@ -184,13 +184,13 @@ class JobChecks:
                 return Finding(frozenset(guilty), self._describe(check), trusted)
             if check.lease:
                 continue
-            if not check.answers:
+            if check.awaited:
                 if not step_sum.is_expected(check.micro_batch):
                     reason = "the worker that computed the micro-batch has sent no checksum"
                     self._close(step_sum, check, CheckOutcome.ABANDONED, reason)
                 continue
             if len(check.answers) > 1 and find_difference(check.answers) is None:
-                workers = frozenset(worker for answer in check.answers for worker in answer.workers)
+                workers = tuple(sorted({worker for answer in check.answers for worker in answer.workers}))
                 self._close(step_sum, check, CheckOutcome.PASSED, workers=workers)
                 for worker in workers:
                     self._report.trust(worker, step_sum.version.step)
@@ -225,7 +225,7 @@ class JobChecks:
         check: Check,
         outcome: CheckOutcome,
         reason: str | None = None,
-        workers: frozenset[str] = frozenset(),
+        workers: tuple[str, ...] = (),
     ) -> None:
         step_sum.checks.close(check, outcome)
         self._out.put(CheckClosed(self._report.job.id, outcome, workers))

@@ -40,6 +40,20 @@ class StepChecks:
         first, last = bisect_left(self._indices, node.first), bisect_left(self._indices, node.stop)
         return self._indices[first:last]
 
+    def expect(self, node: Node) -> bool:
+        """Open the checks of a node that a row is about to compute for the sum; return whether there are any.
+
+        What was computed and checked before may be lost: then the new result has to agree with an answer of that time.
+        """
+        indices = self.within(node)
+        for index in indices:
+            check = self._open[index] = self._checks[index]
+            check.awaited = True
+            if check.outcome is CheckOutcome.PASSED:
+                del check.answers[1:]
+            check.outcome = None
+        return bool(indices)
+
     def find_open(self, micro_batch: int) -> Check | None:
         """Return the open check of a micro-batch; None if it is closed or there is none."""
         return self._open.get(micro_batch)

@@ -89,7 +89,7 @@ def test_a_job_gets_no_worker_of_a_check_before_its_end() -> None:
     dialogue = Dialogue()
     dialogue.optimizer()
     dialogue.hello(1)
-    dialogue.give(ev.ClusterCheckBegan(frozenset({1})))
+    dialogue.give(ev.ClusterCheckBegan((1,)))
     assert "optimizer <- Open" in dialogue.submit(), "it starts meanwhile"
     dialogue.later(1.25, 1)
     assert not dialogue.core.members[1].job

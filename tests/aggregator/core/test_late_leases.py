@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aggregator.core import events as ev
 from aggregator.core.cluster_status import find_waits
 from aggregator.core.membership.devices import STALLED_TIMES
-from aggregator.core.rows.row import MOST_STALLS
+from aggregator.core.rows.forming import Seat
+from aggregator.core.rows.row import MOST_STALLS, WHOLE_MODEL, Row
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 
@@ -60,6 +63,36 @@ def test_a_worker_that_only_loads_weights_holds_no_more_than_two_steps_up() -> N
         for session in (1, 2):
             dialogue.weights_loaded(session, 1, step + 1)
     assert held_up == MOST_STALLS
+
+
+def test_a_worker_that_is_late_with_every_other_lease_holds_no_more_than_two_steps_up() -> None:
+    dialogue = training(1, 2, steps=9)
+    held_up = 0
+    for step in range(8):
+        for session in (1, 2):
+            if step % 2 or session == 1:
+                dialogue.computed(session)
+                dialogue.chunk(session, 1, step, 0)
+        if step_is_open(dialogue, step):
+            held_up += 1
+            dialogue.goes_by(STANDARD_TIMEOUTS.stall + 3, 1, 2)
+            dialogue.computed(1)
+            dialogue.chunk(1, 1, step, 0)
+        dialogue.commits(1, step)
+        for session in (1, 2):
+            dialogue.weights_loaded(session, 1, step + 1)
+    assert held_up == MOST_STALLS
+
+
+@pytest.mark.parametrize(("seconds", "keeps_stalling"), [(6000.0, True), (6001.0, False)])
+def test_a_row_that_was_late_long_ago_is_late_for_the_first_time_again(
+    seconds: float, keeps_stalling: bool
+) -> None:
+    row = Row(0, (Seat(1, WHOLE_MODEL),), [])
+    row.note_stall(600.0, 0.0)
+    row.note_work()
+    row.note_stall(600.0, seconds)
+    assert row.stalled and row.keeps_stalling == keeps_stalling
 
 
 def test_no_lease_gets_more_time_by_a_duration_that_the_worker_only_says() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import collections.abc
+import dataclasses
 import json
+import typing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -36,6 +40,7 @@ from services.tensors.layout_parts import Piece
 from services.tensors.reduction_tree import Node
 from services.tensors.stripes import Stripe
 from tests.simulation.simulated_cluster import SimulatedCluster
+from worker.core import events as worker_events
 
 KINDS = {"AggregatorCore": AggregatorCore, "OptimizerCore": OptimizerCore}
 
@@ -74,6 +79,29 @@ values = st.one_of(
     st.builds(Clock, st.floats(allow_nan=False), st.floats(allow_nan=False)),
     st.builds(Record, st.builds(Job, id=st.text(max_size=5)), st.text(), plans),
 )
+
+
+def find_types(hint: Any, found: set[Any]) -> None:
+    """Collect the types that a type hint contains, those of its fields included."""
+    if hint in found:
+        return
+    found.add(hint)
+    for each in typing.get_args(hint):
+        find_types(each, found)
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+        for each in typing.get_type_hints(hint).values():
+            find_types(each, found)
+
+
+@pytest.mark.parametrize("events", [aggregator_events, optimizer_events, worker_events])
+def test_every_input_and_effect_has_only_fields_that_can_be_recorded(events: ModuleType) -> None:
+    found: set[Any] = set()
+    for each in vars(events).values():
+        if dataclasses.is_dataclass(each) and each.__module__ == events.__name__:
+            find_types(each, found)
+    assert len(found) > 20
+    kinds = {typing.get_origin(each) or each for each in found}
+    assert not kinds & {set, frozenset, collections.abc.Set, collections.abc.Callable}
 
 
 @given(values)

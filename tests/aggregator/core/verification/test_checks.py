@@ -90,6 +90,32 @@ def test_unrequested_checksums_are_ignored() -> None:
     assert dialogue.says(1, pb.Computed(job="a", lease=999, checksums=[pb.Checksum(crc32c=1)])) == []
 
 
+@pytest.mark.parametrize(("again", "outcome"), [(RIGHT, "check passed"), (WRONG, "1 <- verify 1 of 1.0")])
+def test_what_is_computed_again_after_its_check_is_checked_again(again: int, outcome: str) -> None:
+    dialogue = checked(1, 2)
+    for session in (1, 2):
+        dialogue.chunk(session, 1, 0, 0)
+        dialogue.computed(session, checksums={session - 1: RIGHT})
+    dialogue.computed(1, checksums={1: RIGHT})
+    assert dialogue.computed(2, checksums={0: RIGHT}) == ["check passed", "forward #0"]
+    dialogue.give(ev.WorkerLost(2, "gone"))
+    dialogue.give(ev.OptimizerLost("broke"))
+    dialogue.optimizer()
+    assert "1 <- train 1 of 1.0" in dialogue.stands(1, 0), "the sum is lost"
+    assert not any("forward" in line for line in dialogue.chunk(1, 1, 0, 0)), "nothing is passed on unchecked"
+    assert dialogue.computed(1, checksums={1: again})[0] == outcome
+
+
+def test_what_is_computed_again_without_a_checksum_passes_no_check() -> None:
+    dialogue = checked(1, 2)
+    for session in (1, 2):
+        dialogue.computed(session, checksums={session - 1: RIGHT})
+    dialogue.computed(1, checksums={1: RIGHT})
+    dialogue.computed(2, checksums={0: RIGHT})
+    assert "1 <- train 1 of 1.0" in dialogue.give(ev.WorkerLost(2, "gone"))
+    assert dialogue.computed(1) == ["check abandoned"]
+
+
 # ---- a worker with faulty hardware ----
 
 
