@@ -140,9 +140,10 @@ class PipelineRows(JobRows):
 
     def check_findings(self, member: Member, computed: pb.Computed) -> Refusal | None:
         """Return why a worker's findings can't be those of its stages; None if they can. The last stage counts."""
-        row, count = self.find(member), computed.findings.count
-        if row is None:
+        found, count = self._find_lease(member, computed.lease), computed.findings.count
+        if found is None:  # void: of a row before, in which it had other stages
             return None
+        row, _ = found
         if row.stages_of(member).stop == self._stages:
             return self._check_count(row, member, computed.lease, count)
         return Refusal(f"findings.count is {count}, expected 0 without the last stage") if count else None

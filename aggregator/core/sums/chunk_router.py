@@ -8,7 +8,7 @@ a plane has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 from aggregator.core.events import Outbox, StoreWeights
@@ -46,24 +46,30 @@ class WeightStore:
     receives: bool
     version: Version | None = None
     elements: int = 0
-    _missing: set[int] = field(default_factory=set)
+    _arrived: int = 0  # chunks, in the order of the layout
+    _expected: int = 0
 
     def begin(self, version: Version | None, elements: int) -> None:
         """Expect the chunks of a version, unless they are expected already."""
         if (self.version, self.elements) != (version, elements):
             self.version, self.elements = version, elements
-            self._missing = set(range(chunk_count(elements) if self.receives else 0))
+            self._arrived, self._expected = 0, chunk_count(elements) if self.receives else 0
 
     def add(self, chunk: int) -> bool:
-        """Count a chunk; return False if it had arrived already."""
-        is_new = chunk in self._missing
-        self._missing.discard(chunk)
-        return is_new
+        """Count a chunk; return False if it is not the next one.
+
+        They come in their order. So it is a repeated one, or of weights whose first chunks came before the job was
+        resumed: then all come again.
+        """
+        if chunk != self._arrived or self.complete:
+            return False
+        self._arrived += 1
+        return True
 
     @property
     def complete(self) -> bool:
         """Whether all chunks of the version that come from the optimizer's process have arrived."""
-        return self.version is not None and not self._missing
+        return self.version is not None and self._arrived == self._expected
 
 
 class ChunkRouter:
