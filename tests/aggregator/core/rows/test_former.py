@@ -182,6 +182,7 @@ def test_a_worker_that_comes_later_relieves_one_with_several_stages() -> None:
     dialogue.builds(1, holds=(1, 0))
     former = dialogue.leases[1]
     assert dialogue.arrives(2) == ["1 <- revoke", "1 <- join stage 0", "2 <- join stage 1"]
+    assert dialogue.tells(1, count=1, lease=former) == [], "a late report of the last stage, which it had"
     dialogue.builds(1)
     dialogue.builds(2)
     for session in (1, 2):
