@@ -48,31 +48,14 @@ def test_a_lease_is_late_whose_worker_has_computed_it_and_sends_nothing() -> Non
     assert "2 <- revoke" in dialogue.goes_by(4, 1, 2), "else the job would wait for ever"
 
 
-def test_a_worker_that_only_loads_weights_holds_no_more_than_two_steps_up() -> None:
-    dialogue = training(1, 2)
-    held_up = 0
-    for step in range(4):
-        dialogue.computed(1)
-        dialogue.chunk(1, 1, step, 0)
-        if step_is_open(dialogue, step):
-            held_up += 1
-            dialogue.goes_by(STANDARD_TIMEOUTS.stall + 3, 1, 2)
-            dialogue.computed(1)
-            dialogue.chunk(1, 1, step, 0)
-        dialogue.commits(1, step)
-        for session in (1, 2):
-            dialogue.weights_loaded(session, 1, step + 1)
-    assert held_up == MOST_STALLS
-
-
-def test_a_worker_that_is_late_with_every_other_lease_holds_no_more_than_two_steps_up() -> None:
+@pytest.mark.parametrize("late_every", [1, 2])
+def test_a_worker_that_loads_weights_and_is_late_holds_no_more_than_two_steps_up(late_every: int) -> None:
     dialogue = training(1, 2, steps=9)
     held_up = 0
     for step in range(8):
-        for session in (1, 2):
-            if step % 2 or session == 1:
-                dialogue.computed(session)
-                dialogue.chunk(session, 1, step, 0)
+        for session in (1, 2) if step % late_every else (1,):
+            dialogue.computed(session)
+            dialogue.chunk(session, 1, step, 0)
         if step_is_open(dialogue, step):
             held_up += 1
             dialogue.goes_by(STANDARD_TIMEOUTS.stall + 3, 1, 2)
