@@ -343,6 +343,7 @@ class SimulatedOptimizer(Process):
             )
             return
         if effect.step == job.full_disk_at:
+            self.cluster.contention.may_lose_steps(effect.job)
             self.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, "disk broken"))
             return
         if fails:
