@@ -1,4 +1,4 @@
-"""Carries out what the core decides, except for effects on payloads, which the data plane carries out."""
+"""Carries out what the core decides, except for effects on payloads, which the plane carries out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EffectRunner:
         queue: the jobs on disk.
         files: the files that messages refer to.
         sessions: the sessions of the connected workers.
-        plane: the data plane, whose addresses a worker is told.
+        plane: the plane, whose addresses a worker is told.
         link: the link to the optimizer.
         events: publishes events of jobs.
         metrics: the aggregator's metrics.

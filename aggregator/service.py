@@ -1,7 +1,7 @@
 """The aggregator's service: feeds its core, and serves workers and users.
 
-All state here is used on the event loop alone. Payloads are the data plane's business (data_plane/plane.py), other
-effects of the core that of effects.py.
+All state here is used on the event loop alone. Payloads are the plane's business (plane/plane.py), other effects of the
+core that of effects.py.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Feed(Protocol):
 
 
 class Wiring:
-    """The link to the optimizer, the data plane, and what they need.
+    """The link to the optimizer, the plane, and what they need.
 
     Args:
         name: the aggregator's name.
@@ -64,11 +64,11 @@ class Wiring:
         sessions: the sessions of the connected workers.
         feed: gives the core an input.
         callbacks: what the link to the optimizer calls.
-        on_failure: called on any thread with the error that ended the data plane.
+        on_failure: called on any thread with the error that ended the plane.
 
     Attributes:
         link: the link to the optimizer.
-        plane: the data plane.
+        plane: the plane.
         put_weights: gives the plane a chunk of weights from the optimizer in 3-tier; None if planes make them.
         engine: the optimizer's engine in 2-tier; None in 3-tier.
         shards: the links to the shards; empty without shards.

@@ -1,6 +1,6 @@
 """What a command imports before it answers, and Ctrl-C at any time of that.
 
-Counts of modules stand for times, which depend on the machine; `benchmarks/figures/command_start.py` measures those.
+Counts of modules stand for times, which depend on the machine; `benchmarks/figures/first_sign.py` measures those.
 """
 
 from __future__ import annotations

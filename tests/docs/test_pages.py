@@ -80,6 +80,16 @@ def test_named_files_exist(page: str) -> None:
                 assert [*ROOT.glob(f"{start}{each}{end}".rstrip("/"))], text
 
 
+def test_files_named_in_the_code_exist() -> None:
+    paths = [path for folder in FOLDERS.split("|") for path in ROOT.glob(f"{folder}/**/*.py")]
+    known = "\n".join(f"/{path.relative_to(ROOT)}" for path in paths) + "\n"
+    for path in paths:
+        for line in path.read_text().splitlines():
+            of_tt_train = "tt-train" in line or "ttml/" in line
+            for name in [] if of_tt_train else re.findall(r"(?<![\w/.])\w+/[\w/]+\.py\b", line):
+                assert f"/{name}\n" in known, f"{path}: {line.strip()}"
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]])
 def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
