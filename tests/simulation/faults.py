@@ -6,6 +6,7 @@ import re
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from aggregator.core.setting_aside import MOST_STARTS
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation.job_model import require
 from tests.simulation.process import Process
@@ -251,9 +252,18 @@ class Faults:
         )
 
     def _doom(self, process: Process | None) -> None:
-        """Kill a process now, or soon between two effects."""
-        if process is not None and process.alive:
-            if self._cluster.rng.random() < 0.5:
-                process.die()
-            else:
-                process.doomed_after = self._cluster.rng.randint(0, 30)
+        """Kill a process now, or soon between two effects, unless a job would be set aside for it."""
+        if process is None or not process.alive:
+            return
+        after = self._cluster.rng.randint(0, 30) if self._cluster.rng.random() >= 0.5 else None
+        if process is self._cluster.aggregator and self._is_blamed_next():
+            return
+        if after is None:
+            process.die()
+        else:
+            process.doomed_after = after
+
+    def _is_blamed_next(self) -> bool:
+        """Return whether a job counts as the reason of one more death of an aggregator soon after its start."""
+        saved = self._cluster.disk.jobs.values()
+        return any(each.job.starts >= MOST_STARTS - 1 for each in saved)
