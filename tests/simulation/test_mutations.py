@@ -28,7 +28,7 @@ from tests.simulation.simulated_cluster import SimulatedCluster
 
 MUTATION_SEEDS = 300
 """Number of seeds to try. The rarest of the other mutations fails one seed of a hundred."""
-RARE = {"drops_a_commit_while_evaluating", "forgets_orphans"}
+RARE = {"counts_duplicates", "drops_a_commit_while_evaluating", "forgets_orphans"}
 """Mutations that take many seeds, and so are left to `make test-all`."""
 
 
@@ -73,6 +73,7 @@ def test_a_step_that_must_stop_a_job_is_not_skipped(monkeypatch: pytest.MonkeyPa
             cluster.run()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", LIE_MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_mutation_lets_a_lie_into_the_weights(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -172,11 +172,11 @@ def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_liars_are_found() -> None:
     found = 0
-    for seed in range(10):
+    for seed in range(6):
         cluster = SimulatedCluster(seed, scenario=Scenario.lying(seed))
         cluster.run()
         found += sum(bool(saved.job.excluded) for saved in cluster.disk.jobs.values())
-    assert found >= 5, "the others were over before the first lie"
+    assert found >= 3, "the others were over before the first lie"
 
 
 # ---- a core that raises ----

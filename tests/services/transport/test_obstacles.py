@@ -53,6 +53,11 @@ def answering(answer: bytes) -> Iterator[str]:
         async with await asyncio.start_server(reply, sock=server):
             await asyncio.Event().wait()
 
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    if not answer:
+        with server:
+            yield address
+        return
     loop = asyncio.new_event_loop()
     task = loop.create_task(serve())
 
@@ -61,15 +66,13 @@ def answering(answer: bytes) -> Iterator[str]:
             loop.run_until_complete(task)
 
     thread = threading.Thread(target=run)
+    thread.start()
     with server:
-        if answer:
-            thread.start()
         try:
-            yield f"127.0.0.1:{server.getsockname()[1]}"
+            yield address
         finally:
-            if answer:
-                loop.call_soon_threadsafe(task.cancel)
-                thread.join()
+            loop.call_soon_threadsafe(task.cancel)
+            thread.join()
     loop.close()
 
 
