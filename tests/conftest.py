@@ -40,7 +40,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CONTRACT = "tests/contract/"
-LONGEST = (CONTRACT, "tests/simulation/test_simulation.py")
+LONGEST = (
+    CONTRACT,
+    "tests/simulation/test_simulation.py",
+    "tests/simulation/test_split_jobs.py",
+    "tests/simulation/test_sharded_jobs.py",
+    "tests/simulation/test_several_jobs.py",
+    "tests/insider/test_processes.py",
+)
 """Files that take minutes. They start first, because a late start would leave the other processes idle."""
 
 

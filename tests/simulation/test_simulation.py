@@ -35,12 +35,12 @@ from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEEDS, SEEDS = 50, 300
-"""`make test` runs the first 50 seeds, `make test-all` the other 250."""
-HOSTILE_SEEDS = 200
+QUICK_SEEDS, SEEDS = 50, 200
+"""`make test` runs the first 50 seeds, `make test-all` the other 150."""
+HOSTILE_SEEDS = 120
 
 
-@pytest.mark.timeout(900)  # 300 seeds take two minutes on two idle cores
+@pytest.mark.timeout(900)  # 200 seeds take more than a minute on two idle cores
 @pytest.mark.parametrize(
     ("options", "first", "count"),
     [
