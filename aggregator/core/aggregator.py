@@ -129,7 +129,12 @@ class AggregatorCore:
         self._out = Outbox()
         self.jobs = LiveJobs(records, max_parameters, self._out)
         self._scheduler_input = SchedulerInput(
-            self.members, self.runs, self.jobs, self.timeouts.unfit, max_workers_per_person
+            self.members,
+            self.runs,
+            self.jobs,
+            self.timeouts.comeback,
+            self.timeouts.unfit,
+            max_workers_per_person,
         )
         self.assignments = Assignments(
             self.members,

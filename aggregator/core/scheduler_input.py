@@ -31,11 +31,15 @@ class Misfit(NamedTuple):
         reason: the reason.
         until_seconds: until when that is believed.
         may_pass: whether it may fit later, in the same process: it could not open its mesh, or lacks an input.
+        seconds: how long it is believed after it was found; twice as long if it is found again.
+        is_believed: whether that time is not over, and the job has not asked the worker again.
     """
 
     reason: str
     until_seconds: float
     may_pass: bool
+    seconds: float
+    is_believed: bool = True
 
 
 class SchedulerInput:
@@ -45,7 +49,8 @@ class SchedulerInput:
         members: the connected workers, by session.
         runs: the running jobs, by id.
         jobs: the jobs that have not ended.
-        unfit_seconds: how long a worker that a job has refused is believed not to fit it.
+        doubt_seconds: how long a worker that could not open its mesh is believed not to fit a job, the first time.
+        unfit_seconds: how long it is at most, and one that a job has refused.
         max_workers_per_person: maximum number of workers of one person's jobs; None for no maximum.
     """
 
@@ -54,12 +59,14 @@ class SchedulerInput:
         members: Mapping[int, Member],
         runs: Mapping[str, RunningJob],
         jobs: LiveJobs,
+        doubt_seconds: float,
         unfit_seconds: float,
         max_workers_per_person: int | None,
     ) -> None:
         self._members = members
         self._runs = runs
         self._jobs = jobs
+        self._doubt_seconds = doubt_seconds
         self._unfit_seconds = unfit_seconds
         self._max_workers_per_person = max_workers_per_person
         self._last_jobs: dict[str, str] = {}  # by worker's name: the job that it served when it was lost
@@ -113,16 +120,30 @@ class SchedulerInput:
             reason = member.refusal or member.unfit
             if reason is not None and member.job:
                 known = self._misfits[member.job]
-                known.pop(member.incarnation, None)
-                until_seconds = now + self._unfit_seconds
-                known[member.incarnation] = Misfit(str(reason), until_seconds, member.refusal is None)
+                may_pass = member.refusal is None
+                seconds = self._seconds_of_doubt(known.pop(member.incarnation, None), may_pass)
+                known[member.incarnation] = Misfit(str(reason), now + seconds, may_pass, seconds)
                 while len(known) > MOST_KNOWN:
                     del known[next(iter(known))]
-            elif member.job in self._misfits:
-                self._misfits[member.job].pop(member.incarnation, None)  # it was asked again
-        for known in self._misfits.values():
-            for incarnation in [each for each, misfit in known.items() if misfit.until_seconds < now]:
-                del known[incarnation]
+            elif member.able and member.job in self._misfits:
+                self._misfits[member.job].pop(member.incarnation, None)
+        for job, known in self._misfits.items():
+            asked = {
+                each.incarnation for each in self._members.values() if each.job == job and not each.unfit
+            }
+            for incarnation, misfit in list(known.items()):
+                if misfit.until_seconds < now or (incarnation in asked and misfit.may_pass):
+                    known[incarnation] = misfit._replace(is_believed=False)
+                if misfit.until_seconds + self._unfit_seconds < now:
+                    del known[incarnation]
+
+    def _seconds_of_doubt(self, before: Misfit | None, may_pass: bool) -> float:
+        """Return how long it is believed that a worker does not fit, given what was known of it before."""
+        if not may_pass:
+            return self._unfit_seconds
+        if before is None or not before.may_pass:
+            return self._doubt_seconds
+        return before.seconds if before.is_believed else min(2 * before.seconds, self._unfit_seconds)
 
     # ---- memory ----
 
@@ -284,7 +305,8 @@ class SchedulerInput:
         found = {}
         for job in jobs:
             record, known = self._jobs.records[job], self._misfits.get(job, {}).get(member.incarnation)
-            reason = "" if known is None or (lasting and known.may_pass) else known.reason
+            is_known = known is not None and known.is_believed and not (lasting and known.may_pass)
+            reason = known.reason if known is not None and is_known else ""
             for each in record.job.excluded:
                 if each.worker == member.name:
                     reason = each.reason

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from aggregator.core.aggregator import AggregatorCore
+from aggregator.core.events import ToWorker
+from aggregator.core.membership.members import MemberState
 from aggregator.core.running_job import RunningJob
 from protos import cluster_pb2 as pb
 from services.protocol.plan import WINDOW_CHUNKS
@@ -31,7 +33,10 @@ class CoreChecks:
         self._sums: dict[str, SimulatedSums] = {}
         self.windows: defaultdict[str, int] = defaultdict(lambda: 1)
         self._able: Counter[str] = Counter()  # by job
-        self._left: Counter[str] = Counter()  # by job: workers that have left it after the current input
+        self._serving: dict[int, str] = {}  # by session, before the current input: its job
+        self._moved: Counter[str] = (
+            Counter()
+        )  # by job: workers that it could do with until the input moved them
 
     def sums_of(self, job: str) -> SimulatedSums:
         """Return the payloads of a job that are kept in the aggregator's process."""
@@ -42,10 +47,20 @@ class CoreChecks:
     def begin(self) -> None:
         """Count the workers before an input."""
         self._able = self._count_able()
+        self._serving = {session: each.job for session, each in self._core.members.items()}
 
-    def end(self, orders: Iterable[object]) -> None:
-        """Count the workers that have left after an input, by the core's orders, and check the rows."""
-        self._left = Counter(each.job for each in orders if isinstance(each, pb.Leave))
+    def end(self, orders: Iterable[ToWorker]) -> None:
+        """Count the workers that an input has moved by these orders, and check the rows.
+
+        They have left the job. Or others have joined it, and make a row with those that were spares amid the input.
+        """
+        bodies = [each.body for each in orders]
+        self._moved = Counter(each.job for each in bodies if isinstance(each, pb.Leave))
+        for job in {each.job for each in bodies if isinstance(each, pb.Join)}:
+            self._moved[job] += sum(
+                each.job == self._serving.get(session) == job and each.state is MemberState.BUILDING
+                for session, each in self._core.members.items()
+            )
         self._check_rows()
 
     def _count_able(self) -> Counter[str]:
@@ -56,7 +71,7 @@ class CoreChecks:
         run = self._core.runs.get(lease.job)
         if lease.phase == pb.VERIFY and (run is None or run.stops is not None):
             return  # of the last step of a job that stops
-        able = max(self._able[lease.job], self._count_able()[lease.job]) + self._left[lease.job]
+        able = max(self._able[lease.job], self._count_able()[lease.job]) + self._moved[lease.job]
         wanted = self._jobs[lease.job].plan.min_workers
         require(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
 

@@ -202,7 +202,7 @@ class SimulatedAggregator(Process):
             contention.before(self, event)
             effects = self.core.handle(event, clock)
             contention.after(self, event, effects)
-            self._checks.end(each.body for each in effects if isinstance(each, ev.ToWorker))
+            self._checks.end(each for each in effects if isinstance(each, ev.ToWorker))
             return effects
         except InjectedError as error:
             self.cluster.injected["core raises"] += 1
