@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -360,6 +361,27 @@ def test_an_idle_worker_whose_mesh_could_not_be_opened_is_asked_again() -> None:
     assert jobs_of(dialogue) == "ab"
     dialogue.cancel("b")
     assert jobs_of(dialogue) == "aa"
+
+
+def test_a_worker_whose_mesh_could_not_be_opened_is_asked_again_ever_more_rarely() -> None:
+    dialogue = Dialogue()
+    dialogue.optimizer()
+    dialogue.submit("a", min_workers=2, max_workers=2)
+    for session in (1, 2):
+        dialogue.hello(session)
+        dialogue.give(ev.DataStreamOpened(session))
+    dialogue.ready(1, job="a")
+    dialogue.submit("b", max_workers=1)
+    failed_seconds: list[float] = []
+    while dialogue.now < 7200.0:
+        if jobs_of(dialogue) == "aa":
+            failed_seconds.append(dialogue.now)
+            dialogue.says(2, pb.Failure(job="a", reason="the mesh can't be opened", retries=True))
+            assert jobs_of(dialogue) == "ab", "it serves another job meanwhile"
+            dialogue.ready(2, job="b")
+        dialogue.later(1.25, 1, 2)
+    pauses = [round(after - before, -1) for before, after in pairwise(failed_seconds)]
+    assert pauses == [120, 240, 480, 960, 1800, 1800]
 
 
 def test_an_idle_worker_takes_the_place_of_one_that_is_found_faulty() -> None:
