@@ -125,14 +125,13 @@ class SchedulerInput:
                 known[member.incarnation] = Misfit(str(reason), now + seconds, may_pass, seconds)
                 while len(known) > MOST_KNOWN:
                     del known[next(iter(known))]
-            elif member.able and member.job in self._misfits:
-                self._misfits[member.job].pop(member.incarnation, None)
-        for job, known in self._misfits.items():
-            asked = {
-                each.incarnation for each in self._members.values() if each.job == job and not each.unfit
-            }
+            else:
+                misfit = self._misfits.get(member.job, {}).pop(member.incarnation, None)
+                if misfit is not None and misfit.may_pass and not member.able:  # it has yet to answer
+                    self._misfits[member.job][member.incarnation] = misfit._replace(is_believed=False)
+        for known in self._misfits.values():
             for incarnation, misfit in list(known.items()):
-                if misfit.until_seconds < now or (incarnation in asked and misfit.may_pass):
+                if misfit.until_seconds < now:
                     known[incarnation] = misfit._replace(is_believed=False)
                 if misfit.until_seconds + self._unfit_seconds < now:
                     del known[incarnation]
