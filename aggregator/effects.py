@@ -32,7 +32,7 @@ class EffectRunner:
         queue: the jobs on disk.
         files: the files that messages refer to.
         sessions: the sessions of the connected workers.
-        plane: the plane, whose addresses a worker is told.
+        plane: the aggregator's, whose addresses a worker is told.
         link: the link to the optimizer.
         events: publishes events of jobs.
         metrics: the aggregator's metrics.

@@ -44,7 +44,7 @@ class Feed(Protocol):
 
 
 class Wiring:
-    """The link to the optimizer, the plane, and what they need.
+    """The link to the optimizer, the aggregator's plane, and what they need.
 
     Args:
         name: the aggregator's name.
@@ -68,7 +68,7 @@ class Wiring:
 
     Attributes:
         link: the link to the optimizer.
-        plane: the plane.
+        plane: adds and sends tensors, as the core orders.
         put_weights: gives the plane a chunk of weights from the optimizer in 3-tier; None if planes make them.
         engine: the optimizer's engine in 2-tier; None in 3-tier.
         shards: the links to the shards; empty without shards.

@@ -65,7 +65,7 @@ class WorkerControl:
 
     Args:
         sessions: the sessions of the connected workers.
-        plane: the plane, which is notified of workers that connect or leave.
+        plane: is notified of workers that connect or leave.
         feed: gives the core an input.
         files: the files that workers have uploaded.
         awaits_description: returns how many parameters the layout must have that a worker describes; None if no layout

@@ -120,7 +120,7 @@ class RunningJob(StartedJob):
         if not (may_check or any(each.lease for each in step_sum.of_session(row.session))):
             return True
         # A job that stops is short of workers as soon as the idle ones have left; the others finish its step.
-        short = self.stops is None and not self.quorum.is_reached(now)
+        short = self.stops is None and self.quorum.describe_shortage(now) is not None
         if short or (step_sum.orphans() and not self.lease_book.able_rows()):
             return True  # those who stay can't finish the step
         return now >= member.leaving_since_seconds + self.timeouts.stall

@@ -29,17 +29,15 @@ class Misfit(NamedTuple):
 
     Attributes:
         reason: the reason.
-        until_seconds: until when that is believed.
+        until_seconds: until when that is believed. It is remembered for longer.
         may_pass: whether it may fit later, in the same process: it could not open its mesh, or lacks an input.
-        seconds: how long it is believed after it was found; twice as long if it is found again.
-        is_believed: whether that time is not over, and the job has not asked the worker again.
+        seconds: how long it is believed after it was found; twice as long if it is found again after that.
     """
 
     reason: str
     until_seconds: float
     may_pass: bool
     seconds: float
-    is_believed: bool = True
 
 
 class SchedulerInput:
@@ -75,6 +73,7 @@ class SchedulerInput:
         self._needed: dict[
             str, int
         ] = {}  # by job: workers without which no row of it is complete, if that was learned
+        self._noted_seconds = 0.0
         self._memories = HostMemories()
 
     # ---- what happens ----
@@ -121,28 +120,28 @@ class SchedulerInput:
             if reason is not None and member.job:
                 known = self._misfits[member.job]
                 may_pass = member.refusal is None
-                seconds = self._seconds_of_doubt(known.pop(member.incarnation, None), may_pass)
+                seconds = self._seconds_of_doubt(known.pop(member.incarnation, None), may_pass, now)
                 known[member.incarnation] = Misfit(str(reason), now + seconds, may_pass, seconds)
                 while len(known) > MOST_KNOWN:
                     del known[next(iter(known))]
             else:
-                misfit = self._misfits.get(member.job, {}).pop(member.incarnation, None)
-                if misfit is not None and misfit.may_pass and not member.able:  # it has yet to answer
-                    self._misfits[member.job][member.incarnation] = misfit._replace(is_believed=False)
+                known = self._misfits.get(member.job, {})
+                misfit = known.get(member.incarnation)
+                if misfit is not None and (member.able or not misfit.may_pass):
+                    del known[member.incarnation]
         for known in self._misfits.values():
             for incarnation, misfit in list(known.items()):
-                if misfit.until_seconds < now:
-                    known[incarnation] = misfit._replace(is_believed=False)
                 if misfit.until_seconds + self._unfit_seconds < now:
                     del known[incarnation]
+        self._noted_seconds = now
 
-    def _seconds_of_doubt(self, before: Misfit | None, may_pass: bool) -> float:
-        """Return how long it is believed that a worker does not fit, given what was known of it before."""
+    def _seconds_of_doubt(self, before: Misfit | None, may_pass: bool, now: float) -> float:
+        """Return how long it is believed that a worker does not fit, given what was found of it before."""
         if not may_pass:
             return self._unfit_seconds
         if before is None or not before.may_pass:
             return self._doubt_seconds
-        return before.seconds if before.is_believed else min(2 * before.seconds, self._unfit_seconds)
+        return before.seconds if now < before.until_seconds else min(2 * before.seconds, self._unfit_seconds)
 
     # ---- memory ----
 
@@ -304,8 +303,10 @@ class SchedulerInput:
         found = {}
         for job in jobs:
             record, known = self._jobs.records[job], self._misfits.get(job, {}).get(member.incarnation)
-            is_known = known is not None and known.is_believed and not (lasting and known.may_pass)
-            reason = known.reason if known is not None and is_known else ""
+            reason = ""
+            if known is not None and not (lasting and known.may_pass):
+                is_asked_again = job == member.job and member.refusal is None and member.unfit is None
+                reason = "" if is_asked_again or known.until_seconds < self._noted_seconds else known.reason
             for each in record.job.excluded:
                 if each.worker == member.name:
                     reason = each.reason

@@ -34,9 +34,7 @@ class CoreChecks:
         self.windows: defaultdict[str, int] = defaultdict(lambda: 1)
         self._able: Counter[str] = Counter()  # by job
         self._serving: dict[int, str] = {}  # by session, before the current input: its job
-        self._moved: Counter[str] = (
-            Counter()
-        )  # by job: workers that it could do with until the input moved them
+        self._moved: Counter[str] = Counter()  # by job: workers that it had amid the input
 
     def sums_of(self, job: str) -> SimulatedSums:
         """Return the payloads of a job that are kept in the aggregator's process."""

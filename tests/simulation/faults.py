@@ -255,10 +255,11 @@ class Faults:
         """Kill a process now, or soon between two effects, unless a job would be set aside for it."""
         if process is None or not process.alive:
             return
-        after = self._cluster.rng.randint(0, 30) if self._cluster.rng.random() >= 0.5 else None
+        now = self._cluster.rng.random() < 0.5
+        after = 0 if now else self._cluster.rng.randint(0, 30)
         if process is self._cluster.aggregator and self._is_blamed_next():
             return
-        if after is None:
+        if now:
             process.die()
         else:
             process.doomed_after = after

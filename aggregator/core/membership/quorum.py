@@ -31,7 +31,7 @@ class Quorum:
     def is_reached(self, now: float) -> bool:
         """Return whether work may be leased; publish a line whenever that changes."""
         present, since = len(self._present()), self._short_since_seconds
-        if present >= self._wanted or self._wanted == 1:
+        if self._suffices(present):
             if since is not None:
                 self._short_since_seconds = None
                 self._note(f"the job continues with {counted(present, 'worker')} after {now - since:.0f} s")
@@ -44,7 +44,12 @@ class Quorum:
     def describe_shortage(self, now: float) -> str | None:
         """Return how many workers are there, how many are wanted, who is missing and for how long; None if enough."""
         since = self._short_since_seconds
-        return None if since is None else f"waits for {self._shortage()}; for {now - since:.0f} s"
+        if since is None or self._suffices(len(self._present())):
+            return None
+        return f"waits for {self._shortage()}; for {now - since:.0f} s"
+
+    def _suffices(self, present: int) -> bool:
+        return present >= self._wanted or self._wanted == 1
 
     def _present(self) -> list[str]:
         return [member.name for member in self._members.values() if member.present]

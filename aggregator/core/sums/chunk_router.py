@@ -47,13 +47,11 @@ class WeightStore:
     version: Version | None = None
     elements: int = 0
     _arrived: int = 0  # chunks, in the order of the layout
-    _expected: int = 0
 
     def begin(self, version: Version | None, elements: int) -> None:
         """Expect the chunks of a version, unless they are expected already."""
         if (self.version, self.elements) != (version, elements):
-            self.version, self.elements = version, elements
-            self._arrived, self._expected = 0, chunk_count(elements) if self.receives else 0
+            self.version, self.elements, self._arrived = version, elements, 0
 
     def add(self, chunk: int) -> bool:
         """Count a chunk; return False if it is not the next one.
@@ -69,7 +67,9 @@ class WeightStore:
     @property
     def complete(self) -> bool:
         """Whether all chunks of the version that come from the optimizer's process have arrived."""
-        return self.version is not None and self._arrived == self._expected
+        return self.version is not None and self._arrived == chunk_count(
+            self.elements if self.receives else 0
+        )
 
 
 class ChunkRouter:

@@ -371,8 +371,15 @@ def test_a_worker_whose_mesh_could_not_be_opened_is_asked_again_ever_more_rarely
         dialogue.hello(session)
         dialogue.give(ev.DataStreamOpened(session))
     dialogue.ready(1, job="a")
+    for _ in range(9):  # its own attempts, while no other job can use it
+        dialogue.says(2, pb.Failure(job="a", reason="the mesh can't be opened", retries=True))
+        dialogue.later(1.25, 1, 2)
+        dialogue.says(2, pb.Fetching(job="a", input="training_config.data_path", size=1))
+        dialogue.later(1.25, 1, 2)
     dialogue.submit("b", max_workers=1)
-    failed_seconds: list[float] = []
+    assert jobs_of(dialogue) == "ab"
+    dialogue.ready(2, job="b")
+    failed_seconds = [dialogue.now]
     while dialogue.now < 7200.0:
         if jobs_of(dialogue) == "aa":
             failed_seconds.append(dialogue.now)

@@ -42,6 +42,15 @@ def test_below_the_quorum_running_leases_continue_without_new_ones() -> None:
     assert has_facts(dialogue.notes[-1], "2 workers ... 5 s")
 
 
+def test_a_shortage_is_over_as_soon_as_enough_workers_are_there() -> None:
+    dialogue = training(1, 2, min_workers=2)
+    dialogue.give(ev.WorkerLost(2, "gone"))
+    run = dialogue.run
+    assert run is not None and run.quorum.describe_shortage(dialogue.now)
+    run.members[3] = run.members[1]  # as a spare that comes amid an input, before the quorum is asked
+    assert run.quorum.describe_shortage(dialogue.now) is None
+
+
 def test_no_step_begins_below_min_workers() -> None:
     dialogue = training(1, 2, min_workers=2)
     for session in (1, 2):
