@@ -10,8 +10,9 @@ import pytest
 from aggregator.core.aggregator import AggregatorCore
 from optimizer.core.optimizer import OptimizerCore
 from services.runtime.recording import replay
+from tests.cluster.test_shards import kill_at_random
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, spec_of
-from tests.support.cluster.harness import ENDED, Cluster
+from tests.support.cluster.harness import Cluster
 
 SPLIT = {"blocks_per_rank": {0: 1, 1: 1}, "schedule": "1f1b"}
 
@@ -58,24 +59,5 @@ def test_any_kills_at_any_time(tmp_path: Path, seed: int, piped_spec: str, undis
     shards = draw.randint(0, 3)
     with Cluster(tmp_path, workers=draw.randint(1, 4), shards=shards) as cluster:
         job = cluster.submit(piped_spec)
-        for _ in range(6):
-            events = draw.randint(1, 9)
-            for number, event in enumerate(cluster.events(job)):
-                if number >= events or event.job.state in ENDED:
-                    break
-            victim = draw.choice(("worker", "worker", "aggregator", "shard", "link"))
-            if victim == "worker":
-                worker = draw.choice(cluster.workers)
-                worker.kill()
-                cluster.workers.remove(worker)
-                cluster.start_worker(name=f"worker-{draw.getrandbits(30)}", wait=False)
-            elif victim == "aggregator":
-                cluster.aggregator.kill()
-                cluster.start_aggregator()
-            elif victim == "shard" and shards:
-                lost = draw.randrange(shards)
-                cluster.shards[lost].kill()
-                cluster.start_shard(lost)
-            elif shards:
-                draw.choice(cluster.to_shards).cut()
+        kill_at_random(cluster, job, draw)
         assert bits(cluster.finish(job)) == undisturbed

@@ -208,6 +208,30 @@ def test_jobs_one_after_the_other_and_one_that_is_cancelled(
         assert (bits(first), bits(last)) == (undisturbed, undisturbed)
 
 
+def kill_at_random(cluster: Cluster, job: str, draw: random.Random) -> None:
+    """Kill daemons, or cut links to shards, six times while a job runs. A killed worker gets another name."""
+    for _ in range(6):
+        events = draw.randint(1, 9)
+        for number, event in enumerate(cluster.events(job)):
+            if number >= events or event.job.state in ENDED:
+                break
+        victim = draw.choice(("worker", "aggregator", *("shard", "link") * bool(cluster.shards)))
+        if victim == "worker":
+            worker = draw.choice(cluster.workers)
+            worker.kill()
+            cluster.workers.remove(worker)
+            cluster.start_worker(name=f"worker-{draw.getrandbits(30)}", wait=False)
+        elif victim == "aggregator":
+            cluster.aggregator.kill()
+            cluster.start_aggregator()
+        elif victim == "shard":
+            lost = draw.randrange(len(cluster.shards))
+            cluster.shards[lost].kill()
+            cluster.start_shard(lost)
+        else:
+            draw.choice(cluster.to_shards).cut()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_any_kills_at_any_time(tmp_path: Path, seed: int, gpt_spec: str, undisturbed: Bits) -> None:
@@ -215,24 +239,5 @@ def test_any_kills_at_any_time(tmp_path: Path, seed: int, gpt_spec: str, undistu
     shards = draw.randint(1, 3)
     with Cluster(tmp_path, workers=draw.randint(1, 3), shards=shards) as cluster:
         job = cluster.submit(gpt_spec)
-        for _ in range(6):
-            events = draw.randint(1, 9)
-            for number, event in enumerate(cluster.events(job)):
-                if number >= events or event.job.state in ENDED:
-                    break
-            victim = draw.choice(("worker", "aggregator", "shard", "link"))
-            if victim == "worker":
-                worker = draw.choice(cluster.workers)
-                worker.kill()
-                cluster.workers.remove(worker)
-                cluster.start_worker(name=f"worker-{draw.getrandbits(30)}", wait=False)
-            elif victim == "aggregator":
-                cluster.aggregator.kill()
-                cluster.start_aggregator()
-            elif victim == "shard":
-                lost = draw.randrange(shards)
-                cluster.shards[lost].kill()
-                cluster.start_shard(lost)
-            else:
-                draw.choice(cluster.to_shards).cut()
+        kill_at_random(cluster, job, draw)
         assert bits(cluster.finish(job)) == undisturbed
