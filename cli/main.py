@@ -107,7 +107,6 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
             print(file=sys.stderr)
         return _report("interrupted", ExitCode.FAILED, output)
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except TiermeshError as error:
         return _report(str(error), exit_code_of(error), output, error.limit)
@@ -120,7 +119,18 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
         from services.errors import describe_internal_error
 
         return _report(describe_internal_error(error), ExitCode.FAILED, output, FAILURE_CHARACTERS)
+    finally:
+        _drop_unwritten()
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _drop_unwritten() -> None:
+    """Drop what a closed or full stream has not taken; else Python would fail at the exit, with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_closed_streams() -> None:

@@ -39,6 +39,9 @@ providers._get_local_constants = lambda: (
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The processes that tests start buffer their output, as a person's do.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 CONTRACT = "tests/contract/"
 LONGEST = (
     CONTRACT,
