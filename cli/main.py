@@ -127,6 +127,8 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
 def _drop_unwritten() -> None:
     """Drop what a closed or full stream has not taken; else Python would fail at the exit, with a code of its own."""
     for stream in (sys.stdout, sys.stderr):
+        if stream.closed:
+            continue
         try:
             stream.flush()
         except OSError:
