@@ -193,7 +193,7 @@ class JobInputs:
             with await fetch(channel, store, identity, aggregator, progress.tell) as file:
                 content = await asyncio.to_thread(file.read, IDENTITY_BYTES + 1)
             if len(content) > IDENTITY_BYTES:
-                raise Failed(
+                raise Refused(
                     f"its description {identity[:12]} has more than {IDENTITY_BYTES} bytes, so it is none of a token "
                     "file; submit the job again"
                 )

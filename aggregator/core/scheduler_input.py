@@ -302,11 +302,8 @@ class SchedulerInput:
         running = self._needs_of_runs(with_workers=False) if self._memories.shares_host(member.name) else None
         found = {}
         for job in jobs:
-            record, known = self._jobs.records[job], self._misfits.get(job, {}).get(member.incarnation)
-            reason = ""
-            if known is not None and not (lasting and known.may_pass):
-                is_asked_again = job == member.job and member.refusal is None and member.unfit is None
-                reason = "" if is_asked_again or known.until_seconds < self._noted_seconds else known.reason
+            record, misfit = self._jobs.records[job], self._find_believed(member, job)
+            reason = "" if misfit is None or (lasting and misfit.may_pass) else misfit.reason
             for each in record.job.excluded:
                 if each.worker == member.name:
                     reason = each.reason
@@ -315,6 +312,13 @@ class SchedulerInput:
             if reason:
                 found[job] = reason
         return found
+
+    def _find_believed(self, member: Member, job: str) -> Misfit | None:
+        """Return why a worker does not fit a job; None if that is not believed, or no longer."""
+        known = self._misfits.get(job, {}).get(member.incarnation)
+        is_over = known is None or known.until_seconds < self._noted_seconds
+        is_asked_again = job == member.job and member.refusal is None and member.unfit is None
+        return None if is_over or is_asked_again else known
 
 
 def _remaining_seconds(job: Job, plan: JobPlan) -> float | None:

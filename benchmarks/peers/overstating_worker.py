@@ -82,6 +82,7 @@ class Life:
                 self._say(
                     ready=pb.Ready(
                         job=command.join.job,
+                        build=command.join.build,
                         layout_hash=LAYOUT_REF.sha256,
                         elements=MAX_ELEMENTS if self._lies_in_ready else config.parameters.number,
                         evaluation_batches=config.evaluation_batches,

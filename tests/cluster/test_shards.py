@@ -210,12 +210,13 @@ def test_jobs_one_after_the_other_and_one_that_is_cancelled(
 
 def kill_at_random(cluster: Cluster, job: str, draw: random.Random) -> None:
     """Kill daemons, or cut links to shards, six times while a job runs. A killed worker gets another name."""
+    victims = ["worker", "aggregator", *(["shard", "link"] if cluster.shards else [])]
     for _ in range(6):
         events = draw.randint(1, 9)
         for number, event in enumerate(cluster.events(job)):
             if number >= events or event.job.state in ENDED:
                 break
-        victim = draw.choice(("worker", "aggregator", *("shard", "link") * bool(cluster.shards)))
+        victim = draw.choice(victims)
         if victim == "worker":
             worker = draw.choice(cluster.workers)
             worker.kill()

@@ -248,6 +248,7 @@ def has_a_nul_byte_in_a_path(alice: LyingPerson, bob: LyingPerson, spec: str) ->
     job = json.loads(spec)
     job["data"]["files"][0]["path"] = "/nowhere/a\0b"
     alice.submit(json.dumps(job))
+    assert not alice.submitted, "a worker would wait for ever, though others go on beside it"
 
 
 @pytest.mark.long

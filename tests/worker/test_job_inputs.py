@@ -391,7 +391,7 @@ def test_a_file_too_large_for_a_description_is_not_read_whole(
             upload.write(b"x" * 1001)
             upload.finish()
         wanted = JobInput("training_config.data_path", "/gone/ids.bin", {"": ref.sha256}, ref.sha256)
-        with pytest.raises(Failed, match="has more than 1000 bytes"):
+        with pytest.raises(Refused, match="has more than 1000 bytes"):
             await JobInputs("w", None, tmp_path / "cache").fetch([wanted], channel, "aggregator x", Reports())
 
     with_aggregator(client, scenario)

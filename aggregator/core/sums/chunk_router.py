@@ -67,9 +67,8 @@ class WeightStore:
     @property
     def complete(self) -> bool:
         """Whether all chunks of the version that come from the optimizer's process have arrived."""
-        return self.version is not None and self._arrived == chunk_count(
-            self.elements if self.receives else 0
-        )
+        expected = chunk_count(self.elements) if self.receives else 0
+        return self.version is not None and self._arrived == expected
 
 
 class ChunkRouter:
