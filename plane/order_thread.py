@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
-from services.tasks import start_call
+from services.tasks import start_thread
 
 Steps: TypeAlias = "Iterator[Future[Any] | None]"
 """Work in steps of about one chunk each. Between two steps other jobs have their turns; after a step that yields a
@@ -34,113 +34,86 @@ class Work(NamedTuple):
 class OrderThread:
     """One thread of a plane. An error of its work stops it for good.
 
-    A job whose work waits for a future does not have a turn until the future is done.
+    A job whose work waits for a future does not have a turn until the future is done. All that the thread knows of jobs
+    it learns from one queue, so it needs no lock.
 
     Args:
-        pool: has the thread.
+        name: name of the thread.
         on_failure: called on the event loop with that error.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor, on_failure: Callable[[Exception], None]) -> None:
-        self._pool = pool
+    def __init__(self, name: str, on_failure: Callable[[Exception], None]) -> None:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.RLock()  # of all that follows
-        self._waiting: dict[str, deque[Work]] = {}  # of each job that has work; the thread may do more of it
-        self._turns: deque[str] = deque()  # jobs whose first work can be done
-        self._is_running = False
+        # Work to do, a job whose wait is over, or None once there is nothing more to do.
+        self._inbox: SimpleQueue[Sequence[Work] | str | None] = SimpleQueue()
         self._is_stopped = False
+        self._waiting: dict[str, deque[Work]] = {}  # of each job that has work
+        self._turns: deque[str] = deque()  # jobs whose first work can be done
+        self._thread = start_thread(self._run, name)
 
     def start(self, works: Sequence[Work]) -> None:
         """Do work in sequence, behind earlier work of the same jobs; called on the event loop."""
-        with self._lock:
-            if self._is_stopped:
-                return
-            for work in works:
-                waiting = self._waiting.get(work.job)
-                if waiting is None:
-                    self._waiting[work.job] = deque((work,))
-                    self._give_turn(work.job)
-                else:
-                    waiting.append(work)
-            must_wake = self._must_wake()
-        if must_wake:  # without the lock, for which the thread would wait at once
-            start_call(self._pool, "orders", self._run)
+        if works and not self._is_stopped:
+            self._inbox.put(works)
 
     def close(self) -> None:
         """Stop the thread behind the step that it does now."""
-        with self._lock:
-            self._stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _stop(self) -> None:
         self._is_stopped = True
-        self._waiting.clear()
-        self._turns.clear()
-
-    def _give_turn(self, job: str) -> None:
-        """Give a job a turn, as soon as its first work can be done."""
-        after = self._waiting[job][0].after
-        if after is None or after.done():
-            self._turns.append(job)
-        else:
-            after.add_done_callback(lambda _: self._end_wait(job))
-
-    def _end_wait(self, job: str) -> None:
-        """Give a job the turn that it has waited for; any thread may call it."""
-        with self._lock:
-            if not self._is_stopped:
-                self._turns.append(job)
-                if self._must_wake():
-                    start_call(self._pool, "orders", self._run)
-
-    def _must_wake(self) -> bool:
-        """Return whether the thread must be woken; it counts as running then."""
-        must_wake = bool(self._turns) and not self._is_running
-        self._is_running |= must_wake
-        return must_wake
+        self._inbox.put(None)
 
     # ---- on the thread ----
 
     def _run(self) -> None:
         try:
-            with self._lock:
-                work = self._take()
-            while work is not None:
-                work = self._end_turn(work.job, _do_step(work))
-        except Exception as error:  # the thread pool would swallow it
-            with self._lock:
-                was_stopped = self._is_stopped  # then the event loop may be closed
-                self._stop()  # at once, so that no work that waits is done
-            if not was_stopped:
+            while self._receive():
+                self._do_turn(self._turns.popleft())
+        except Exception as error:
+            was_stopped, self._is_stopped = self._is_stopped, True
+            if not was_stopped:  # else the event loop may be closed
                 self._loop.call_soon_threadsafe(self._on_failure, error)
 
-    def _take(self) -> Work | None:
-        """Return the first work of the job whose turn it is; None if there is none."""
-        if self._turns:
-            return self._waiting[self._turns.popleft()].popleft()
-        self._is_running = False
+    def _receive(self) -> bool:
+        """Take what is in the inbox, and wait for it if no job has a turn; return False once it is stopped."""
+        while not self._turns or not self._inbox.empty():
+            received = self._inbox.get()
+            if received is None:
+                return False
+            if isinstance(received, str):
+                self._turns.append(received)
+                continue
+            for work in received:
+                waiting = self._waiting.setdefault(work.job, deque())
+                waiting.append(work)
+                if len(waiting) == 1:
+                    self._give_turn(work)
+        return not self._is_stopped
+
+    def _give_turn(self, first: Work) -> None:
+        """Give a job a turn, as soon as its first work can be done."""
+        if first.after is None or first.after.done():
+            self._turns.append(first.job)
+        else:
+            first.after.add_done_callback(lambda _: self._inbox.put(first.job))
+
+    def _do_turn(self, job: str) -> None:
+        """Do a job's first work, or some steps of it, and give it the next turn."""
+        waiting = self._waiting[job]
+        rest = self._do_steps(waiting[0])
+        if rest is None:
+            waiting.popleft()
+        else:
+            waiting[0] = rest
+        if waiting:
+            self._give_turn(waiting[0])
+        else:
+            del self._waiting[job]
+
+    def _do_steps(self, work: Work) -> Work | None:
+        """Do an order's work up to a step behind which it waits, or another job has its turn; return the rest."""
+        steps = work.do()
+        if steps is not None:
+            for after in steps:
+                if after is not None or self._turns or not self._inbox.empty() or self._is_stopped:
+                    return Work(work.job, partial(iter, steps), after)
         return None
-
-    def _end_turn(self, job: str, rest: Work | None) -> Work | None:
-        """Give the job its next turn, if it has more work; return the work of whose turn it is now."""
-        with self._lock:
-            if self._is_stopped:
-                return None
-            waiting = self._waiting[job]
-            if rest is not None:
-                waiting.appendleft(rest)
-            if waiting:
-                self._give_turn(job)
-            else:
-                del self._waiting[job]
-            return self._take()
-
-
-def _do_step(work: Work) -> Work | None:
-    """Do a step of an order's work; return the rest of it, or None if there is none."""
-    steps = work.do()
-    if steps is not None:
-        for after in steps:
-            return Work(work.job, partial(iter, steps), after)
-    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,8 +131,8 @@ class Plane:
             )
         )
         self._sums = StoredSums()
-        self._sums_thread = OrderThread(ThreadPoolExecutor(1, "sums"), self._fail)
-        self._kernel = OrderThread(ThreadPoolExecutor(1, "kernel"), self._fail)
+        self._sums_thread = OrderThread("sums", self._fail)
+        self._kernel = OrderThread("kernel", self._fail)
         self._tensors = TensorOrders(
             stripe=stripe,
             newest=self.newest,

@@ -83,7 +83,9 @@ class StoredSums:
     def keep_piece(self, piece: TensorChunk) -> None:
         """Keep an arrived piece of a chunk, or a whole chunk, until KeepSum."""
         header = piece.header
-        kept = self._jobs.setdefault(header.job, _JobSums())
+        kept = self._jobs.get(header.job)
+        if kept is None:
+            kept = self._jobs[header.job] = _JobSums()
         chunks = kept.pieces.setdefault(header.lease, {})
         chunks.setdefault(header.index, {})[header.offset] = piece
 
@@ -96,10 +98,11 @@ class StoredSums:
         kept = self._jobs.get(order.job) or _JobSums()
         match order:
             case pb.KeepSum():
+                node = (order.node.first, order.node.count) if order.HasField("node") else None
                 for chunk in order.chunks:
                     joined = kept.take_chunk(order.lease, chunk)
-                    if order.HasField("node"):
-                        kept.sums[chunk, order.node.first, order.node.count] = joined
+                    if node is not None:
+                        kept.sums[chunk, node[0], node[1]] = joined
             case pb.MergeSums():
                 for chunk in order.chunks:
                     left, right = kept.take(chunk, order.left), kept.take(chunk, order.right)

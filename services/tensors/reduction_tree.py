@@ -8,6 +8,7 @@ step has the same bits, however the micro-batches were distributed over leases.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, order=True)
@@ -43,7 +44,8 @@ def children(node: Node) -> tuple[Node, Node]:
     return Node(node.first, left), Node(node.first + left, node.count - left)
 
 
-def path_to(root: Node, node: Node) -> list[tuple[Node, Node]]:
+@lru_cache(maxsize=4096)
+def path_to(root: Node, node: Node) -> tuple[tuple[Node, Node], ...]:
     """Return each ancestor of `node` in the tree of `root`, with the sibling of the way down; the root is first.
 
     Raises:
@@ -58,4 +60,4 @@ def path_to(root: Node, node: Node) -> list[tuple[Node, Node]]:
         down, sibling = (left, right) if node.first < right.first else (right, left)
         path.append((above, sibling))
         above = down
-    return path
+    return tuple(path)

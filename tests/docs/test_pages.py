@@ -182,8 +182,10 @@ def test_threads_are_in_the_table() -> None:
     ]
     sources.append(ROOT / "services" / "runtime" / "metrics_server.py")
     text = "".join(path.read_text() for path in sources)
-    made = re.findall(r"ThreadPoolExecutor\(1, \"(.+?)\"\)|start_thread\([^)]*, \"(.+?)\"\)", text)
-    assert listed == {name for pair in made for name in pair if name}
+    made = re.findall(
+        r"ThreadPoolExecutor\(1, \"(.+?)\"\)|start_thread\([^)]*, \"(.+?)\"\)|OrderThread\(\"(.+?)\"", text
+    )
+    assert listed == {name for names in made for name in names if name}
 
 
 def test_pages_are_short() -> None:

@@ -30,6 +30,7 @@ from services.errors import Failed
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
 from tests.support.cluster.bits import sized_config, write_config
 from tests.support.dialogues.engine import EngineDialogue
+from tests.support.plane_threads import mark
 from tests.support.small_disk import small_disk
 
 LIMIT_SECONDS = 240  # a busy disk may take seconds for each fsync
@@ -112,7 +113,7 @@ def test_a_callback_that_arrives_after_close_logs_no_error(
         await asyncio.sleep(0)  # the plane takes the order
         # The update is done, but its callback has not run yet.
         assert dialogue.planes.local is not None
-        dialogue.planes.local._kernel._pool.submit(lambda: None).result()
+        mark(dialogue.planes.local._kernel).result(LIMIT_SECONDS)
         job = dialogue.engine.core.opened("j")
         assert job is not None and job.updated_chunks == 0
         dialogue.engine.close()

@@ -6,12 +6,12 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from plane.order_thread import OrderThread, Work
-from tests.support.plane_threads import wait_until_idle
+from tests.support.plane_threads import block, wait_until_idle
 
 LIMIT_SECONDS = 30
 
@@ -22,8 +22,7 @@ class Recorded:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.failed: list[Exception] = []
-        self._pool = ThreadPoolExecutor(1, "orders")
-        self.thread = OrderThread(self._pool, self.failed.append)
+        self.thread = OrderThread("orders", self.failed.append)
 
     def work(self, job: str, name: str, after: Future[Any] | None = None) -> Work:
         """Return work of one step."""
@@ -44,9 +43,7 @@ class Recorded:
 
     def block(self) -> threading.Event:
         """Keep the thread busy until the event is set."""
-        may_run = threading.Event()
-        self._pool.submit(may_run.wait, LIMIT_SECONDS)
-        return may_run
+        return block(self.thread)
 
 
 def with_thread(scenario: Callable[[Recorded], Awaitable[None]]) -> None:
@@ -138,7 +135,7 @@ def test_a_closed_thread_ends_within_work_and_says_nothing() -> None:
         recorded.thread.close()
         recorded.thread.start([recorded.work("k", "k2")])
         may_end.set()
-        await asyncio.to_thread(recorded._pool.shutdown)
+        await asyncio.to_thread(recorded.thread._thread.join, LIMIT_SECONDS)
         assert (recorded.done, recorded.failed) == ([], [])
 
     with_thread(scenario)

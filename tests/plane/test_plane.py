@@ -31,7 +31,7 @@ from services.transport.access.permissions import CallerKind
 from services.transport.links import INCARNATION_KEY
 from tests.plane.test_sums import ELEMENTS, in_place, received
 from tests.support.cluster.bits import sized_config, write_config
-from tests.support.plane_threads import join_threads, wait_for_threads
+from tests.support.plane_threads import block, join_threads, wait_for_threads
 
 LIMIT_SECONDS = 30
 SESSION = 1
@@ -118,9 +118,7 @@ class PlaneDialogue:
 
     def block_sums(self) -> threading.Event:
         """Keep the thread of sums busy until the event is set."""
-        sums_may_run = threading.Event()
-        self.plane._sums_thread._pool.submit(sums_may_run.wait, LIMIT_SECONDS)
-        return sums_may_run
+        return block(self.plane._sums_thread)
 
     async def wait_for_threads(self) -> None:
         """Wait for all work that the plane's threads have by now, and for their calls on the event loop."""

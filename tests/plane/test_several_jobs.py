@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from plane.order_thread import Work
 from plane.plane import Plane
 from plane.waiting_payloads import MAX_WAITING_CHUNKS
 from protos import plane_pb2 as pb
@@ -22,6 +21,7 @@ from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from tests.plane.test_plane import JOB, LIMIT_SECONDS, SESSION, PlaneDialogue, with_plane
 from tests.plane.test_sums import ELEMENTS, received
 from tests.support.cluster.bits import sized_config, write_config
+from tests.support.plane_threads import block
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +79,7 @@ class TwoJobs:
     async def give(self, *orders: Message) -> list[Message]:
         """Hand over orders while the kernel thread is busy; return what is reported then."""
         self.dialogue.reports.clear()
-        kernel_may_run = threading.Event()
-        self.dialogue.plane._kernel._pool.submit(kernel_may_run.wait, LIMIT_SECONDS)
+        kernel_may_run = block(self.dialogue.plane._kernel)
         self.dialogue.plane.carry_out(orders)
         kernel_may_run.set()
         await self.dialogue.wait_for_threads()
@@ -142,15 +141,16 @@ def test_a_stage_waits_for_one_chunk_of_another_jobs_work(work: str, tmp_path: P
 
 
 def count_steps(plane: Plane) -> list[str]:
-    """Return a list to which each step of the kernel thread appends its job."""
+    """Return a list to which each turn on the kernel thread appends its job."""
     steps: list[str] = []
-    end_turn = plane._kernel._end_turn
+    do_turn = plane._kernel._do_turn
 
-    def note(job: str, rest: Work | None) -> Work | None:
-        steps.append(job)
-        return end_turn(job, rest)
+    def note(job: str) -> None:
+        if job in ("j", "k"):
+            steps.append(job)
+        do_turn(job)
 
-    vars(plane._kernel)["_end_turn"] = note
+    vars(plane._kernel)["_do_turn"] = note
     return steps
 
 

@@ -47,7 +47,7 @@ def test_sizes_of_left_subtrees(count: int, left: int) -> None:
 
 @given(roots)
 def test_path_to_every_node(root: Node) -> None:
-    assert path_to(root, root) == []
+    assert path_to(root, root) == ()
     nodes = nodes_of(root)
     every = set(nodes)
     for node in nodes[1:]:
