@@ -39,6 +39,7 @@ from services.transport.access.permissions import (
     PRUNE_OTHERS_JOB,
     RAISE_PRIORITY,
     RESUME_OTHERS_JOB,
+    SEND_CODE,
     SET_PRIORITY_OF_OTHERS_JOB,
     TRUST_IN_OTHERS_JOB,
 )
@@ -132,6 +133,8 @@ class JobsServicer:
         try:
             complete = await config
             _check_priority(complete.priority)
+            if complete.code is not None:
+                check_permission(SEND_CODE, current_caller())
             if complete.tracking.written_by == "aggregator":
                 check_trackers(complete.tracking.trackers, "at the aggregator")
             self._backend.pruner.check_start(complete.to_json())

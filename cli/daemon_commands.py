@@ -106,6 +106,12 @@ def make_worker_command(
         help="Name or address at which the workers of a pipeline's other stages reach this one.",
     )
     @allow_models_option
+    @option(
+        "--accept-code",
+        "accepts_code",
+        is_flag=True,
+        help="Import code that comes with jobs (`tiermesh submit --code`). It runs with the rights of this process.",
+    )
     @daemon_options(ANY_PORT)
     def command(
         *,
@@ -116,6 +122,7 @@ def make_worker_command(
         cache_gb: int,
         advertise: str,
         allowed_models: tuple[str, ...],
+        accepts_code: bool,
         daemon: dict[str, Any],
     ) -> int:
         """Run a worker, which computes gradients on this host's mesh."""
@@ -129,6 +136,7 @@ def make_worker_command(
             cache_bytes=cache_gb * GB,
             advertise=advertise,
             allowed_models=allowed_models,
+            accepts_code=accepts_code,
             **daemon,
         )
         return run(options, make_step=make_step, clock=clock)

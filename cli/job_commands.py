@@ -15,6 +15,7 @@ from cli.options import (
     Command,
     WholeNumber,
     client_options,
+    code_option,
     option,
     path_option,
 )
@@ -62,6 +63,7 @@ def _read_by(read: Callable[[str, str], Any]) -> Callable[[click.Context, click.
     metavar="JOB[:STEP]",
     help="Start from a checkpoint of this job, which has ended.  [default: its newest]",
 )
+@code_option
 @_follow_option
 @option(
     "--no-upload",
@@ -79,6 +81,7 @@ def submit(
     path: Path,
     overrides: tuple[str, ...],
     start: str | None,
+    code: Path | None,
     follow: bool,
     no_upload: bool,
     tracking_dir: Path,
@@ -98,9 +101,9 @@ def submit(
         job, _, step = start.partition(":")
         overrides += (f"training_config.start_from.job={json.dumps(job)}",)
         overrides += (f"training_config.start_from.step={step}",) if step else ()
-    config = read_job(path, overrides, output)
+    submission = read_job(path, overrides, output, code)
     asyncio.run(
-        run(target, config, output, follow_it=follow, uploads=not no_upload, tracking_dir=tracking_dir)
+        run(target, submission, output, follow_it=follow, uploads=not no_upload, tracking_dir=tracking_dir)
     )
 
 

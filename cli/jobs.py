@@ -7,6 +7,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,12 +30,32 @@ Answer = TypeVar("Answer")
 ENDED = frozenset({jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED})
 
 
-def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
+@dataclass(frozen=True)
+class Submission:
+    """A job that is ready to be submitted.
+
+    Attributes:
+        config: the complete job.
+        code: archive of the code that it brings along; empty for none.
+    """
+
+    config: JobConfig
+    code: bytes = b""
+
+
+def read_job(path: Path, overrides: Sequence[str], output: Output, code: Path | None = None) -> Submission:
     """Return the complete job of a config file, and print the notices about it.
 
+    Args:
+        path: the file.
+        overrides: settings that override the file's.
+        output: where the notices go.
+        code: folder with code to send with the job; None for none.
+
     Raises:
-        Refused: the config is wrong; the message names the first such setting.
+        Refused: the config is wrong; the message names the first such setting. Or the code can't be sent.
     """
+    from cli.own_code import read_code
     from cli.reading_progress import show_reading
     from services.config.load import load_job
 
@@ -42,12 +63,12 @@ def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
         config, notices = load_job(path, overrides)
     for notice in notices:
         output.warn(notice)
-    return config
+    return Submission(config) if code is None else Submission(*read_code(code, config))
 
 
 async def submit(
     target: AggregatorTarget,
-    config: JobConfig,
+    submission: Submission,
     output: Output,
     *,
     follow_it: bool,
@@ -58,10 +79,10 @@ async def submit(
 
     Args:
         target: aggregator to call.
-        config: the job.
+        submission: the job.
         output: where the result goes.
         follow_it: whether to show the job's progress.
-        uploads: whether to send the aggregator what it lacks of the job's inputs.
+        uploads: whether to send the aggregator what it lacks of the job's data. Code is sent in any case.
         tracking_dir: folder of the trackers that this command writes.
 
     Raises:
@@ -73,9 +94,10 @@ async def submit(
         check_follower,
     )
 
+    config = submission.config
     check_follower(config, follows=follow_it)
     async with JobsClient(target) as client:
-        job = await queue_job(client, config, output, uploads=uploads)
+        job = await queue_job(client, submission, output, uploads=uploads)
         await _advise(client, config, output)
         with FollowedTracking(config, tracking_dir, output) as tracking:
             await _show(client, job, output, follow_it=follow_it, record=tracking.record)
@@ -93,21 +115,37 @@ async def _advise(client: JobsClient, config: JobConfig, output: Output) -> None
             output.warn(advice)
 
 
-async def queue_job(client: JobsClient, config: JobConfig, output: Output, *, uploads: bool) -> jobs_pb2.Job:
-    """Queue a job, and return it with its id; see `submit`."""
+async def queue_job(
+    client: JobsClient,
+    submission: Submission,
+    output: Output,
+    *,
+    uploads: bool,
+    waits_for_aggregator: bool = False,
+) -> jobs_pb2.Job:
+    """Queue a job, and return it with its id; see `submit`.
+
+    Args:
+        client: client of the aggregator.
+        submission: the job.
+        output: where the notices go.
+        uploads: whether to send the aggregator what it lacks of the job's data.
+        waits_for_aggregator: whether to try again while the aggregator can't be reached, since it is started again.
+    """
     from cli.uploads import InputFiles, upload_inputs
     from services.config.job_inputs import inputs_of_job
 
-    files = InputFiles(inputs_of_job(config)) if uploads else None
+    config = submission.config
+    inputs = [each for each in inputs_of_job(config) if uploads or each.is_code]
+    files = InputFiles(inputs, submission.code)
     spec_json = config.to_json()
     request_id = draw_request_id()
-    if files is not None:
-        await upload_inputs(client, files, output)
-    job = await call_once(lambda: client.submit(config.name, spec_json, request_id))
-    if (
-        files is not None
-    ):  # from now on the job keeps its files; another upload may have pushed one out before
-        await upload_inputs(client, files, output)
+    await upload_inputs(client, files, output)
+    submit_it = retry_unreachable if waits_for_aggregator else call_once
+    job = await submit_it(lambda: client.submit(config.name, spec_json, request_id))
+    await upload_inputs(
+        client, files, output
+    )  # the job keeps its files now; another's may have pushed one out
     return job
 
 

@@ -7,12 +7,20 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cli.client import JobsClient
-from cli.jobs import ENDED, draw_request_id, follow, raise_unless_succeeded, read_job, retry_unreachable
+from cli.jobs import (
+    ENDED,
+    Submission,
+    follow,
+    queue_job,
+    raise_unless_succeeded,
+    read_job,
+    retry_unreachable,
+)
 from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line, state_name
 from cli.progress import ProgressView
@@ -46,6 +54,7 @@ class LocalOptions:
         sample_tokens: number of tokens of sample text to generate at the end; 0 for none.
         log_level: lowest level that the daemons log.
         allowed_models: Python modules with models that the workers may import.
+        code: folder with code to send with the job; None for none. An unfinished job keeps the code that it has.
         timeline: steps that the daemons record in their timelines; None for none.
         supervise: whether to restart daemons that die.
     """
@@ -60,6 +69,7 @@ class LocalOptions:
     sample_tokens: int
     log_level: str
     allowed_models: tuple[str, ...] = ()
+    code: Path | None = None
     timeline: TimelineOptions | None = None
     supervise: bool = False
 
@@ -80,9 +90,11 @@ def run(options: LocalOptions, output: Output) -> None:
         )
     if options.resume and not (options.state_dir / QUEUE_FILE).exists():
         raise _nothing_to_resume(options)
-    config = None if options.resume else read_job(options.job, options.overrides, output)
+    submission = None
+    if not options.resume:
+        read = read_job(options.job, options.overrides, output, options.code)
+        submission = replace(read, config=leave_trackers_to_aggregator(read.config))
     with lock_state_dir(options.state_dir):
-        submission = (config.name, leave_trackers_to_aggregator(config).to_json()) if config else None
         started = time.monotonic()
         job = asyncio.run(_run(options, submission, output))
         seconds = time.monotonic() - started
@@ -96,7 +108,7 @@ def run(options: LocalOptions, output: Output) -> None:
     raise_unless_succeeded(job)
 
 
-async def _run(options: LocalOptions, submission: tuple[str, str] | None, output: Output) -> jobs_pb2.Job:
+async def _run(options: LocalOptions, submission: Submission | None, output: Output) -> jobs_pb2.Job:
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
@@ -109,7 +121,7 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
 
                 async def work() -> jobs_pb2.Job:
                     nonlocal job
-                    job = await _submit_or_resume(client, options, submission)
+                    job = await _submit_or_resume(client, options, submission, output)
                     view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
                     job = await follow(client, job.id, view)
                     return job
@@ -165,6 +177,7 @@ async def _cluster(
         aggregator = start("aggregator", "aggregator", "--state-dir", str(state), *others)
         await aggregator.wait_ready()
         allowed = [text for name in options.allowed_models for text in ("--allow-models", name)]
+        allowed += ["--accept-code"] if options.code is not None else []
         worker_options = ["--state-dir", str(state / "workers"), *allowed]
         workers = [
             start("worker", f"worker-{number}", "--aggregator", aggregator.address, *worker_options)
@@ -188,7 +201,7 @@ async def _cluster(
 
 
 async def _submit_or_resume(
-    client: JobsClient, options: LocalOptions, submission: tuple[str, str] | None
+    client: JobsClient, options: LocalOptions, submission: Submission | None, output: Output
 ) -> jobs_pb2.Job:
     """Return the job to follow: the unfinished one with `--resume`, else a new one."""
     known = await retry_unreachable(client.jobs)
@@ -202,9 +215,7 @@ async def _submit_or_resume(
             f"--state-dir {options.state_dir}: job {unfinished[0].id} ({unfinished[0].name}) is unfinished at step "
             f"{unfinished[0].step} of {unfinished[0].steps}; continue it with --resume, or give another --state-dir"
         )
-    name, spec_json = submission
-    request_id = draw_request_id()
-    return await retry_unreachable(lambda: client.submit(name, spec_json, request_id))
+    return await queue_job(client, submission, output, uploads=False, waits_for_aggregator=True)
 
 
 async def _run_while_daemons_live(
@@ -291,4 +302,5 @@ def _resume_command(options: LocalOptions) -> str:
         + (f" --shards {options.shards}" if options.shards else "")
         + (" --supervise" if options.supervise else "")
         + "".join(f" --allow-models {name}" for name in options.allowed_models)
+        + (f" --code {options.code}" if options.code is not None else "")
     )

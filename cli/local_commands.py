@@ -13,6 +13,7 @@ from cli.options import (
     FiniteRange,
     WholeNumber,
     allow_models_option,
+    code_option,
     option,
     output_options,
     path_option,
@@ -64,6 +65,7 @@ _log_level_option = option(
 @option("--supervise", is_flag=True, help="Restart daemons that die, as systemd would.")
 @_log_level_option
 @allow_models_option
+@code_option
 @timeline_options
 @output_options
 def local(
@@ -79,6 +81,7 @@ def local(
     supervise: bool,
     log_level: str,
     allowed_models: tuple[str, ...],
+    code: Path | None,
     timeline: TimelineOptions | None,
     output: Output,
 ) -> None:
@@ -104,6 +107,7 @@ def local(
             sample_tokens=sample_tokens,
             log_level=log_level,
             allowed_models=allowed_models,
+            code=code,
             timeline=timeline,
             supervise=supervise,
         ),

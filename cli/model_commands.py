@@ -15,6 +15,7 @@ from cli.options import (
     WholeNumber,
     allow_models_option,
     client_options,
+    code_option,
     option,
     output_options,
     path_option,
@@ -119,6 +120,7 @@ def generate(
     help="Share of the chips' peak that computing is assumed to reach.",
 )
 @path_option("--measured", help="Result of tiermesh measure --json, in place of --mfu.")
+@code_option
 @option("--long", "in_full", is_flag=True, help="Show all settings and figures.")
 @output_options
 def validate(
@@ -132,6 +134,7 @@ def validate(
     link: float | None,
     mfu: float,
     measured: Path | None,
+    code: Path | None,
     in_full: bool,
     output: Output,
 ) -> None:
@@ -140,7 +143,7 @@ def validate(
     from cli.validate.command import run
 
     cluster = Cluster(workers, int(tiers), shards, chip, link, mfu, measured)
-    run(path, overrides, cluster, output, in_full=in_full)
+    run(path, overrides, cluster, output, code=code, in_full=in_full)
 
 
 @click.command()

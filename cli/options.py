@@ -346,6 +346,15 @@ def allow_models_option(command: Command) -> Command:
     )(command)
 
 
+def code_option(command: Command) -> Command:
+    """Add `--code`; the command gets `code`."""
+    return path_option(
+        "--code",
+        metavar="FOLDER",
+        help="Folder with the module of the job's own model, at most 16 MiB, which is sent with the job.",
+    )(command)
+
+
 def config_option(command: Command) -> Command:
     """Add `--config FILE`, a YAML mapping of option names to values."""
     return option(

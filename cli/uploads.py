@@ -39,6 +39,7 @@ class InputFiles:
 
     Args:
         inputs: the inputs.
+        code: content of the one that is code; it was read together with the job.
 
     Attributes:
         refs: references to the files, each once.
@@ -47,24 +48,27 @@ class InputFiles:
         Refused: one can't be read, is too large, or has changed since the job was made.
     """
 
-    def __init__(self, inputs: Iterable[JobInput]) -> None:
+    def __init__(self, inputs: Iterable[JobInput], code: bytes = b"") -> None:
         self._paths: dict[str, tuple[Path, str]] = {}  # path and setting, by SHA-256
-        self._identities: dict[str, bytes] = {}
+        self._contents: dict[str, bytes] = {}  # of files that are in memory, by SHA-256
         self._sent = ""
         for each in inputs:
+            if each.is_code:
+                self._contents |= dict.fromkeys(each.files.values(), code)
+                continue
             path = Path(each.path)
             if each.identity is not None:
                 path = converted(path, each.field)
                 self._add_identity(each, path)
             self._paths |= {sha256: (path / name, each.field) for name, sha256 in each.files.items()}
-        self.refs = [self._make_ref(sha256) for sha256 in (*self._identities, *self._paths)]
+        self.refs = [self._make_ref(sha256) for sha256 in (*self._contents, *self._paths)]
 
     def _add_identity(self, wanted: JobInput, path: Path) -> None:
         """Take the description of a file of token ids."""
         sidecar = describe_token_file(path, wanted.field)
         if sidecar.identity != wanted.identity:
             raise _changed(path, wanted.field)
-        self._identities[sidecar.identity] = sidecar.identity_body()
+        self._contents[sidecar.identity] = sidecar.identity_body()
 
     def _make_ref(self, sha256: str) -> FileRef:
         file, size = self.open(sha256)
@@ -81,8 +85,8 @@ class InputFiles:
     def open(self, sha256: str) -> tuple[IO[bytes] | bytes, int]:
         """Return a file, open or as its content, and its size in bytes."""
         self._sent = sha256
-        if sha256 in self._identities:
-            return self._identities[sha256], len(self._identities[sha256])
+        if sha256 in self._contents:
+            return self._contents[sha256], len(self._contents[sha256])
         path, field = self._paths[sha256]
         file = open_input_file(field, path)
         return file, file.seek(0, 2)

@@ -7,8 +7,9 @@ Read it in this order:
    `plane/worker_plane.py`, which has the memory of sums and the data streams.
 3. `device_thread.py`: the one thread that touches the mesh. `job_on_mesh.py` builds a job, `weight_loader.py` puts
    weights on the mesh, `lease_runner.py` computes leases.
-4. `node_sum.py`, `pass_checksums.py`: a lease's sum, and checksums for verification.
-5. `meters.py`: samples per second and memory by phase.
-6. `step_interface.py`: what the device thread needs of a training step.
-7. `daemon.py`: options of the process.
+4. `code_cache.py`: the code of users' own models, a copy for each job; `own_modules.py` finds what is installed.
+5. `node_sum.py`, `pass_checksums.py`: a lease's sum, and checksums for verification.
+6. `meters.py`: samples per second and memory by phase.
+7. `step_interface.py`: what the device thread needs of a training step.
+8. `daemon.py`: options of the process.
 """

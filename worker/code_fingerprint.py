@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
 
 from mesh.fingerprint import find_idle_code
 from services.config.job import JobConfig
 from services.config.models import CustomConfig
-from services.errors import Refused
-from services.input_files import read_input_file
-from services.printable import printable_path
+from services.files.code_archive import CodeFiles
+from services.protocol.fingerprint import OWN_CODE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,45 +54,22 @@ NOT_COMPUTING = (
 )
 """Files and folders in COMPUTING on which no gradient and no loss depends."""
 
-PACKAGES = (
-    "aggregator",
-    "cli",
-    "mesh",
-    "optimizer",
-    "plane",
-    "protos",
-    "services",
-    "tiermesh",
-    "training",
-    "worker",
-)
-"""Packages of Tiermesh, which an own model imports but does not own."""
-
-INSTALLED = ("site-packages", "dist-packages")
-"""Names of folders of installed packages; the versions of those that compute are facts of their own."""
-
-_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
-"""Suffixes of modules, in the order in which Python looks for them. Compiled modules count by their bytes."""
-
-MOST_OWN_FILES = 1000
-MOST_OWN_BYTES = 16 << 20
-"""Limits on a user's own model: its module, and the modules of its folder that it imports."""
+MOST_NAMED_FILES = 8
+"""Number of an own model's files that are facts of their own; a fingerprint has at most 32 facts."""
+LONGEST_NAMED_FILE = 50
+SHOWN_DIGITS = 16
+"""Number of digits of a file's hash in a fingerprint: 64 bits."""
 
 
-def hash_code(backend: str, own_module: str | None = None) -> str:
-    """Return the SHA-256 of the code that computes a job, as hexadecimal digits.
+def hash_code(backend: str) -> str:
+    """Return the SHA-256 of the code of Tiermesh that computes a job, as hexadecimal digits.
 
     Args:
         backend: backend of the mesh. Code that computes nothing with it does not count.
-        own_module: name of the imported module with the user's own model; None for a model of Tiermesh.
-
-    Raises:
-        Refused: the own model's files can't be read, or are too many.
     """
-    shipped = _hash_shipped(backend)
-    if own_module is None:
-        return shipped
-    return _combine([("tiermesh", shipped), *_hash_own(own_module)])
+    hashes = _hash_shipped_files()
+    files = ((str(file.relative_to(ROOT)), hashes[file]) for file in shipped_files(backend))
+    return _combine([("arithmetic", str(ARITHMETIC)), *files])
 
 
 def hash_source(source: bytes) -> str:
@@ -119,12 +92,6 @@ def shipped_files(backend: str | None = None) -> list[Path]:
 def remember_shipped_code() -> None:
     """Hash the code of Tiermesh now, at the start: an upgrade may replace the files under a process that runs."""
     _hash_shipped_files()
-
-
-def _hash_shipped(backend: str) -> str:
-    hashes = _hash_shipped_files()
-    files = ((str(file.relative_to(ROOT)), hashes[file]) for file in shipped_files(backend))
-    return _combine([("arithmetic", str(ARITHMETIC)), *files])
 
 
 @cache
@@ -156,104 +123,26 @@ def find_own_module(config: JobConfig) -> str | None:
     return model.model_type.partition(":")[0] if isinstance(model, CustomConfig) else None
 
 
-@dataclass(frozen=True)
-class _OwnFile:
-    """A file of an own model, as it was when it was first needed, which is when it was imported.
+def describe_own_code(module: str, files: CodeFiles) -> dict[str, str]:
+    """Return the facts of a fingerprint that name an own model's code: some files by their names, others together.
 
-    Attributes:
-        hash: SHA-256 of its syntax tree.
-        imports: modules that it may import, packages around them included.
-        size_bytes: size of the file.
+    Args:
+        module: name of the module with the model's factory, whose file is among those that are named.
+        files: all files of the code. Bytecode caches and hidden files are none.
     """
-
-    hash: str
-    imports: frozenset[str]
-    size_bytes: int
-
-
-def _hash_own(module_name: str) -> list[tuple[str, str]]:
-    """Return name and hash of a module, and of all that it imports from its own package or folder."""
-    root = _find_folder(module_name)
-    if root is None or _find_file(module_name, root) is None:
-        raise Refused(
-            f"transformer_config.model_type: {module_name}: its code is in no file of its own, as in an archive, so "
-            "workers can't compare it; install it as files"
-        )
-    waiting, found, size_bytes = [module_name], dict[str, str](), 0
-    while waiting:
-        name = waiting.pop()
-        file = _find_file(name, root)
-        if name in found or file is None or not _is_own(file, root, name, module_name):
-            continue
-        own = _read_own(name, file)
-        found[name] = own.hash
-        size_bytes += own.size_bytes
-        if len(found) > MOST_OWN_FILES or size_bytes > MOST_OWN_BYTES:
-            raise Refused(
-                f"transformer_config.model_type: {module_name} imports more than {MOST_OWN_FILES} files or "
-                f"{MOST_OWN_BYTES} bytes from {printable_path(root)}; keep it in a folder of its own"
-            )
-        waiting += own.imports - found.keys()
-    return sorted(found.items())
+    path = module.replace(".", "/")
+    names = sorted(files, key=lambda name: (not name.startswith((f"{path}.", f"{path}/__init__.")), name))
+    hashes = {name: _hash_file(name, files[name]) for name in names}
+    alone = [name for name in names if len(name) <= LONGEST_NAMED_FILE][:MOST_NAMED_FILES]
+    facts = {f"{OWN_CODE} {name}": hashes[name][:SHOWN_DIGITS] for name in alone}
+    others = [(name, hashes[name]) for name in sorted(set(names) - set(alone))]
+    return facts | (
+        {OWN_CODE: f"{_combine(others)[:SHOWN_DIGITS]} ({len(others)} more files)"} if others else {}
+    )
 
 
-@cache
-def _read_own(name: str, file: Path) -> _OwnFile:
-    content = read_input_file("transformer_config.model_type", file, MOST_OWN_BYTES)
-    return _OwnFile(hash_source(content), frozenset(_imports(name, file, content)), len(content))
-
-
-def _find_folder(module_name: str) -> Path | None:
-    """Return the folder from which the top package of an imported module comes; None if it comes from no file."""
-    origin = getattr(sys.modules.get(module_name), "__file__", None)
-    if not origin:
-        return None
-    depth = module_name.count(".") + _is_package(Path(origin))
-    return Path(origin).resolve().parents[depth]
-
-
-def _find_file(name: str, root: Path) -> Path | None:
-    """Return the file of a module below a folder; None if it is not there."""
-    place = root.joinpath(*name.split("."))
-    stems = (place / "__init__", place)
-    candidates = (stem.with_name(f"{stem.name}{suffix}") for stem in stems for suffix in _SUFFIXES)
-    return next((each for each in candidates if each.is_file()), None)
-
-
-def _is_package(file: Path) -> bool:
-    return file.name.partition(".")[0] == "__init__"
-
-
-def _is_own(file: Path, root: Path, name: str, module_name: str) -> bool:
-    """Return whether a file belongs to the own model: to its package, or to its folder if that is not shared."""
-    if root not in file.parents or any(_is_within(file, ROOT / package) for package in PACKAGES):
-        return False
-    if root.name in INSTALLED:
-        return name.partition(".")[0] == module_name.partition(".")[0]
-    return not any(part in INSTALLED for part in file.relative_to(root).parts)
-
-
-def _imports(name: str, file: Path, content: bytes) -> set[str]:
-    """Return the modules that a file may import, packages around them included."""
-    package = name if _is_package(file) else name.rpartition(".")[0]
-    found: set[str] = set()
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):
-        return found
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [base, *(f"{base}.{each.name}" for each in node.names)]
-        else:
-            continue
-        for each in names:
-            parts = each.split(".")
-            found.update(".".join(parts[: count + 1]) for count in range(len(parts)))
-    return found
+def _hash_file(name: str, content: bytes) -> str:
+    return hash_source(content) if name.endswith(".py") else hashlib.sha256(content).hexdigest()
 
 
 # ---- syntax trees ----

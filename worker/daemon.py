@@ -43,6 +43,7 @@ class WorkerOptions(DaemonOptions):
         advertise: host at which workers of other stages reach it; empty for the one of `listen`, or the one that the
             aggregator sees if `listen` is any address.
         allowed_models: `package.module` or `package.module:Factory` of users' own models that jobs may name.
+        accepts_code: whether code that is sent with jobs may be imported.
     """
 
     aggregator: str = field(kw_only=True)
@@ -52,6 +53,7 @@ class WorkerOptions(DaemonOptions):
     cache_bytes: int = field(default=1 << 62, kw_only=True)
     advertise: str = field(default="", kw_only=True)
     allowed_models: tuple[str, ...] = field(default=(), kw_only=True)
+    accepts_code: bool = field(default=False, kw_only=True)
 
     @property
     def pipeline_host(self) -> str:
@@ -103,6 +105,7 @@ def run(
             cache_dir=options.cache_dir,
             cache_bytes=options.cache_bytes,
             allowed_models=options.allowed_models,
+            accepts_code=options.accepts_code,
             shared_memory=options.shared_memory,
             make_step=make_step or TrainingStep,
             clock=clock,

@@ -230,12 +230,16 @@ class DeviceThread:
             self._copies = frozenset(places.values())
             config = relocate_inputs(JobConfig.from_json(spec_json), places)
             try:
+                own_code = self._builder.code.prepare(job_id, config)
+            except Failed as error:
+                self._report_unfit(job_id, error, number)
+                return
+            try:
                 with self._watch.doing(pb.OPEN_MESH):
                     mesh = self._builder.open_job_mesh(config, stages)
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
-                log.error("job %s: this worker is unfit, trying again later: %s", job_id, error)
-                self._feed(ev.BuildFailed(job_id, str(error), unfit=True, number=number))
+                self._report_unfit(job_id, error, number)
                 return
             self._metrics.set_mesh_fit(True)
             self._last_shape = mesh.shape
@@ -244,6 +248,7 @@ class DeviceThread:
                 config,
                 mesh,
                 stages,
+                own_code,
                 fetch=self._leases.fetch,
                 on_new_version=self._sums.reuse_retired,
                 on_non_finite=self._leases.note_non_finite,
@@ -260,6 +265,10 @@ class DeviceThread:
             return
         self._job = job
         self._feed(replace(job.describe(), number=number))
+
+    def _report_unfit(self, job: str, error: Failed, number: int) -> None:
+        log.error("job %s: this worker is unfit, trying again later: %s", job, error)
+        self._feed(ev.BuildFailed(job, str(error), unfit=True, number=number))
 
     def _report_damaged(self, job: str, error: TokenFileDamaged) -> None:
         log.error("job %s: %s", job, error)
@@ -320,4 +329,5 @@ class DeviceThread:
 
     def _perform(self, lease: pb.Lease) -> None:
         if self._job is not None and self._job.job == lease.job:
+            self._builder.code.begin()
             self._leases.run(self._job, lease)

@@ -3,6 +3,7 @@
     cache/3f5a...                    a file by its SHA-256 (services/files/store.py)
     cache/jobs/worker-NAME/0/x.txt   link to it under its own name, for the job that this worker builds; beside a file
                                      of token ids its sidecar
+    cache/code/                      the code of jobs (code_cache.py)
 
 All of it runs on the event loop; disk and hashing work in threads.
 """
@@ -26,6 +27,7 @@ from services.corpora.conversion import TEXT_SUFFIXES, remove_conversion
 from services.corpora.sidecar import IDENTITY_BYTES, sidecar_of_copy, store_sidecar
 from services.corpora.verified import note_verified
 from services.errors import Failed, Refused, TiermeshError
+from services.files.code_archive import MOST_ARCHIVE_BYTES
 from services.files.errors import FileMissing
 from services.files.fetch import fetch
 from services.files.store import FileStore
@@ -50,12 +52,20 @@ class JobInputs:
         data_dir: folder that is searched for inputs missing at the job's path; None for none.
         cache_dir: folder of the cache; None: nothing is read from the aggregator.
         cache_bytes: largest size of the cache. The longest unused files make room, but none that a worker uses.
+        accepts_code: whether code that is sent with jobs is read; else who builds the job refuses it.
     """
 
     def __init__(
-        self, worker: str, data_dir: Path | None, cache_dir: Path | None, cache_bytes: int = 1 << 62
+        self,
+        worker: str,
+        data_dir: Path | None,
+        cache_dir: Path | None,
+        cache_bytes: int = 1 << 62,
+        *,
+        accepts_code: bool = False,
     ) -> None:
         self._data_dir = data_dir
+        self._accepts_code = accepts_code
         self._store: FileStore | None = None
         if cache_dir is not None:
             self._store = FileStore(
@@ -86,7 +96,8 @@ class JobInputs:
             inputs = inputs_of_job(JobConfig.from_json(spec_json), stages)
         except Refused:
             return []
-        return [each for each in inputs if self._find(each) is None]
+        wanted = [each for each in inputs if self._accepts_code or not each.is_code]
+        return [each for each in wanted if self._find(each) is None]
 
     def _find(self, wanted: JobInput) -> Path | None:
         """Return where all files of an input are on this host; None if one is missing."""
@@ -99,6 +110,8 @@ class JobInputs:
         return None
 
     def _list_places(self, wanted: JobInput) -> list[Path]:
+        if wanted.is_code:
+            return []
         named = Path(wanted.path)
         return [named] + ([self._data_dir / named.name] if self._data_dir else [])
 
@@ -135,14 +148,22 @@ class JobInputs:
                 was_here = True
                 for sha256 in wanted.files.values():
                     was_here = self._store.path_of(sha256).exists()
+                    most_bytes = MOST_ARCHIVE_BYTES if wanted.is_code else None
                     self._held.enter_context(
-                        await fetch(channel, self._store, sha256, aggregator, progress.tell)
+                        await fetch(
+                            channel, self._store, sha256, aggregator, progress.tell, most_bytes=most_bytes
+                        )
                     )
                 place = await asyncio.to_thread(self._link, number, wanted, self._store, body)
                 if wanted.identity is not None and not was_here:  # it was verified as it arrived
                     await asyncio.to_thread(note_verified, place, wanted.identity, place.stat())
                 places[wanted.path] = place
             except FileMissing:
+                if wanted.is_code:
+                    raise Failed(
+                        f"{wanted.field}: {aggregator} does not have the job's code any more; submit one with --code, "
+                        "and with --from to go on from a checkpoint"
+                    ) from None
                 folder = " and in --data" if self._data_dir else ""
                 raise Failed(
                     f"{wanted.field}: no such file on this host (looked at {printable_path(wanted.path)}{folder}), and "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from services.protocol.plan import WireTypes
 from services.runtime.metrics import WorkerMetrics
 from services.sizing.flops import count_flops_per_token, find_peak_flops
 from services.tensors.chunk_messages import bytes_per_element
+from training.models.own_code import import_own_code_from
 from training.parameter_placement import choose_axes
 from training.pipeline.passes import PassPhase
 from training.pipeline.submeshes import divide_mesh, find_pipeline_mesh_shape
 from training.step import TrainingStep
 from worker.chip_memory import check_chip_memory
-from worker.code_fingerprint import find_own_module, hash_code
+from worker.code_cache import CodeCache, OwnCode
+from worker.code_fingerprint import hash_code
 from worker.core.events import Built
 from worker.layout_share import LayoutShare
 from worker.meters import TRACK_MEMORY, WEIGHTS_LOADED, MemoryUsageTracker, PerformanceMeter
@@ -133,6 +135,7 @@ class JobOnMesh:
         meter: samples per second.
         first_iteration: memory of the first micro-batch.
         code: hash of the code that computes it.
+        own_code: facts about the code of its own model; empty for a model of Tiermesh.
         flops_per_token: floating-point operations of training on a token; None if the model has no formula.
     """
 
@@ -147,6 +150,7 @@ class JobOnMesh:
     meter: PerformanceMeter
     first_iteration: FirstIteration
     code: str
+    own_code: Mapping[str, str]
     flops_per_token: int | None
 
     @property
@@ -167,7 +171,7 @@ class JobOnMesh:
             elements=self.step.layout.elements,
             evaluation_batches=self.step.evaluation_batches,
             tokens_per_micro_batch=self.step.tokens_per_micro_batch,
-            fingerprint={**self.step.fingerprint(), CODE: self.code},
+            fingerprint={**self.step.fingerprint(), CODE: self.code, **self.own_code},
             wire=self.wire,
             flops_per_token=self.flops_per_token,
             peak_flops=find_peak_flops(self.mesh.arch, self.mesh.cores),
@@ -193,14 +197,14 @@ class JobBuilder:
 
     Attributes:
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path; None for none.
-        allowed_models: code of users' own models that jobs may name, see `training.models.build_model`.
+        code: the code of jobs' own models.
         make_step: factory of a job's training step.
         open_mesh: function that opens the mesh of a job.
         clock: monotonic time in seconds.
     """
 
     data_dir: Path | None = None
-    allowed_models: Collection[str] = ()
+    code: CodeCache = field(default_factory=CodeCache)
     make_step: StepFactory = TrainingStep
     open_mesh: Callable[..., Mesh] = open_mesh
     clock: Callable[[], float] = time.perf_counter
@@ -232,6 +236,7 @@ class JobBuilder:
         config: JobConfig,
         mesh: Mesh,
         stages: StageRun | None = None,
+        own_code: OwnCode | None = None,
         *,
         fetch: Callable[[int], None],
         on_new_version: Callable[[], None],
@@ -244,6 +249,7 @@ class JobBuilder:
             config: config of the job.
             mesh: open, as `config` describes it.
             stages: the stages of its pipeline to build; None for the whole model.
+            own_code: the code of its own model, as `code` has prepared it; None for a model of Tiermesh.
             fetch: callback, called by a pass before it uses a parameter that is not on the mesh, with its index in the
                 layout.
             on_new_version: callback, called when the first chunk of a weight version has arrived.
@@ -260,16 +266,17 @@ class JobBuilder:
         try:
             check_chip_memory(config, mesh, stages)
             first_iteration.begin()
+            import_own_code_from(None if own_code is None else own_code.folder)
             step = self.make_step(
                 config,
                 divide_mesh(config, mesh, stages),
                 self.data_dir,
-                self.allowed_models,
+                () if own_code is None else (config.model.model_type,),
                 around_phase=first_iteration.around,
                 on_non_finite=on_non_finite,
             )
             first_iteration.note_model()
-            code = hash_code(mesh.backend, find_own_module(config))
+            code = hash_code(mesh.backend)
         except BaseException:
             first_iteration.clear()
             mesh.close()
@@ -287,6 +294,7 @@ class JobBuilder:
             meter=PerformanceMeter(config, clock=self.clock),
             first_iteration=first_iteration,
             code=code,
+            own_code={} if own_code is None else own_code.facts,
             flops_per_token=count_flops_per_token(config.model, step.vocabulary),
         )
 

@@ -47,6 +47,7 @@ from services.transport.server import open_channel
 from training.pipeline.exchange import ArraySizes
 from training.step import TrainingStep
 from worker.cluster_check import NEIGHBOURS_METHOD, ClusterCheck, NeighbourCheck
+from worker.code_cache import CodeCache
 from worker.code_fingerprint import remember_shipped_code
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -84,7 +85,8 @@ class WorkerService:
         state_dir: folder of the process record; None for no record.
         cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
         cache_bytes: largest size of these files.
-        allowed_models: code of users' own models that jobs may name.
+        allowed_models: installed code of users' own models that jobs may name.
+        accepts_code: whether code that is sent with jobs may be imported.
         shared_memory: whether tensors may travel through memory shared with a peer.
         make_step: factory of a job's training step.
         clock: monotonic clock in seconds, which measures the time spent computing.
@@ -106,6 +108,7 @@ class WorkerService:
         cache_dir: Path | None = None,
         cache_bytes: int = 1 << 62,
         allowed_models: Collection[str] = (),
+        accepts_code: bool = False,
         shared_memory: bool = True,
         make_step: StepFactory = TrainingStep,
         clock: Callable[[], float] = time.perf_counter,
@@ -117,8 +120,9 @@ class WorkerService:
         self._shared_memory = shared_memory
         self._aggregators = AddressRotation(aggregators)
         self._security = security
-        self._builder = JobBuilder(data_dir, allowed_models, make_step, clock=clock)
-        self._inputs = JobInputs(name, data_dir, cache_dir, cache_bytes)
+        code = CodeCache(cache_dir, allowed_models, accepts_code=accepts_code)
+        self._builder = JobBuilder(data_dir, code, make_step, clock=clock)
+        self._inputs = JobInputs(name, data_dir, cache_dir, cache_bytes, accepts_code=accepts_code)
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._neighbour_check = NeighbourCheck(has_job=lambda: self._core.job is not None)

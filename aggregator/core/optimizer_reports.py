@@ -103,7 +103,7 @@ def _check_own_layout(run: RunningJob, status: pb.OptimizerStatus, now: float) -
         if run.claims.disprove(status.layout_hash):
             run.report.save()
         for member in list(run.members.values()):
-            refusal = admission.check_layout(member.layout_hash) if member.ready else None
+            refusal = admission.check_layout(member.claim) if member.ready and member.claim else None
             if refusal is not None and not run.ended:
                 run.refuse(member, refusal, now)
         return True

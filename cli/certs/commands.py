@@ -16,7 +16,7 @@ from services.errors import Refused
 if TYPE_CHECKING:
     from services.transport.access.permissions import CallerKind
 
-KINDS = ("worker", "aggregator", "optimizer", "shard", "person", "admin", "metrics")
+KINDS = ("worker", "aggregator", "optimizer", "shard", "person", "developer", "admin", "metrics")
 """Names of `CallerKind`, here because importing it takes as long as the whole command line."""
 DIALED_KINDS = ("worker", "aggregator", "optimizer", "shard")
 AUTHORITY_DAYS, DAEMON_DAYS, PERSON_DAYS = 3650.0, 365.0, 90.0
@@ -80,9 +80,9 @@ def issue(
     folder: Path,
     output: Output,
 ) -> None:
-    """Issue a certificate for a daemon, a person, an admin, or metrics.
+    """Issue a certificate for a daemon, a person, a developer, an admin, or metrics.
 
-    KIND is one of worker, aggregator, optimizer, shard, person, admin and metrics.
+    KIND is one of worker, aggregator, optimizer, shard, person, developer, admin and metrics.
     """
     from cli.certs.folder import CertificateFolder
 
@@ -118,7 +118,7 @@ def renew(
 ) -> None:
     """Replace certificates and their keys by new ones with the same names, roles and hosts.
 
-    KIND is one of worker, aggregator, optimizer, shard, person, admin and metrics.
+    KIND is one of worker, aggregator, optimizer, shard, person, developer, admin and metrics.
     """
     from cli.certs.folder import CertificateFolder
 
@@ -154,7 +154,7 @@ def renew(
 def revoke(*, kind: str, name: str, folder: Path, output: Output) -> None:
     """Add all certificates of a daemon or person to the list of revoked ones.
 
-    KIND is one of worker, aggregator, optimizer, shard, person, admin and metrics.
+    KIND is one of worker, aggregator, optimizer, shard, person, developer, admin and metrics.
     """
     from cli.certs.folder import CertificateFolder
 
@@ -199,7 +199,7 @@ def _kind(name: str) -> CallerKind:
 
 
 def _default_days(kind: CallerKind) -> float:
-    return PERSON_DAYS if kind.value in ("person", "admin") else DAEMON_DAYS
+    return PERSON_DAYS if kind.value in ("person", "developer", "admin") else DAEMON_DAYS
 
 
 def _report(done: str, paths: tuple[Path, Path], output: Output) -> None:

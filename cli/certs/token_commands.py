@@ -31,7 +31,10 @@ def tokens() -> None:
 
 @tokens.command()
 @click.argument("name")
-@click.option("--admin", is_flag=True, help="Let the person cancel other people's jobs too.")
+@click.option(
+    "--developer", is_flag=True, help="Let the person send code with jobs too (`tiermesh submit --code`)."
+)
+@click.option("--admin", is_flag=True, help="Let the person do that, and cancel other people's jobs.")
 @click.option(
     "--days",
     type=VALID_DAYS,
@@ -44,7 +47,16 @@ def tokens() -> None:
 )
 @_file_option
 @output_options
-def issue(*, name: str, admin: bool, days: float, out: Path | None, path: Path, output: Output) -> None:
+def issue(
+    *,
+    name: str,
+    developer: bool,
+    admin: bool,
+    days: float,
+    out: Path | None,
+    path: Path,
+    output: Output,
+) -> None:
     """Issue a token, and add its hash to the file."""
     from cli.certs.folder import write_private_file
     from services.transport.access.permissions import CallerKind
@@ -52,7 +64,7 @@ def issue(*, name: str, admin: bool, days: float, out: Path | None, path: Path, 
 
     if out is not None and out.exists():
         raise Refused(f"--out {out}: exists already, and is not overwritten; choose another")
-    kind = CallerKind.ADMIN if admin else CallerKind.PERSON
+    kind = CallerKind.ADMIN if admin else CallerKind.DEVELOPER if developer else CallerKind.PERSON
     token, record = make_token(kind, name, time.time() + days * 86400)
     known = read_tokens(path) if path.exists() else {}
     _write(path, [*known.values(), record])

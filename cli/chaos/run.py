@@ -72,7 +72,7 @@ def run(options: ChaosOptions, output: Output) -> None:
         Failed: a job did not succeed or gave other bits, a daemon ended unexpectedly or could not be restarted, or the
             command was interrupted.
     """
-    config = read_job(options.job, options.overrides, output)
+    config = read_job(options.job, options.overrides, output).config
     started = time.monotonic()
     with lock_state_dir(options.state_dir):
         outcome = asyncio.run(_run(options, config, output))

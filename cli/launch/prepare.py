@@ -61,7 +61,7 @@ def prepare(options: LaunchOptions, output: Output) -> tuple[LaunchPlan, JobConf
     config = Path(options.config)
     if not config.exists():
         config = find_include(options.config, field="--config", folder=Path.cwd(), kind="training_configs")
-    job = read_job(config, options.overrides, output)
+    job = read_job(config, options.overrides, output).config
     plan = plan_launch(
         configuration,
         job.num_workers,

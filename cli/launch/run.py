@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from cli.client import JobsClient
-from cli.jobs import follow, queue_job, raise_unless_succeeded
+from cli.jobs import Submission, follow, queue_job, raise_unless_succeeded
 from cli.launch.agent.job_watch import read_ended_job
 from cli.launch.agent.link import AgentLink, RunEnded
 from cli.launch.agent.protocol import Check, Ended, RunOver, Start, WatchJob, WriteFile
@@ -322,7 +322,7 @@ def _start(command: DaemonCommand, place: Place) -> Start:
 async def _submit(client: JobsClient, config: JobConfig, plan: LaunchPlan, output: Output) -> jobs_pb2.Job:
     """Queue the job once all daemons have joined."""
     await wait_until_joined(client, plan)
-    return await queue_job(client, config, output, uploads=not plan.is_local)
+    return await queue_job(client, Submission(config), output, uploads=not plan.is_local)
 
 
 async def _follow(cluster: Cluster, client: JobsClient, job: str, output: Output) -> jobs_pb2.Job:

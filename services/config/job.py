@@ -25,6 +25,7 @@ from services.config.field_types import (
 )
 from services.config.job_parts import (
     CheckpointConfig,
+    CodeConfig,
     DataConfig,
     OptimizerConfig,
     PretrainedConfig,
@@ -80,6 +81,7 @@ class JobConfig(ConfigRecord):
         checkpoint_every: steps between checkpoints; 0: only at the end, where there always is one.
         checkpoint: schedule by time and retention of checkpoints.
         model: the model to train; `model.model_type` names its kind.
+        code: code of the user's own model that the job brings along; None: workers have it installed, or need none.
         pretrained: checkpoint that the weights start from; None: they follow from the seed.
         start_from: checkpoint of an earlier job that the job starts from; None for none.
         device: mesh of each worker.
@@ -117,6 +119,7 @@ class JobConfig(ConfigRecord):
     checkpoint_every: NonNegativeInt = 500
     checkpoint: CheckpointConfig = CheckpointConfig()
     model: ModelConfig
+    code: CodeConfig | None = None
     pretrained: PretrainedConfig | None = None
     start_from: StartConfig | None = None
     device: DeviceConfig = DeviceConfig()
@@ -168,6 +171,11 @@ class JobConfig(ConfigRecord):
             raise ValueError(
                 f"transformer_config.model_path: {self.pretrained.path} given with a {self.model.model_type} without "
                 "vocab_size, expected a gpt2 or llama with the checkpoint's vocab_size; remove it or set vocab_size"
+            )
+        if self.code is not None and not isinstance(self.model, CustomConfig):
+            raise ValueError(
+                f"--code: {printable_path(self.code.path)} given with model_type {self.model.model_type}, expected a "
+                "model of your own, such as mixer:Mixer; leave it out, or correct transformer_config.model_type"
             )
         if self.start_from is not None:
             self._check_start(self.start_from)

@@ -12,6 +12,9 @@ from services.config.job_parts import DataConfig
 from services.config.pretrained import MODEL_PATH_FIELD
 from services.pipeline.split import StageRun
 
+CODE_FIELD = "--code"
+"""What people give a job's code by."""
+
 
 @dataclass(frozen=True)
 class JobInput:
@@ -23,12 +26,14 @@ class JobInput:
         files: SHA-256 of each file, by its path below `path`; the only key is empty if `path` is a file itself.
         identity: SHA-256 of the description of a file of token ids, which a copy of the file needs beside it
             (`TokenSidecar.identity_body`); None for other files.
+        is_code: whether it is the archive of a folder of code, which is found by its SHA-256 alone.
     """
 
     field: str
     path: str
     files: Mapping[str, str]
     identity: str | None = None
+    is_code: bool = False
 
 
 def reads_data(job: JobConfig, stages: StageRun | None) -> bool:
@@ -47,7 +52,7 @@ def reads_data(job: JobConfig, stages: StageRun | None) -> bool:
 
 
 def inputs_of_job(job: JobConfig, stages: StageRun | None = None) -> list[JobInput]:
-    """Return the inputs of a job: corpus, tokenizer and starting checkpoint. A built-in text is none.
+    """Return the inputs of a job: corpus, tokenizer, starting checkpoint and code. A built-in text is none.
 
     Args:
         job: the job.
@@ -56,6 +61,8 @@ def inputs_of_job(job: JobConfig, stages: StageRun | None = None) -> list[JobInp
     inputs = [] if job.data is None or not reads_data(job, stages) else _inputs_of_data(job.data)
     if job.pretrained is not None:
         inputs.append(JobInput(MODEL_PATH_FIELD, job.pretrained.path, dict(job.pretrained.files)))
+    if job.code is not None:
+        inputs.append(JobInput(CODE_FIELD, job.code.path, {"": job.code.sha256}, is_code=True))
     return inputs
 
 
@@ -98,4 +105,6 @@ def relocate_inputs(job: JobConfig, places: Mapping[str, Path]) -> JobConfig:
         changes["data"] = job.data.model_copy(update=moved)
     if job.pretrained is not None:
         changes["pretrained"] = job.pretrained.model_copy(update={"path": place_of(job.pretrained.path)})
+    if job.code is not None:
+        changes["code"] = job.code.model_copy(update={"path": place_of(job.code.path)})
     return job.model_copy(update=changes)

@@ -218,6 +218,18 @@ class PretrainedConfig(ConfigRecord):
     files: Annotated[dict[FileName, Sha256], Field(max_length=1000)]
 
 
+class CodeConfig(ConfigRecord):
+    """Code of a job's own model that was sent with it: one file, an archive (`services/files/code_archive.py`).
+
+    Attributes:
+        path: absolute path of the folder on the host that the job was submitted from; on a worker, of the archive.
+        sha256: sha256 of the archive.
+    """
+
+    path: Annotated[PathText, Field(min_length=1)]
+    sha256: Sha256
+
+
 def _newest_is_none(value: Any) -> Any:
     return None if value == "newest" else value
 

@@ -164,7 +164,9 @@ def list_settings(config: JobConfig, origins: Origins) -> list[Setting]:
 def _fields(config: JobConfig) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each field that is read, with those of parts as `part.field`."""
     for name, value in config.model_dump(mode="json").items():
-        if name in ("pretrained", "clip_grad_norm") or (name in ("data", "pipeline") and value is None):
+        if name in ("code", "pretrained", "clip_grad_norm") or (
+            name in ("data", "pipeline") and value is None
+        ):
             continue
         if isinstance(value, dict) and name not in _KEYS:
             for inner, part in value.items():

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from protos.files_pb2 import FilePiece, FileRef, ReadFileRequest
-from services.errors import Failed
+from services.errors import Failed, Refused
 from services.files.errors import FileDamaged, NoRoom, UploadUnderWay, WrongFile
 from services.files.transfer import IDLE_SECONDS, Metadata, Retries, receive_pieces
 from services.files.upload import Upload
@@ -53,6 +53,8 @@ async def fetch(
     peer: str,
     tell: Tell,
     backoff: Backoff | None = None,
+    *,
+    most_bytes: int | None = None,
 ) -> Held_co:
     """Download a file into a store unless it is there, and return it held, see `Receiver.hold`.
 
@@ -66,6 +68,7 @@ async def fetch(
         peer: name of the peer, for log and errors.
         tell: called as the download begins, gets on, and waits.
         backoff: pauses between attempts.
+        most_bytes: largest size of the file; None for that of the store.
 
     Raises:
         FileMissing: the peer does not have the file.
@@ -86,7 +89,7 @@ async def fetch(
         if held is not None:
             return held
         try:
-            await fetch_once(channel, store, ReadFileRequest(sha256=sha256), note)
+            await fetch_once(channel, store, ReadFileRequest(sha256=sha256), note, most_bytes=most_bytes)
             continue
         except WrongFile as damaged:
             wrong, here = wrong + 1, 0
@@ -111,6 +114,8 @@ async def fetch_once(
     request: ReadFileRequest,
     tell: Callable[[FileRef, int], None],
     metadata: Metadata = (),
+    *,
+    most_bytes: int | None = None,
 ) -> None:
     """Download what a store lacks of a peer's file, in one attempt. The next one continues there.
 
@@ -120,6 +125,7 @@ async def fetch_once(
         request: the file.
         tell: called with the file and the number of its bytes that are here, at first and as they arrive.
         metadata: gRPC metadata of the call, such as a person's token.
+        most_bytes: largest size of the file; None for that of the store.
 
     Raises:
         FileDamaged: a piece was damaged, or is not the next one.
@@ -134,6 +140,8 @@ async def fetch_once(
         first = await anext(pieces, None)
         if first is None:
             raise FileDamaged(f"file {request.sha256[:12]}: no piece arrived; read it again")
+        if most_bytes is not None and first.file.size > most_bytes:
+            raise Refused(str(check_ref(first.file, most_bytes)))
         refusal = check_ref(first.file, store.max_file_bytes)
         if refusal is not None:
             raise Failed(str(refusal))

@@ -334,3 +334,19 @@ def test_a_custom_model_trains_if_allowed(tmp_path: Path, monkeypatch: pytest.Mo
     assert "mixer:Mixer: not allowed on this worker" in line and "--allow-models mixer" in line
     code, result, line = run(job, tmp_path / "state", *cluster, "--allow-models", "mixer")
     assert (code, result["state"], result["text"]) == (0, "succeeded", None), line
+
+
+@pytest.mark.long
+def test_a_custom_model_trains_if_its_code_is_given(tmp_path: Path) -> None:
+    """Train the model of docs/own-model.md from a folder that nothing is installed in."""
+    code_folder = tmp_path / "code"
+    code_folder.mkdir()
+    for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):
+        code = (ROOT / "docs" / page).read_text().split("```python\n")[1].split("```")[0]
+        (code_folder / name).write_text(code)
+    (tmp_path / "text.txt").write_text("".join(f"{number} comes next.\n" for number in range(200)))
+    job = tmp_path / "own.yaml"
+    job.write_text(OWN_MODEL)
+    arguments = ("--tiers", "2", "--workers", "2", "--code", str(code_folder))
+    exit_code, result, line = run(job, tmp_path / "state", *arguments)
+    assert (exit_code, result["state"]) == (0, "succeeded"), line

@@ -68,6 +68,8 @@ def test_epochs_go_on_at_the_same_place_after_a_restart_of_all(
 
 
 TALLIED_WINDOWS = (200, 312)
+MODEL = "tests.support.cluster.tally_worker:TallyStep"
+ALLOW = ("--allow-models", MODEL)
 """Training windows of the two files: an epoch of 16 steps of 8 micro-batches of 4 windows."""
 EPOCHS, TALLIED_MICRO_BATCHES = 3, 8
 
@@ -94,8 +96,7 @@ def tally_spec(folder: Path) -> tuple[str, list[int]]:
     )
     del config["training_config"]["tokenizer_type"]
     # An own model has a maximum alone, which the invented layout is below.
-    model_type = "tests.support.cluster.tally_worker:TallyStep"
-    config["transformer_config"] = {"model_type": model_type, "max_sequence_length": 32, "vocab_size": ids}
+    config["transformer_config"] = {"model_type": MODEL, "max_sequence_length": 32, "vocab_size": ids}
     return spec_of(folder, config), first_ids
 
 
@@ -103,11 +104,13 @@ def tally_spec(folder: Path) -> tuple[str, list[int]]:
 def test_each_window_is_drawn_once_an_epoch_whatever_is_killed(tmp_path: Path, tiers: int) -> None:
     spec, first_ids = tally_spec(tmp_path)
     module = "tests.support.cluster.window_tally_worker"
-    with Cluster(tmp_path / "cluster", tiers=tiers, workers=3, worker_module=module) as cluster:
+    with Cluster(tmp_path / "cluster", tiers=tiers, worker_module=module) as cluster:
+        for _ in range(3):
+            cluster.start_worker(*ALLOW)
         job = cluster.submit(spec)
         cluster.wait_step(job, 6)
         cluster.workers.pop(0).kill()
-        cluster.start_worker(name="another")
+        cluster.start_worker(*ALLOW, name="another")
         cluster.wait_step(job, 13)
         cluster.aggregator.kill()
         cluster.start_aggregator()
@@ -122,7 +125,7 @@ def test_each_window_is_drawn_once_an_epoch_whatever_is_killed(tmp_path: Path, t
         cluster.start_aggregator()
         if cluster.optimizer is not None:
             cluster.start_optimizer()
-        cluster.start_worker(name="last")
+        cluster.start_worker(*ALLOW, name="last")
         ended = cluster.finish(job)
     assert ended.step == EPOCHS * sum(TALLIED_WINDOWS) // (4 * TALLIED_MICRO_BATCHES)
     tensors = load_file(Path(ended.checkpoint) / "model.safetensors")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import py_compile
-import sys
-import zipfile
-from collections.abc import Callable, Iterator
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
-from services.errors import Refused
+from services.protocol.bounds import BOUNDS
 from worker import code_fingerprint
-from worker.code_fingerprint import COMPUTING, NOT_COMPUTING, ROOT, hash_code, hash_source, shipped_files
+from worker.code_fingerprint import (
+    COMPUTING,
+    NOT_COMPUTING,
+    ROOT,
+    describe_own_code,
+    hash_code,
+    hash_source,
+    shipped_files,
+)
 
 BASE = b'''
 """A module."""
@@ -186,116 +188,30 @@ def test_the_number_of_the_arithmetic_counts(monkeypatch: pytest.MonkeyPatch) ->
 
 # ---- a user's own model ----
 
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Write modules into a folder, import one and return the hash of its code."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def write_and_hash(module: str, **sources: str) -> str:
-        for name in set(sys.modules) - before:
-            del sys.modules[name]
-        for name, text in sources.items():
-            file = tmp_path / f"{name.replace('__', '/')}.py"
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(text)
-        code_fingerprint._read_own.cache_clear()  # as in another process
-        importlib.invalidate_caches()
-        importlib.import_module(module)
-        return hash_code("emulator", module)
-
-    yield write_and_hash
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+OWN = "/".join(("models", "own.py"))
 
 
-def test_an_own_model_counts_with_what_it_imports_beside_it(write: Callable[..., str]) -> None:
-    own = "from own_layers import scale\nimport numpy\nfrom training.api import ops\n"
-    first = write("own_model", own_model=own, own_layers="scale = 2\n", own_other="x = 1\n")
-    assert first != hash_code("emulator")
-    assert write("own_model", own_layers="scale = 2  # same\n", own_other="x = 2\n") == first
-    assert write("own_model", own_layers="scale = 3\n") != first
-    assert write("own_model", own_model=own + "y = 1\n", own_layers="scale = 2\n") != first
+def test_an_own_models_files_are_named_its_module_first() -> None:
+    files = {f"{name}.py": b"x = 1\n" for name in "abcdefghijk"} | {
+        OWN: b"y = 1\n",
+        "words.json": b"[]",
+    }
+    facts = describe_own_code("models.own", files)
+    assert list(facts)[:2] == [f"own code {OWN}", "own code a.py"] and len(facts) == 9
+    assert facts["own code"].endswith("(5 more files)")
+    for name, content in ((OWN, b"y = 2\n"), ("k.py", b"x = 2\n"), ("words.json", b"[ ]")):
+        changed = describe_own_code("models.own", {**files, name: content})
+        assert [key for key in facts if facts[key] != changed[key]] == [
+            f"own code {name}" if name == OWN else "own code"
+        ]
+    assert describe_own_code("models.own", {**files, "k.py": b"x = 1  # same\n"}) == facts
 
 
-def test_modules_of_an_own_package_count(write: Callable[..., str]) -> None:
-    model = "from . import parts\nfrom .parts import deep\n"
-    first = write("own_package.model", own_package__model=model, own_package__parts="deep = 1\n")
-    assert write("own_package.model", own_package__parts="deep = 2\n") != first
-
-
-@pytest.mark.parametrize("suffix", ["pyc", "so"])
-def test_compiled_modules_of_an_own_model_count_by_their_bytes(
-    write: Callable[..., str], tmp_path: Path, suffix: str
-) -> None:
-    place = tmp_path / ("own_layers.pyc" if suffix == "pyc" else f"own_layers{EXTENSION_SUFFIXES[0]}")
-    place.write_bytes(b"\0first")
-    first = write("own_model", own_model="def later():\n    import own_layers\n")
-    place.write_bytes(b"\0second")
-    assert write("own_model") != first
-
-
-def test_an_extension_counts_in_place_of_the_source_that_it_hides(
-    write: Callable[..., str], tmp_path: Path
-) -> None:
-    source = write("own_model", own_model="def later():\n    import own_layers\n", own_layers="scale = 1\n")
-    (tmp_path / f"own_layers{EXTENSION_SUFFIXES[0]}").write_bytes(b"\0compiled")
-    assert write("own_model") != source
-
-
-def test_a_model_without_its_source_counts_by_its_bytecode(write: Callable[..., str], tmp_path: Path) -> None:
-    def compile_alone(text: str) -> str:
-        source = tmp_path / "source.txt"
-        source.write_text(text)
-        py_compile.compile(str(source), cfile=str(tmp_path / "own_model.pyc"))
-        return write("own_model")
-
-    assert compile_alone("scale = 1\n") != compile_alone("scale = 2\n")
-
-
-def test_a_model_in_an_archive_is_refused(
-    write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with zipfile.ZipFile(tmp_path / "models.zip", "w") as archive:
-        archive.writestr("own_model.py", "scale = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "models.zip"))
-    with pytest.raises(Refused, match="own_model: its code is in no file of its own"):
-        write("own_model")
-
-
-def test_installed_packages_beside_an_own_model_do_not_count(
-    tmp_path: Path, write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = tmp_path / "site-packages"
-    installed.mkdir()
-    monkeypatch.syspath_prepend(str(installed))
-    (installed / "someones.py").write_text("x = 1\n")
-    first = write("own_model", own_model="import someones\n")
-    (installed / "someones.py").write_text("x = 2\n")
-    assert write("own_model") == first
-
-
-def test_a_running_process_keeps_the_hash_of_the_code_it_imported(
-    tmp_path: Path, write: Callable[..., str]
-) -> None:
-    first = write("own_model", own_model="import own_layers\n", own_layers="scale = 2\n")
-    (tmp_path / "own_layers.py").write_text("scale = 3\n")
-    assert hash_code("emulator", "own_model") == first, "the module in memory is the old one"
-    assert write("own_model") != first, "a new process imports the new one"
-
-
-def test_what_is_imported_later_counts_from_the_start(write: Callable[..., str]) -> None:
-    """Else two workers would differ by what they ran before."""
-    own = "def build():\n    import own_layers\n"
-    first = write("own_model", own_model=own, own_layers="scale = 2\n")
-    assert write("own_model", own_layers="scale = 3\n") != first
-
-
-def test_a_model_that_imports_too_much_is_refused(
-    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(code_fingerprint, "MOST_OWN_FILES", 1)
-    with pytest.raises(Refused, match="imports more than 1 files"):
-        write("own_model", own_model="import own_layers\n", own_layers="x = 1\n")
+def test_the_facts_of_an_own_model_fit_a_message() -> None:
+    long = "é" * 200
+    facts = describe_own_code(
+        "own", {f"{long[:length]}.py": b"" for length in range(1, 196)} | {"own.py": b""}
+    )
+    bound = BOUNDS["fingerprint"]
+    assert len(facts) + 20 <= bound.count
+    assert all(len(each.encode()) <= bound.bytes for item in facts.items() for each in item)

@@ -57,17 +57,31 @@ def build_custom_range(
     return cast(RangeModel, model)
 
 
+def check_allowed(model_type: str, allowed: Collection[str]) -> None:
+    """Check that the code of an own model may be imported.
+
+    Args:
+        model_type: `package.module:Factory`.
+        allowed: code that may be imported, see `build_custom_model`.
+
+    Raises:
+        Refused: it may not.
+    """
+    module_name = model_type.partition(":")[0]
+    if model_type not in allowed and module_name not in allowed:
+        raise Refused(
+            f"transformer_config.model_type: {model_type}: not allowed on this worker, which may import "
+            f"{', '.join(allowed) or 'no models'}; start it with --allow-models {module_name}, or name an allowed model"
+        )
+
+
 def _build(
     config: CustomConfig, allowed: Collection[str], arguments: tuple[Any, ...], members: tuple[str, ...]
 ) -> Model:
     name = config.model_type
     field = f"transformer_config.model_type: {name}"
     module_name, _, factory_name = name.partition(":")
-    if name not in allowed and module_name not in allowed:
-        raise Refused(
-            f"{field}: not allowed on this worker, which may import {', '.join(allowed) or 'no models'}; start it with "
-            f"--allow-models {module_name}, or name an allowed model"
-        )
+    check_allowed(name, allowed)
     try:
         module = importlib.import_module(module_name)
     except _FAILURES as error:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from aggregator.core.membership.claims import Claims, describe_differences
+from aggregator.core.membership.claims import DIFFERENCES_CHARACTERS, Claims, describe_differences
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Hello
 from protos.jobs_pb2 import Claim, Job
 from services.errors import Refusal
 from services.printable import printable
 from services.protocol.bounds import MAX_WORKERS
-from services.protocol.fingerprint import CODE
+from services.protocol.fingerprint import CODE, own_code_of
 from services.timeouts import Timeouts
 
 
@@ -44,12 +44,15 @@ class Admission:
         self._unable_since_seconds: float | None = None
         self._expected_until_seconds = now + timeouts.comeback if job.claims else now
 
-    def check_layout(self, layout_hash: str) -> Refusal | None:
-        """Return why a worker that has built this layout can't take part; None if it can."""
-        if not self.layout_counts or self.layout_hash in ("", layout_hash):
+    def check_layout(self, claim: Claim) -> Refusal | None:
+        """Return why a worker that has built the layout of this claim can't take part; None if it can."""
+        if not self.layout_counts or self.layout_hash in ("", claim.layout_hash):
             return None
+        own = self.claims.own
+        if own is not None and own_code_of(claim.fingerprint) != own_code_of(own.fingerprint):
+            return self.describe_dissent(claim)  # of which another layout is only a consequence
         return Refusal(
-            f"its model's layout hash {layout_hash[:12]} differs from the job's {self.layout_hash[:12]}; "
+            f"its model's layout hash {claim.layout_hash[:12]} differs from the job's {self.layout_hash[:12]}; "
             "give all hosts the same version of Tiermesh"
         )
 
@@ -58,6 +61,11 @@ class Admission:
         own = self.claims.own
         assert own is not None
         differences = describe_differences(claim, own)
+        if own_code_of(claim.fingerprint) != own_code_of(own.fingerprint):
+            return Refusal(
+                f"its own model differs: {printable(differences, DIFFERENCES_CHARACTERS)}; a job keeps the code of its "
+                "first build: submit it with --code FOLDER, or install the same files on all hosts"
+            )
         if self._exact and claim.fingerprint != own.fingerprint:
             accepts = "`exact: false` in the job would accept it, `tiermesh trust` overrules the job's"
             return Refusal(f"fingerprint differs: {differences} ({accepts})")

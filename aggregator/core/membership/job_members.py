@@ -78,7 +78,7 @@ class JobMembers:
             ready: its report.
             leased: whether the job has leased anything yet.
         """
-        refusal = self._admission.check_layout(ready.layout_hash)
+        refusal = self._admission.check_layout(claim_of(ready))
         if refusal is not None:
             return refusal
         claims = self._admission.claims

@@ -24,7 +24,7 @@ import grpc
 from services.errors import Refused, TiermeshError
 from services.printable import printable
 from services.transport.access.identity import identify, show_names
-from services.transport.access.permissions import CallerKind, allowed_callers
+from services.transport.access.permissions import PEOPLE, CallerKind, allowed_callers
 from services.transport.access.rechecks import keep_checking
 from services.transport.access.tokens import find_token, read_tokens
 from services.transport.access.watched_files import WatchedFiles
@@ -76,7 +76,7 @@ class Caller:
     @property
     def person(self) -> str:
         """Name of the person that calls; empty for a daemon, or where callers need no certificate or token."""
-        return self.name if self.kind in (CallerKind.PERSON, CallerKind.ADMIN) else ""
+        return self.name if self.kind in PEOPLE else ""
 
     @property
     def voice(self) -> str:

@@ -18,6 +18,7 @@ class CallerKind(Enum):
     OPTIMIZER = "optimizer"
     SHARD = "shard"
     PERSON = "person"
+    DEVELOPER = "developer"
     ADMIN = "admin"
     METRICS = "metrics"
 
@@ -27,7 +28,7 @@ Callers = frozenset[CallerKind]
 WORKER: Callers = frozenset({CallerKind.WORKER})
 AGGREGATOR: Callers = frozenset({CallerKind.AGGREGATOR})
 ADMIN: Callers = frozenset({CallerKind.ADMIN})
-PEOPLE: Callers = ADMIN | {CallerKind.PERSON}
+PEOPLE: Callers = ADMIN | {CallerKind.PERSON, CallerKind.DEVELOPER}
 ALL_BUT_METRICS: Callers = frozenset(CallerKind) - {CallerKind.METRICS}
 
 READ_METRICS = "GET /metrics"
@@ -42,6 +43,8 @@ SET_PRIORITY_OF_OTHERS_JOB = "/tiermesh.Jobs/SetPriority of another owner's job"
 """Row of a SetPriority for another person's job; the row of SetPriority itself is checked before."""
 RAISE_PRIORITY = "a priority above 0"
 """Row of a Submit, Continue or SetPriority that gives a job a priority above 0."""
+SEND_CODE = "a job that brings its code along"
+"""Row of a Submit or Continue of a job whose code workers import: it runs with the rights of their user."""
 TRUST_IN_OTHERS_JOB = "/tiermesh.Jobs/Trust in another owner's job"
 """Row of a Trust for another person's job; the row of Trust itself is checked before."""
 PRUNE_OTHERS_JOB = "/tiermesh.Jobs/Prune of another owner's job"
@@ -90,6 +93,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Jobs/SetPriority": PEOPLE,
     SET_PRIORITY_OF_OTHERS_JOB: ADMIN,
     RAISE_PRIORITY: ADMIN,
+    SEND_CODE: ADMIN | {CallerKind.DEVELOPER},
     "/tiermesh.Jobs/Trust": PEOPLE,
     TRUST_IN_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Prune": PEOPLE,

@@ -21,7 +21,7 @@ from services.names import check_name
 from services.transport.access.permissions import CallerKind
 from services.transport.access.watched_files import read_small_file
 
-TOKEN_KINDS = (CallerKind.PERSON, CallerKind.ADMIN)
+TOKEN_KINDS = (CallerKind.PERSON, CallerKind.DEVELOPER, CallerKind.ADMIN)
 """Kinds of callers that may have tokens."""
 _TOKEN = re.compile(r"tm_([0-9a-f]{8})_([0-9a-f]{64})")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -111,7 +111,7 @@ def _parse(where: str, line: str) -> TokenRecord:
     except ValueError:
         kind = None
     if kind not in TOKEN_KINDS:
-        expected = " or ".join(each.value for each in TOKEN_KINDS)
+        expected = ", ".join(each.value for each in TOKEN_KINDS)
         raise Refused(f"{where}: kind {parts[1][:40]!r}, expected {expected}")
     try:
         expires = datetime.fromisoformat(parts[3])

@@ -100,6 +100,19 @@ def test_a_download_goes_on_where_a_killed_process_left_it(tmp_path: Path) -> No
     with_server(tmp_path, scenario)
 
 
+def test_a_file_that_is_larger_than_its_kind_may_be_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async def scenario(server: FileStore, channel: grpc.aio.Channel) -> None:
+        server.put(CONTENT)
+        store = FileStore(tmp_path / "cache")
+        for limit in (REF.size - 1, 10):
+            with pytest.raises(Refused, match=f"{REF.size} bytes, expected at most {limit}"):
+                await fetch(channel, store, REF.sha256, "peer", lambda *_: None, most_bytes=limit)
+        assert not (tmp_path / "cache").exists()
+        (await fetch(channel, store, REF.sha256, "peer", lambda *_: None, most_bytes=REF.size)).close()
+
+    with_server(tmp_path, scenario)
+
+
 def test_two_workers_download_at_once_into_one_cache(tmp_path: Path) -> None:
     async def scenario(server: FileStore, channel: grpc.aio.Channel) -> None:
         server.put(CONTENT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from aggregator.core import events as ev
@@ -24,6 +26,22 @@ def test_a_fingerprint_that_differs_is_named() -> None:
     ]
     assert dialogue.job().state == RUNNING
     assert dialogue.status().workers[1].state == "refused"
+
+
+def test_an_own_model_that_differs_is_named_by_file_and_never_waits() -> None:
+    """Whatever else follows from it, such as another layout."""
+    facts: dict[str, Any] = {"own code mixer.py": "0123456789abcdef"}
+    for exact in (True, False):
+        dialogue = training(1, exact=exact)
+        dialogue.hello(2)
+        dialogue.give(ev.DataStreamOpened(2))
+        told = dialogue.ready(2, layout=layout_of(7), **facts)
+        assert has_facts(
+            told[-1],
+            "2 <- leave: its own model differs ... own code mixer.py is '0123456789abcdef', the job's is 'absent' ... "
+            "--code FOLDER",
+        )
+        assert dialogue.status().workers[1].state == "refused"
 
 
 def test_workers_that_are_refused_for_one_reason_are_named_in_one_line() -> None:
