@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -164,17 +164,17 @@ class LocalPlane:
         owner = PlaneOwner(
             report=self._report,
             fail=on_failure,
-            read_layout=lambda order: self._prepared[order.job].layout,
+            read_layout=lambda order: self._to_open[order.opening].layout,
             fill=self._fill,
             copied=self._copied,
             drop_copy=self._drop_copy,
-            jobs_change=self._jobs_change,
             send_sum=send_sum,
             wait_to_send=wait_to_send,
         )
         self.local: Plane | None = make_plane(owner)
         self._plane = self.local
-        self._prepared: dict[str, _Prepared] = {}  # by job, until its tensors are filled
+        self._prepared: dict[str, _Prepared] = {}  # by job, until its OpenPart is sent
+        self._to_open: dict[int, _Prepared] = {}  # by opening, until its tensors are filled
         self._copies: dict[str, tuple[int, Arrays]] = {}  # newest of each job, with its number
         self._loop = asyncio.get_running_loop()
         self._orders: list[Message] = []
@@ -205,6 +205,10 @@ class LocalPlane:
 
     def send_order(self, body: Message) -> None:
         """Queue an order for the next turn of the event loop."""
+        if isinstance(body, pb.OpenPart):  # now: an earlier DropPart of the job may not be carried out yet
+            self._to_open[body.opening] = self._prepared.pop(body.job)
+        elif isinstance(body, pb.DropPart):
+            self._prepared.pop(body.job, None)
         if not self._orders:
             self._loop.call_soon(self._hand_over)
         self._orders.append(body)
@@ -219,6 +223,8 @@ class LocalPlane:
         self._plane.put_weights(chunk, message, elements)
 
     def _report(self, body: Message) -> None:
+        if isinstance(body, pb.PartBroke):
+            self._to_open.pop(body.opening, None)
         self._links.take_report(self, body)
 
     def close(self, reason: str) -> None:
@@ -238,14 +244,9 @@ class LocalPlane:
 
     def _fill(self, order: pb.OpenPart, tensors: MasterTensors) -> None:
         """Copy the checkpoint's arrays into the tensors."""
-        checkpoint = self._prepared.pop(order.job).checkpoint
+        checkpoint = self._to_open.pop(order.opening).checkpoint
         if checkpoint is not None:
             tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
-
-    def _jobs_change(self, job: str, here: Sequence[str]) -> None:
-        """Keep nothing for a job that is dropped; its opening may have failed."""
-        if job not in here:
-            self._prepared.pop(job, None)
 
     async def restore(self, job: str, part: CheckpointPart | None) -> None:
         """Do nothing: the plane has taken the checkpoint as it opened the job."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,13 @@ from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from protos.tensors_pb2 import WEIGHTS as CHUNK_OF_WEIGHTS
+from services.config.load import load_job
 from services.errors import Failed, Refused
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
+from tests.support.cluster.bits import sized_config, write_config
+from tests.support.plane_threads import block, wait_for_threads
 
 LIMIT_SECONDS = 30
 LAYOUT = Layout.build([("w", (3,), True, "w", False)])
@@ -185,5 +189,25 @@ def test_a_plane_in_this_process_can_not_be_closed_for_what_it_says() -> None:
             linked.link.close("7 block sums")
         assert linked.link.is_up
         linked.plane.close("over")
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_job_is_opened_again_while_its_drop_still_waits(tmp_path: Path) -> None:
+    config, _ = load_job(write_config(tmp_path, sized_config(8, 4)), [])
+
+    async def scenario() -> None:
+        linked, reports = Linked(), list[Message]()
+        for kind in (pb.PartOpened, pb.PartBroke):
+            linked.group.report_handlers[kind] = lambda _, body: reports.append(body)
+        kernel_may_run = block(linked.plane._kernel)
+        linked.link.send_order(pb.DropPart(job="a"))
+        await linked.link.prepare("a", LAYOUT, b"", None)
+        linked.link.send_order(pb.OpenPart(job="a", opening=1, spec_json=config.to_json()))
+        await asyncio.sleep(0)
+        kernel_may_run.set()
+        await wait_for_threads(linked.plane)
+        linked.plane.close("over")
+        assert reports == [pb.PartOpened(job="a", opening=1)]
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
