@@ -75,9 +75,6 @@ class PlaneGroup:
 
     def send_order(self, body: Message) -> None:
         """Queue an order: one about chunks to their plane, any other to every plane."""
-        if len(self.links) == 1:
-            self.links[0].send_order(body)
-            return
         chunk = body.chunks[0] if hasattr(body, "chunks") else getattr(body, "chunk", None)
         for link in self.links if chunk is None else [self.link_of_chunk(chunk)]:
             link.send_order(body)

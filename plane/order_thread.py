@@ -72,6 +72,10 @@ class OrderThread:
             was_stopped, self._is_stopped = self._is_stopped, True
             if not was_stopped:  # else the event loop may be closed
                 self._loop.call_soon_threadsafe(self._on_failure, error)
+        finally:  # payloads of work that is not done
+            self._waiting.clear()
+            while not self._inbox.empty():
+                self._inbox.get()
 
     def _receive(self) -> bool:
         """Take what is in the inbox, and wait for it if no job has a turn; return False once it is stopped."""

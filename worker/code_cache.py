@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ MOST_JOBS = 64
 _BEGUN = "begun"
 _UNFINISHED = ".new"
 _MOST_ATTEMPTS = 5
+COPY_SECONDS = 60.0
+"""Longest wait for another worker of the host, which copies the code of the same job."""
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ class CodeCache:
         """
         is_alone = _lock_alone(lock)
         if not is_alone:
-            fcntl.flock(lock, fcntl.LOCK_SH)  # waits until another worker of this host has copied it
+            _wait_for_copy(lock, folder)
         if not _is_same(lock, folder):
             return None
         found = _find_copy(folder)
@@ -192,7 +196,7 @@ class CodeCache:
             found = _copy(
                 folder, _read_installed(module) if config.code is None else _read_archive(config.code)
             )
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        _wait_for_copy(lock, folder)
         assert found is not None
         return found if found[0].exists() and _is_same(lock, folder) else None
 
@@ -267,6 +271,25 @@ def _lock_alone(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _wait_for_copy(lock: int, folder: Path) -> None:
+    """Share the lock of a folder, once the worker of this host that copies the code into it has done so.
+
+    Raises:
+        Failed: it takes too long.
+    """
+    deadline_seconds = time.monotonic() + COPY_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_seconds:
+                raise Failed(
+                    f"another worker of this host has not copied the job's code to {printable_path(folder)} within "
+                    f"{COPY_SECONDS:g} s; look at its disk, or stop that worker"
+                ) from None
+        time.sleep(_LOOK_SECONDS)
 
 
 def _is_same(lock: int, folder: Path) -> bool:

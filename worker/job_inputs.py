@@ -52,7 +52,7 @@ class JobInputs:
         data_dir: folder that is searched for inputs missing at the job's path; None for none.
         cache_dir: folder of the cache; None: nothing is read from the aggregator.
         cache_bytes: largest size of the cache. The longest unused files make room, but none that a worker uses.
-        accepts_code: whether code that is sent with jobs is read; else who builds the job refuses it.
+        accepts_code: whether code that is sent with jobs is read; else the build refuses the job.
     """
 
     def __init__(

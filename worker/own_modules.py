@@ -37,7 +37,7 @@ def read_own_modules(module: str) -> CodeFiles:
     top = module.partition(".")[0]
     spec = None if top in sys.stdlib_module_names else _find_top(top)
     if spec is None:
-        return {}  # whoever imports it says so
+        return {}  # the import says so
     places = list(spec.submodule_search_locations or [])
     roots = [Path(place).parent for place in places] or [Path(spec.origin or "").parent]
     root = next((each.resolve() for each in roots if _find_file(module, each) is not None), None)

@@ -70,7 +70,7 @@ def pack_code(files: CodeFiles) -> bytes:
 
 
 def unpack_code(archive: bytes) -> CodeFiles:
-    """Return the files of an archive, whoever has made it.
+    """Return the files of an archive, which a stranger may have made.
 
     Raises:
         Refused: it is none, or not the one archive of its files.

@@ -160,3 +160,22 @@ def test_what_is_done_is_not_kept_while_other_work_waits() -> None:
         assert alive == [False]
 
     with_thread(scenario)
+
+
+def test_work_that_a_stop_leaves_undone_is_not_kept() -> None:
+    class Payload:
+        pass
+
+    async def scenario(recorded: Recorded) -> None:
+        payloads = [Payload(), Payload()]
+        kept = [weakref.ref(each) for each in payloads]
+        may_run = recorded.block()
+        recorded.thread.start([Work("j", partial(lambda payload: None, payloads.pop()))])
+        await asyncio.sleep(0)
+        recorded.thread.start([Work("k", partial(lambda payload: None, payloads.pop()))])
+        recorded.thread.close()
+        may_run.set()
+        await asyncio.to_thread(recorded.thread._thread.join, LIMIT_SECONDS)
+        assert [each() for each in kept] == [None, None]
+
+    with_thread(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +110,28 @@ def test_workers_of_one_host_share_a_copy_from_the_first_build_on(
     copy = first.prepare("job-1", config)
     edit(SECOND)
     assert second.prepare("job-1", config) == copy
+
+
+def test_a_worker_that_never_ends_its_copy_holds_up_no_other_for_ever(
+    config: JobConfig,
+    edit: Callable[[bytes], None],
+    make: Callable[..., CodeCache],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    edit(FIRST)
+    cache = make()
+    copy = cache.prepare("job-1", config)
+    assert copy is not None and copy.folder is not None
+    cache.close()
+    monkeypatch.setattr(code_cache, "COPY_SECONDS", 0.1)
+    lock = os.open(copy.folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Failed, match="has not copied the job's code"):
+            cache.prepare("job-1", config)
+    finally:
+        os.close(lock)
+    assert cache.prepare("job-1", config) == copy
 
 
 def test_a_damaged_copy_is_made_again_unless_another_worker_uses_it(

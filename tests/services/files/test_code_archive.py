@@ -31,7 +31,7 @@ def test_files_come_back_and_their_order_does_not_count(files: dict[str, bytes])
 
 @given(FILES, st.data())
 def test_another_archive_is_refused_or_has_other_files(files: dict[str, bytes], data: st.DataObject) -> None:
-    """So whoever knows the SHA-256 knows the files."""
+    """So the SHA-256 of an archive names its files."""
     archive = pack_code(files)
     place = data.draw(st.integers(0, len(archive) - 1))
     changed = bytearray(archive)
