@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from aggregator.core.token_bucket import TokenBucket
 from aggregator.stored_checkpoints import StoredCheckpoints
 from protos.files_pb2 import FilePiece, ReadFileRequest
 from services.caps import MB, Cap, CapReached
 from services.files.service import ReadPiece
 from services.protocol.file_refs import MAX_PIECE_BYTES
+from services.token_bucket import TokenBucket
 from services.transport.access.enforcement import current_caller
 
 MOST_DOWNLOADS = 32

@@ -13,11 +13,11 @@ from aggregator.core.running_job import RunningJob
 from aggregator.core.scheduler_input import SchedulerInput
 from aggregator.core.scheduling.scheduler import decide
 from aggregator.core.scheduling.views import Decision, Settings, Wait
-from aggregator.core.token_bucket import TokenBucket
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING
 from services.protocol.envelope import WorkerBody
 from services.protocol.plan import JobPlan
+from services.token_bucket import TokenBucket
 
 DECISIONS_AT_ONCE = 50
 """Number of decisions that may follow each other at once; beyond them, there is one a second."""

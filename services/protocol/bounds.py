@@ -56,6 +56,12 @@ MAX_NAMED_STEPS = 4096
 """Maximum number of checkpoints that an order to remove some names."""
 LOG_LINE_CHARACTERS = 1000
 """Longest line of a job's log, in characters."""
+PRINTED_LINE_CHARACTERS = 500
+"""Longest line that a job's code prints, in characters."""
+MOST_PRINTED_LINES = 64
+"""Maximum number of such lines in a message."""
+PRINTED_LINES_A_SECOND, PRINTED_BURST_LINES = 16, 512
+"""Lines that a worker's code may print: so many a second, and so many at once, enough for tracebacks of all threads."""
 
 _MAX_UTF8_BYTES = 4  # of one character
 _SENDER_CHARACTERS = 60  # of a sender's name in an error

@@ -45,10 +45,13 @@ class _Files(NamedTuple):
     limit: str
     usage: str
     droppable: str
+    kills: str
 
 
-_VERSION_1 = _Files("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = _Files("", "memory.max", "memory.current", "inactive_file")
+_VERSION_1 = _Files(
+    "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"
+)
+_VERSION_2 = _Files("", "memory.max", "memory.current", "inactive_file", "memory.events")
 
 
 def read_host_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> HostMemory:
@@ -71,6 +74,20 @@ def read_host_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> HostMemory:
             droppable = _read_table(folder / "memory.stat").get(files.droppable, 0)
             free = min(free, limit - used + droppable)
     return HostMemory(host, total, max(min(free, total), 0))
+
+
+def count_memory_kills(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+    """Return how many processes of this control group the kernel has killed for lack of memory; 0 if it tells none.
+
+    Args:
+        proc: the kernel's files about processes.
+        groups: folder of all control groups, of version 1 or 2.
+    """
+    for folder, files in _own_groups(_read_text(proc / "self" / "cgroup"), groups):
+        kills = _read_table(folder / files.kills).get("oom_kill")
+        if kills is not None:
+            return kills
+    return 0
 
 
 def _own_groups(text: str, groups: Path) -> Iterator[tuple[Path, _Files]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.core.token_bucket import TokenBucket
+from services.token_bucket import TokenBucket
 
 RATE, BURST = 8, 32
 STEPS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, BURST)), max_size=40)
