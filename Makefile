@@ -93,7 +93,7 @@ lock:
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
-	@rm -f protos/checks_pb2_grpc.py protos/tensors_pb2_grpc.py  # they have no service
+	@rm -f protos/checks_pb2_grpc.py protos/compute_pb2_grpc.py protos/tensors_pb2_grpc.py  # they have no service
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. mesh/descriptors/mesh_graph.proto
 
 clean:

@@ -128,6 +128,5 @@ def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry
         state_dir=options.state_dir,
         metrics=metrics,
         shared_memory=options.shared_memory,
-        keeps_record=True,
     )
     return service, metrics.registry

@@ -11,15 +11,14 @@ import grpc
 from aggregator.broken_jobs import ShardFailed
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.core.leasing.deaths import FAULTS, describe_fault
 from aggregator.core.sums.plane_orders import discard_pieces
 from aggregator.shards.link import ShardLink
 from plane.group import PlaneGroup
 from plane.link import PlaneLink
 from plane.streams.exchange_server import read_incarnation
 from plane.streams.worker_sessions import WorkerSession, WorkerSessions
-from protos import cluster_pb2 as cluster
 from protos import plane_pb2 as pb
+from protos.cluster_pb2 import Welcome
 from services.errors import Refusal
 from services.tensors.layout_parts import read_piece
 
@@ -88,14 +87,6 @@ class DataPlane:
         if self._core.runs:  # else the shard's stream ends alone
             self._on_failure(ShardFailed(f"{link}: {body.reason}"))
 
-    def shard_killed(self, link: PlaneLink, killed: cluster.Predecessor) -> None:
-        """Fail as after an error of a shard, if a fault has killed it while it worked for a running job.
-
-        A person's kill is no fault, nor is one by the kernel for lack of memory: both are SIGKILL.
-        """
-        if killed.job in self._core.runs and killed.signal in FAULTS:
-            self._on_failure(ShardFailed(f"{link}: its process died: {describe_fault(killed)}"))
-
     # ---- workers ----
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -119,7 +110,7 @@ class DataPlane:
             pb.WorkerAttends(session=session.number, incarnation=session.incarnation, name=session.name)
         )
 
-    def fill_welcome(self, session: int, welcome: cluster.Welcome) -> None:
+    def fill_welcome(self, session: int, welcome: Welcome) -> None:
         """Add the shards' addresses to a worker's Welcome, if there are shards."""
         if self._shards:
             welcome.session = session

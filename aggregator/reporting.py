@@ -44,7 +44,8 @@ class EventPublisher:
         )
         self._journal.publish(event)
         self._tracking.record(event)
-        log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
+        level = logging.DEBUG if note.kind == "printed" else logging.INFO  # the worker's log has it
+        log.log(level, "%s", note.text, extra={"job": note.job.id, "step": note.job.step})
         if note.kind == "step" and note.job.HasField("loss"):
             self._metrics.record_step(
                 note.job.id, step=note.job.step, loss=note.job.loss, seconds=note.step_seconds

@@ -150,7 +150,6 @@ class Wiring:
                 epoch=self._queue.epoch,
                 cluster=self._queue.cluster,
                 timeouts=self._timeouts,
-                on_killed=lambda link, killed: self.plane.shard_killed(link, killed),
             )
             for index, address in enumerate(addresses)
         ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,6 @@ from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 
 if TYPE_CHECKING:
     from aggregator.core.retention import Limits, Part
-    from worker.step_interface import StepFactory
 
 
 BYTES_PER_PARAMETER = 20
@@ -67,14 +65,11 @@ def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]
     return timeouts
 
 
-def make_worker_command(
-    make_step: StepFactory | None = None, clock: Callable[[], float] = time.perf_counter
-) -> click.Command:
-    """Return the command `tiermesh worker`; tests and benchmarks replace its step and its clock.
+def make_worker_command(make_step: str = "") -> click.Command:
+    """Return the command `tiermesh worker`; tests and benchmarks replace its step.
 
     Args:
-        make_step: makes the training step of a job; None for `training.step.TrainingStep`.
-        clock: returns monotonic time in seconds, to measure computing.
+        make_step: `module:name` of what makes the training step of a job; empty for `training.step:TrainingStep`.
     """
 
     @click.command("worker")
@@ -85,7 +80,7 @@ def make_worker_command(
     @path_option(
         "--state-dir",
         default=Path(".tiermesh/worker"),
-        help="Folder of the record by which the next start knows whether a fault killed this worker.",
+        help="Folder where this worker keeps which cluster it belongs to.",
     )
     @path_option(
         "--cache-dir",
@@ -139,7 +134,7 @@ def make_worker_command(
             accepts_code=accepts_code,
             **daemon,
         )
-        return run(options, make_step=make_step, clock=clock)
+        return run(options, make_step=make_step)
 
     return command
 

@@ -80,6 +80,16 @@ class Mesh:
         return int(grid.x) * int(grid.y) * self.chips
 
     @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return not self._closed
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it has submeshes, which it can't be divided into again."""
+        return bool(self._submeshes)
+
+    @property
     def data_size(self) -> int:
         """Number of chips along the data axis; 1 without a data axis."""
         return 1 if self.axes.data is None else self.shape[self.axes.data]

@@ -57,7 +57,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "predecessor", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,7 +78,6 @@ class Hello(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
-    PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_HOST_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PORT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -100,7 +99,6 @@ class Hello(_message.Message):
     heartbeat_seconds: float
     protocol_min: int
     cluster: str
-    predecessor: Predecessor
     pipeline_host: str
     pipeline_port: int
     job: str
@@ -109,24 +107,10 @@ class Hello(_message.Message):
     host: str
     memory_bytes: int
     memory_free_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., predecessor: _Optional[_Union[Predecessor, _Mapping]] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ...) -> None: ...
-
-class Predecessor(_message.Message):
-    __slots__ = ("incarnation", "signal", "job", "lease", "text")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SIGNAL_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    incarnation: str
-    signal: int
-    job: str
-    lease: int
-    text: str
-    def __init__(self, incarnation: _Optional[str] = ..., signal: _Optional[int] = ..., job: _Optional[str] = ..., lease: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "fetching", "mesh_checked", "link_checked", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "fetching", "mesh_checked", "link_checked", "printed", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +123,7 @@ class WorkerMessage(_message.Message):
     FETCHING_FIELD_NUMBER: _ClassVar[int]
     MESH_CHECKED_FIELD_NUMBER: _ClassVar[int]
     LINK_CHECKED_FIELD_NUMBER: _ClassVar[int]
+    PRINTED_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
@@ -152,8 +137,9 @@ class WorkerMessage(_message.Message):
     fetching: Fetching
     mesh_checked: MeshChecked
     link_checked: LinkChecked
+    printed: Printed
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., fetching: _Optional[_Union[Fetching, _Mapping]] = ..., mesh_checked: _Optional[_Union[MeshChecked, _Mapping]] = ..., link_checked: _Optional[_Union[LinkChecked, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., fetching: _Optional[_Union[Fetching, _Mapping]] = ..., mesh_checked: _Optional[_Union[MeshChecked, _Mapping]] = ..., link_checked: _Optional[_Union[LinkChecked, _Mapping]] = ..., printed: _Optional[_Union[Printed, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
     __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "check_mesh", "check_link", "row", "own_crc32c")
@@ -202,7 +188,7 @@ class Heartbeat(_message.Message):
     def __init__(self, device: _Optional[_Union[DeviceReport, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("name", "heartbeat_seconds", "session", "shards", "tensor_port", "shard_tensor_ports", "protocol", "cluster")
+    __slots__ = ("name", "heartbeat_seconds", "session", "shards", "tensor_port", "shard_tensor_ports", "protocol", "cluster", "stall_seconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +197,7 @@ class Welcome(_message.Message):
     SHARD_TENSOR_PORTS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     heartbeat_seconds: float
     session: int
@@ -219,7 +206,8 @@ class Welcome(_message.Message):
     shard_tensor_ports: _containers.RepeatedScalarFieldContainer[int]
     protocol: int
     cluster: str
-    def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., tensor_port: _Optional[int] = ..., shard_tensor_ports: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., cluster: _Optional[str] = ...) -> None: ...
+    stall_seconds: float
+    def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., tensor_port: _Optional[int] = ..., shard_tensor_ports: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., cluster: _Optional[str] = ..., stall_seconds: _Optional[float] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("job", "spec_json", "first_stage", "stages", "build")
@@ -456,7 +444,7 @@ class Evaluated(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., losses: _Optional[_Iterable[_Union[BatchLoss, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("job", "lease", "reason", "retries", "neighbour", "too_large", "first_stage", "stages")
+    __slots__ = ("job", "lease", "reason", "retries", "neighbour", "too_large", "first_stage", "stages", "died", "build")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -465,6 +453,8 @@ class Failure(_message.Message):
     TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
     job: str
     lease: int
     reason: str
@@ -473,7 +463,9 @@ class Failure(_message.Message):
     too_large: bool
     first_stage: int
     stages: int
-    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ..., neighbour: _Optional[str] = ..., too_large: _Optional[bool] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
+    died: bool
+    build: int
+    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ..., neighbour: _Optional[str] = ..., too_large: _Optional[bool] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., died: _Optional[bool] = ..., build: _Optional[int] = ...) -> None: ...
 
 class Fetching(_message.Message):
     __slots__ = ("job", "input", "bytes", "size", "problem", "local")
@@ -490,6 +482,14 @@ class Fetching(_message.Message):
     problem: str
     local: bool
     def __init__(self, job: _Optional[str] = ..., input: _Optional[str] = ..., bytes: _Optional[int] = ..., size: _Optional[int] = ..., problem: _Optional[str] = ..., local: _Optional[bool] = ...) -> None: ...
+
+class Printed(_message.Message):
+    __slots__ = ("job", "lines")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckMesh(_message.Message):
     __slots__ = ("number", "rows", "columns", "backend")

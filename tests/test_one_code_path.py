@@ -14,8 +14,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("protos", "services", "plane", "mesh", "training", "worker", "aggregator", "optimizer", "cli")
-ON_THE_MESH = ("training", "worker", "cli")
+PACKAGES = (
+    "protos",
+    "services",
+    "plane",
+    "mesh",
+    "training",
+    "compute",
+    "worker",
+    "aggregator",
+    "optimizer",
+    "cli",
+)
+ON_THE_MESH = ("training", "compute", "cli")
 """Packages with tensors on the mesh. Elsewhere, a dtype belongs to an array or a file."""
 
 BACKENDS = {"auto", "ttnn", "emulator"}

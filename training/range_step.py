@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
-from mesh.exact_transfer import ExactArray, download_exactly, exact_dtype, upload_exactly
+from mesh.exact_transfer import download_exactly, exact_dtype, upload_exactly
 from mesh.placement import Placements
 from services.config.job import JobConfig
 from services.errors import Refused
+from services.pipeline.exchange import ArraySizes, ExactArray, FinishedPass, ReceivedKind, WrongArray
 from services.pipeline.split import BlockRange
 from services.tensors.layout import Layout
 from training.autograd.tape import Tape
@@ -32,32 +33,11 @@ from training.models.model import Model, RangeModel
 from training.ops.losses import read_losses
 from training.ops.placing import rows_of
 from training.parameter_placement import place_summand, shape_on_mesh
-from training.pipeline.exchange import ArraySizes, ReceivedKind, WrongArray
 from training.seeds import derive_dropout_seeds
 from training.traced_pass import TracedPass
 from training.weights import Weights
 
 Float32Array = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class FinishedPass:
-    """What a range's part of a micro-batch gives, besides the gradients of its parameters.
-
-    Attributes:
-        gradient: gradient of the activation that entered, for the range before; None in the first range.
-        tied: the last range's part of the token embedding's gradient, for the first range; None without one.
-        loss: mean loss of the micro-batch; None except in the last range.
-        count: number of rows (tokens or samples) that count in this loss; 0 except in the last range.
-        non_finite: name of the range's first parameter, in the order of the backward pass, whose gradient has a NaN or
-            an infinity; empty if none has.
-    """
-
-    gradient: ExactArray | None
-    tied: ExactArray | None
-    loss: float | None
-    count: int
-    non_finite: str
 
 
 @dataclass(frozen=True)

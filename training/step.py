@@ -13,6 +13,7 @@ from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
 from services.config.job_inputs import reads_data
 from services.config.pipeline import PipelineConfig
+from services.pipeline.exchange import AddLeaf, ArraySizes, LocalExchange, PassExchange
 from services.pipeline.schedule import Pass, Schedule
 from services.pipeline.split import StageRun
 from training.job_data import JobData, UnreadData
@@ -21,8 +22,7 @@ from training.models.checkpoint_files import describe_model
 from training.models.custom import name_own_model_in_errors
 from training.models.initialise import build_layout
 from training.pipeline.activation_memory import ActivationMemory
-from training.pipeline.exchange import ArraySizes, LocalExchange, PassExchange
-from training.pipeline.passes import AddLeaf, Passes, PassObserver, unobserved
+from training.pipeline.passes import Passes, PassObserver, unobserved
 from training.range_step import Float32Array, RangeStep
 
 ONE_STAGE = PipelineConfig(blocks_per_stage=(1,))

@@ -11,6 +11,7 @@ a copy has a shared lock on its job's folder. All methods block.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -24,6 +25,7 @@ from pathlib import Path
 from services.config.job import JobConfig
 from services.config.job_inputs import CODE_FIELD
 from services.config.job_parts import CodeConfig
+from services.config.models import check_allowed, find_own_module
 from services.errors import Failed, Refused
 from services.files.code_archive import (
     MOST_ARCHIVE_BYTES,
@@ -33,9 +35,9 @@ from services.files.code_archive import (
     unpack_code,
 )
 from services.files.code_folder import read_code_folder, read_unchanging, write_code_folder
+from services.files.source_hash import combine_hashes, hash_source
 from services.printable import printable_path
-from training.models.custom import check_allowed
-from worker.code_fingerprint import describe_own_code, find_own_module
+from services.protocol.fingerprint import OWN_CODE
 from worker.own_modules import read_own_modules
 
 log = logging.getLogger("tiermesh.worker")
@@ -48,6 +50,12 @@ _MOST_ATTEMPTS = 5
 COPY_SECONDS = 60.0
 """Longest wait for another worker of the host, which copies the code of the same job."""
 _LOOK_SECONDS = 0.05
+
+MOST_NAMED_FILES = 8
+"""Number of an own model's files that are facts of their own; a fingerprint has at most 32 facts."""
+LONGEST_NAMED_FILE = 50
+SHOWN_DIGITS = 16
+"""Number of digits of a file's hash in a fingerprint: 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ class CodeCache:
             Failed: the disk can't be read or written, which may change.
         """
         self.close()
-        module = find_own_module(config)
+        module = find_own_module(config.model)
         if module is None:
             return None
         if config.code is None:
@@ -199,6 +207,28 @@ class CodeCache:
         _wait_for_copy(lock, folder)
         assert found is not None
         return found if found[0].exists() and _is_same(lock, folder) else None
+
+
+def describe_own_code(module: str, files: CodeFiles) -> dict[str, str]:
+    """Return the facts of a fingerprint that name an own model's code: some files by their names, others together.
+
+    Args:
+        module: name of the module with the model's factory, whose file is among those that are named.
+        files: all files of the code. Bytecode caches and hidden files are none.
+    """
+    path = module.replace(".", "/")
+    names = sorted(files, key=lambda name: (not name.startswith((f"{path}.", f"{path}/__init__.")), name))
+    hashes = {name: _hash_file(name, files[name]) for name in names}
+    alone = [name for name in names if len(name) <= LONGEST_NAMED_FILE][:MOST_NAMED_FILES]
+    facts = {f"{OWN_CODE} {name}": hashes[name][:SHOWN_DIGITS] for name in alone}
+    others = [(name, hashes[name]) for name in sorted(set(names) - set(alone))]
+    return facts | (
+        {OWN_CODE: f"{combine_hashes(others)[:SHOWN_DIGITS]} ({len(others)} more files)"} if others else {}
+    )
+
+
+def _hash_file(name: str, content: bytes) -> str:
+    return hash_source(content) if name.endswith(".py") else hashlib.sha256(content).hexdigest()
 
 
 def _find_copy(folder: Path) -> tuple[Path, CodeFiles] | None:

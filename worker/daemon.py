@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
-import os
 import re
-import time
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
 
 from prometheus_client import CollectorRegistry
 
@@ -19,13 +13,7 @@ from services.config.refusals import format_value
 from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import WorkerMetrics
-from services.runtime.process import end_with_parent
 from services.transport.addresses import split_address, split_addresses
-
-if TYPE_CHECKING:
-    from worker.step_interface import StepFactory
-
-log = logging.getLogger("tiermesh.worker")
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
@@ -37,7 +25,7 @@ class WorkerOptions(DaemonOptions):
     Attributes:
         aggregator: `HOST:PORT` of its aggregator, or several separated by commas: the aggregator and its standbys.
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path.
-        state_dir: folder of the process record; None for no record.
+        state_dir: folder where the worker keeps which cluster it belongs to; None: it keeps nothing.
         cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
         cache_bytes: largest size of these files.
         advertise: host at which workers of other stages reach it; empty for the one of `listen`, or the one that the
@@ -69,18 +57,12 @@ class WorkerOptions(DaemonOptions):
         return "" if host in ("0.0.0.0", "::") else host
 
 
-def run(
-    options: WorkerOptions,
-    *,
-    make_step: StepFactory | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> int:
+def run(options: WorkerOptions, *, make_step: str = "") -> int:
     """Run a worker until a signal stops it.
 
     Args:
         options: the command line's options.
-        make_step: factory of a job's training step; None for `training.step.TrainingStep`.
-        clock: monotonic time in seconds, by which computing is measured.
+        make_step: `module:name` of the factory of a job's training step; empty for `training.step:TrainingStep`.
 
     Returns:
         The exit code of the process.
@@ -88,12 +70,9 @@ def run(
 
     def build() -> tuple[Service, CollectorRegistry]:
         # Imported here: the command line and its --help should not wait for numpy and gRPC.
-        from training.step import TrainingStep
+        from worker.compute_process import TRAINING_STEP
         from worker.service import WorkerService
 
-        log_python_warnings()
-        # A process that a user's model forks inherits the ports. It must not keep them after the worker's death.
-        os.register_at_fork(after_in_child=end_with_parent)
         metrics = WorkerMetrics()
         service = WorkerService(
             name=options.name,
@@ -107,8 +86,7 @@ def run(
             allowed_models=options.allowed_models,
             accepts_code=options.accepts_code,
             shared_memory=options.shared_memory,
-            make_step=make_step or TrainingStep,
-            clock=clock,
+            make_step=make_step or TRAINING_STEP,
             pipeline_host=options.pipeline_host,
         )
         return service, metrics.registry
@@ -131,20 +109,3 @@ def _check_advertised(name: str, host: str) -> None:
             f"{name}: {format_value(host)} given, expected a host at which others reach this one, and not any of its "
             "addresses; name one, or leave it out"
         )
-
-
-def log_python_warnings() -> None:
-    """Put Python warnings, such as one about an import in a user's model, on one line of the log each."""
-
-    def log_warning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        del category, file, line
-        log.warning("%s:%d: %s", filename, lineno, message)
-
-    warnings.showwarning = log_warning

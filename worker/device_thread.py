@@ -1,4 +1,4 @@
-"""The thread on which everything of the mesh happens, one task after another.
+"""The thread that speaks to the compute process, one task after another.
 
 The event loop submits the core's effects as tasks. The thread answers with inputs for the core.
 """
@@ -6,40 +6,41 @@ The event loop submits the core's effects as tasks. The thread answers with inpu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
-from mesh.ttnn_errors import is_memory_full
 from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
+from protos import compute_pb2 as pb_compute
 from protos.checks_pb2 import MeshReport
-from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.config.job_inputs import relocate_inputs
 from services.corpora.conversion import is_conversion
-from services.corpora.reading_progress import watch_reading
 from services.corpora.token_file import TokenFileDamaged
-from services.errors import Failed, describe_internal_error
+from services.errors import Failed, TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.pipeline.split import StageRun
-from services.protocol.versions import Version
+from services.printable import LINE_CHARACTERS, printable
+from services.runtime.child_output import TakeLines
 from services.runtime.metrics import WorkerMetrics
 from services.tasks import start_thread
 from services.tensors.chunk_messages import TensorChunk
-from worker.chip_memory import ChipMemoryShort
+from worker.compute_process import STOP_SECONDS, Child, ComputeProcesses, MeshUnfit, ProcessLost
 from worker.core import events as ev
 from worker.device_watch import DeviceWatch
 from worker.file_exchange import ModelFiles
 from worker.input_reading import BuildDropped, InputReading
 from worker.job_on_mesh import JobBuilder, JobOnMesh
-from worker.lease_runner import LeaseRunner, describe_failure
-from worker.mesh_check import check_mesh
+from worker.job_order import BuildWatch, PassWatch
+from worker.lease_runner import LeaseRunner, describe_death, describe_failure, is_memory_full
 from worker.row_exchange import OpenExchange, refuse_exchange
 from worker.weight_loader import WeightInbox
 
@@ -49,9 +50,15 @@ PATIENCE_SECONDS = 60.0
 """Time that a lease waits for weights before a line is logged. It goes on waiting."""
 
 
+KEEP_SECONDS = 600.0
+"""Time that a worker without a job keeps its mesh open for the next one."""
+
 ABANDON_SECONDS = 1.0
-"""Time that a stopping worker waits for a build. A build may hang for ever: in a file of a mount that is gone, or in a
-device. The process ends without it, which closes what it had opened."""
+"""Time that a stopping worker waits for a build, which may hang for ever: in a file of a mount that is gone, or in a
+device. Then its process is ended. A pass has `STOP_SECONDS`."""
+
+HANG_TIMES = 2
+"""A compute process that has not got on for this many times `stall` is ended. The aggregator names it after one."""
 
 
 class DeviceThread:
@@ -82,6 +89,10 @@ class DeviceThread:
         self._feed = feed
         self._metrics = metrics
         self._builder = builder
+        self._processes = ComputeProcesses(self._spawn, self._take_lines, metrics.set_mesh_close_seconds)
+        self._child: Child | None = None  # the newest process
+        self._hung: Child | None = None  # the newest one that was ended since it hung
+        self._printing = ""  # job to which what it prints belongs
         self._inbox = inbox or WeightInbox()
         self._sums = sums
         self._watch = DeviceWatch(builder.clock)
@@ -100,9 +111,11 @@ class DeviceThread:
         self._job: JobOnMesh | None = None
         self._unloadable: JobOnMesh | None = None  # a job whose weights could not be put on the mesh
         self._is_building = False
+        self._is_leasing = False  # a lease is under way
+        self._is_closing = False
         self._reading: InputReading | None = None  # of the build that is wanted
         self._copies: frozenset[Path] = frozenset()  # the job's inputs that this worker has fetched
-        self._last_shape: tuple[int, int] | None = None  # of the last job's mesh
+        self._last_mesh = pb_compute.MeshOpened()  # of the last job
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # A daemon thread, so that a build that hangs does not keep the process alive.
         self._thread = start_thread(self._run_tasks, "device")
@@ -166,22 +179,38 @@ class DeviceThread:
         """Return what the device thread does, and since when; any thread may call."""
         return self._watch.report()
 
+    def end_hang(self, stall_seconds: float) -> None:
+        """End a compute process that does not get on; what it was asked for fails with that as the reason.
+
+        Args:
+            stall_seconds: the aggregator's limit `stall`.
+        """
+        doing, child = self._watch.report(), self._child
+        hangs = doing.task and not doing.waits_for and doing.seconds > HANG_TIMES * stall_seconds
+        if hangs and child is not None and child is not self._hung:
+            self._hung = child
+            reason = f"it had not got on for {doing.seconds:.0f} s ({pb.DeviceTask.Name(doing.task)})"
+            start_thread(partial(self._end_hung, child, reason), "hang")
+
+    def _end_hung(self, child: Child, reason: str) -> None:
+        log.error("the compute process hangs: %s", child.stop(STOP_SECONDS, reason))
+
     def drop_leases(self) -> None:
         """End the lease under way after its micro-batch, or where it waits for weights, and all that wait for it."""
         self._leases.drop_all()
 
     def close(self) -> None:
-        """Drop all leases, free the mesh and end the thread. A build that goes on is abandoned."""
+        """Drop all leases, free the mesh and end the thread."""
+        self._is_closing = True
         self.drop_leases()
         self._drop_build()
         self._submit(self._drop_job)
         self._tasks.put(None)
-        self._thread.join(ABANDON_SECONDS)
-        if self._thread.is_alive() and self._is_building:
-            log.warning(
-                "the job that is being built is abandoned: it did not end within %g s", ABANDON_SECONDS
-            )
-            return
+        patience_seconds = ABANDON_SECONDS if self._is_building else STOP_SECONDS
+        self._thread.join(patience_seconds)
+        if self._thread.is_alive() and self._child is not None and self._watch.report().task != pb.CLOSE_MESH:
+            log.warning("the compute process is ended: it did not stop within %g s", patience_seconds)
+            self._child.stop(STOP_SECONDS, "the worker stops")
         self._thread.join()
 
     def _drop_build(self) -> None:
@@ -194,12 +223,37 @@ class DeviceThread:
 
     # ---- on the device thread ----
 
+    def _spawn(self, end: socket.socket, take_lines: TakeLines) -> Child:
+        self._child = self._builder.spawn(end, take_lines)
+        return self._child
+
+    def _take_lines(self, lines: Sequence[str]) -> None:
+        """Pass on what the compute process prints, to this worker's log and the job's; called on a reader's thread."""
+        job = self._printing
+        for line in lines:
+            log.info("job %s prints: %s", job or "(none)", line)
+        if job:
+            self._feed(ev.Printed(job, lines))
+
     def _run_tasks(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (task := self._next_task()) is not None:
             try:
                 task()
-            except BaseException as error:  # no caller waits for a task; SystemExit would end the thread
+            except Exception as error:  # no caller waits for a task
                 log.exception("%s", describe_internal_error(error))
+        self._end_kept()
+
+    def _next_task(self) -> Callable[[], None] | None:
+        """Wait for a task; after a time without a job, the mesh is closed."""
+        try:
+            return self._tasks.get(timeout=KEEP_SECONDS if self._job is None else None)
+        except Empty:
+            self._end_kept()
+            return self._tasks.get()
+
+    def _end_kept(self) -> None:
+        with self._watch.doing(pb.CLOSE_MESH):
+            self._processes.end_kept()
 
     def _build(
         self,
@@ -211,8 +265,8 @@ class DeviceThread:
     ) -> None:
         self._is_building = True
         try:
-            with watch_reading(partial(self._watch_reading, reading)), self._watch.doing(pb.BUILD_JOB):
-                self._build_job(reading.job, spec_json, places, stages, number)
+            with self._watch.doing(pb.BUILD_JOB):
+                self._build_job(reading, spec_json, places, stages, number)
         except BuildDropped:
             log.info("job %s: its build is dropped", reading.job)
         finally:
@@ -223,45 +277,57 @@ class DeviceThread:
         reading.watch(path, read_bytes, size_bytes)
 
     def _build_job(
-        self, job_id: str, spec_json: str, places: Mapping[str, Path], stages: StageRun | None, number: int
+        self,
+        reading: InputReading,
+        spec_json: str,
+        places: Mapping[str, Path],
+        stages: StageRun | None,
+        number: int,
     ) -> None:
+        job_id = reading.job
         try:
             self._drop_job()
+            self._printing = job_id
             self._copies = frozenset(places.values())
-            config = relocate_inputs(JobConfig.from_json(spec_json), places)
             try:
+                config = relocate_inputs(JobConfig.from_json(spec_json), places)
                 own_code = self._builder.code.prepare(job_id, config)
             except Failed as error:
                 self._report_unfit(job_id, error, number)
                 return
-            try:
-                with self._watch.doing(pb.OPEN_MESH):
-                    mesh = self._builder.open_job_mesh(config, stages)
-            except Failed as error:
-                self._metrics.set_mesh_fit(False)
-                self._report_unfit(job_id, error, number)
-                return
-            self._metrics.set_mesh_fit(True)
-            self._last_shape = mesh.shape
-            job = self._builder.build(
-                job_id,
-                config,
-                mesh,
-                stages,
-                own_code,
-                fetch=self._leases.fetch,
-                on_new_version=self._sums.reuse_retired,
-                on_non_finite=self._leases.note_non_finite,
-            )
+            with ExitStack() as opening:
+                opening.enter_context(self._watch.doing(pb.OPEN_MESH))
+                job = self._builder.build(
+                    job_id,
+                    spec_json,
+                    places,
+                    stages,
+                    own_code,
+                    processes=self._processes,
+                    watch=BuildWatch(
+                        mesh_opened=partial(self._note_mesh, opening),
+                        file_read=partial(self._watch_reading, reading),
+                    ),
+                    passes=PassWatch(
+                        fetch=self._leases.fetch,
+                        non_finite=self._leases.note_non_finite,
+                        memory_measured=partial(self._publish_memory, job_id),
+                    ),
+                    on_new_version=self._sums.reuse_retired,
+                )
+        except MeshUnfit as error:
+            self._metrics.set_mesh_fit(False)
+            self._report_unfit(job_id, error, number)
+            return
         except TokenFileDamaged as error:
             self._report_damaged(job_id, error)
             return
-        except BuildDropped:
-            raise
-        except BaseException as error:  # a model's SystemExit too
-            too_large = stages is not None and isinstance(error, ChipMemoryShort)
-            reason = describe_failure(error)
-            self._feed(ev.BuildFailed(job_id, reason, too_large=too_large, number=number))
+        except Exception as error:
+            too_large = stages is not None and is_memory_full(error)
+            reason, death = describe_failure(error), describe_death(error)
+            self._feed(
+                ev.BuildFailed(job_id, death or reason, too_large=too_large, died=bool(death), number=number)
+            )
             return
         self._job = job
         self._feed(replace(job.describe(), number=number))
@@ -269,6 +335,23 @@ class DeviceThread:
     def _report_unfit(self, job: str, error: Failed, number: int) -> None:
         log.error("job %s: this worker is unfit, trying again later: %s", job, error)
         self._feed(ev.BuildFailed(job, str(error), unfit=True, number=number))
+
+    def _note_mesh(self, opening: ExitStack, mesh: pb_compute.MeshOpened) -> None:
+        opening.close()  # what follows is the building of the job
+        self._last_mesh = mesh
+        self._metrics.set_mesh_fit(True)
+        if mesh.seconds:
+            self._metrics.set_mesh_open_seconds(mesh.seconds)
+
+    def _publish_memory(self, job_id: str, memory: pb_compute.MemoryMeasured) -> None:
+        for phase in memory.phases:
+            self._metrics.set_memory(
+                job_id,
+                printable(phase.name, LINE_CHARACTERS),
+                device_bytes=phase.device_bytes,
+                device_peak_bytes=phase.device_peak_bytes,
+                host_bytes=phase.host_bytes,
+            )
 
     def _report_damaged(self, job: str, error: TokenFileDamaged) -> None:
         log.error("job %s: %s", job, error)
@@ -280,9 +363,23 @@ class DeviceThread:
         self._is_building = True  # it may hang in a device, as a build may
         try:
             with self._watch.doing(pb.CHECK_THE_MESH):
-                report(check_mesh(order, self._last_shape))
+                report(self._check(order))
         finally:
             self._is_building = False
+
+    def _check(self, order: pb.CheckMesh) -> MeshReport:
+        rows, columns = order.rows, order.columns
+        if not rows:
+            rows, columns = self._last_mesh.rows, self._last_mesh.columns
+        wanted = pb_compute.CheckMesh(rows=rows, columns=columns, backend=order.backend)
+        try:
+            self._processes.end_kept()
+            process = self._processes.take()
+            report = process.request(check_mesh=wanted).mesh_checked.report
+            self._processes.end(process, "the check is over")
+            return report
+        except TiermeshError as error:
+            return MeshReport(problem=printable(str(error), LINE_CHARACTERS))
 
     def _drop_job(self) -> None:
         self._leases.clear()
@@ -291,11 +388,19 @@ class DeviceThread:
             try:
                 with self._watch.doing(pb.CLOSE_MESH):
                     job.close()
-            except BaseException as error:  # the next job may still be able to open the mesh
+            except Exception as error:  # the next job may still be able to open the mesh
                 log.error("job %s: the mesh did not close: %s", job.job, describe_failure(error))
+        self._printing = ""
 
     def _load(self) -> None:
-        """Put the chunks that have arrived on the mesh. After a failure the core ends its leases and drops the job."""
+        """Put the chunks that have arrived on the mesh. After a failure the core ends its leases and drops the job.
+
+        So it does after the death of the compute process, which is told and counted once, with no lease under way.
+
+        Raises:
+            ProcessLost: the compute process has ended amid a lease, which fails; the chunks are kept for the next one.
+        """
+        lost: ProcessLost | None = None
         for chunk in self._inbox.take():
             job, header = self._job, chunk.header
             if job is None or job.job != header.job or job is self._unloadable:
@@ -309,25 +414,55 @@ class DeviceThread:
                 ):
                     hit_failpoint("worker.load")
                     complete = job.weights.load(chunk)
-            except BaseException as error:
+            except Exception as error:
+                if isinstance(error, ProcessLost) and self._is_leasing:
+                    lost = error
+                    continue
                 self._unloadable = job
+                death = describe_death(error)
                 reason = (
                     f"the weights of step {header.step} can't be put on the mesh: {describe_failure(error)}"
                 )
                 log.error("job %s: %s", job.job, reason)
                 too_large = job.stages is not None and is_memory_full(error)
-                self._feed(ev.LoadFailed(job.job, reason, too_large))
+                self._feed(ev.LoadFailed(job.job, death or reason, too_large, died=bool(death)))
                 continue
             if complete:
-                self._report_loaded(job, header)
+                self._report_loaded(job)
+        if lost is not None:
+            raise lost
 
-    def _report_loaded(self, job: JobOnMesh, last: ChunkHeader) -> None:
-        timeline.mark("device", "weights complete", last.step, job=last.job)
-        self._metrics.set_weights_step(last.job, last.step)
-        job.first_iteration.note_weights()
-        self._feed(ev.Loaded(last.job, Version(last.generation, last.step)))
+    def _report_loaded(self, job: JobOnMesh) -> None:
+        version = job.weights.version
+        timeline.mark("device", "weights complete", version.step, job=job.job)
+        self._metrics.set_weights_step(job.job, version.step)
+        self._feed(ev.Loaded(job.job, version))
 
     def _perform(self, lease: pb.Lease) -> None:
         if self._job is not None and self._job.job == lease.job:
             self._builder.code.begin()
-            self._leases.run(self._job, lease)
+            self._is_leasing = True
+            try:
+                self._leases.run(self._job, lease)
+            finally:
+                self._is_leasing = False
+            if self._job.step.is_lost and self._job is not self._unloadable and not self._is_closing:
+                self._revive(self._job)
+
+    def _revive(self, job: JobOnMesh) -> None:
+        """Build the job in a new compute process, since the last one has ended; sums and weights are still here."""
+        self._is_building, were_loaded = True, job.weights.are_loaded
+        try:
+            with self._watch.doing(pb.BUILD_JOB):
+                job.step.revive()
+                job.weights.reload()
+            if job.weights.are_loaded and not were_loaded:
+                self._report_loaded(job)
+        except Exception as error:
+            self._unloadable = job
+            reason = f"it can't be built again after its compute process ended: {describe_failure(error)}"
+            log.error("job %s: %s", job.job, reason)
+            death = describe_death(error)
+            self._feed(ev.LoadFailed(job.job, death or reason, died=bool(death)))
+        finally:
+            self._is_building = False

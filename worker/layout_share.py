@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from services.tensors.layout_parts import LayoutParts, join_parts
-from worker.step_interface import Step
+from worker.remote_step import RemoteStep
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LayoutShare:
     entries: tuple[int, ...]
 
     @classmethod
-    def of(cls, step: Step) -> LayoutShare:
+    def of(cls, step: RemoteStep) -> LayoutShare:
         """Return the share of what is built on a mesh."""
         layout = step.layout
         parts = LayoutParts((own.start, own.stop) for own in step.ranges.values())

@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from mesh.ttnn_errors import explain_known_error, is_memory_full
 from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
@@ -21,10 +20,10 @@ from services.corpora.token_file import TokenFileDamaged
 from services.errors import TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
+from services.pipeline.exchange import LocalExchange, PassExchange, WrongArray
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
-from training.pipeline.exchange import LocalExchange, PassExchange, WrongArray
-from training.pipeline.passes import PassPhase
+from worker.compute_process import ProcessLost, RequestFailed
 from worker.core import events as ev
 from worker.device_watch import DeviceWatch
 from worker.file_exchange import ModelFiles
@@ -153,13 +152,11 @@ class LeaseRunner:
         except NeighbourLost as lost:
             log.error("lease %d: worker %s is lost: %s", lease.lease, lost.neighbour, lost)
             self._feed(ev.LeaseFailed(lease.lease, str(lost), lost.neighbour))
-        except (
-            BaseException
-        ) as error:  # SystemExit of a model too, which would end this thread without a word
-            reason = describe_failure(error)
+        except Exception as error:
+            reason, death = describe_failure(error), describe_death(error)
             log.error("lease %d: %s", lease.lease, reason)
             too_large = job.stages is not None and is_memory_full(error)
-            self._feed(ev.LeaseFailed(lease.lease, reason, too_large=too_large))
+            self._feed(ev.LeaseFailed(lease.lease, death or reason, too_large=too_large, died=bool(death)))
         finally:
             self._run = None
 
@@ -239,7 +236,7 @@ class LeaseRunner:
                 timeline.mark("device", "gradient ready", lease.step, job=job.job, chunk=parts[place].chunk)
                 self._feed(ev.NodeReady(lease.lease, parts[place].offset))
 
-        job.first_iteration.take_seconds()  # those of passes without a sum
+        job.step.take_pass_seconds()  # those of passes without a sum
         started = self._clock()
         in_row = job.stages is not None
         lease_sum = self._sums.borrow(lease.lease, parts, job.gradient_bytes, in_row=in_row)
@@ -265,11 +262,11 @@ class LeaseRunner:
         job = run.job
         if job.step.all_ranges == 1:
             return
-        seconds = job.first_iteration.take_seconds()
+        forward_seconds, backward_seconds = job.step.take_pass_seconds()
         self._metrics.count_passes(
             job.job,
-            forward_seconds=max(0.0, seconds[PassPhase.FORWARD_PASS] - run.fetch_seconds),
-            backward_seconds=seconds[PassPhase.BACKWARD_PASS],
+            forward_seconds=max(0.0, forward_seconds - run.fetch_seconds),
+            backward_seconds=backward_seconds,
             waited_seconds=run.stage_seconds,
         )
         for stage, kept_bytes in job.step.activation_bytes.items():
@@ -292,8 +289,7 @@ class LeaseRunner:
         exchange = (
             partial(self._exchange_arrays, run) if job.is_part else lambda: nullcontext(LocalExchange())
         )
-        end_micro_batch = partial(self._end_first_iteration, job)
-        return LeaseWork(job.step, run.lease, exchange, self._check_dropped, end_micro_batch)
+        return LeaseWork(job.step, run.lease, exchange, self._check_dropped)
 
     @contextmanager
     def _exchange_arrays(self, run: _LeaseRun) -> Iterator[PassExchange]:
@@ -316,14 +312,17 @@ class LeaseRunner:
             raise LeaseDropped("dropped while it was computed")
         hit_failpoint("worker.pass")
 
-    def _end_first_iteration(self, job: JobOnMesh) -> None:
-        if job.first_iteration.is_under_way:
-            job.first_iteration.end(job.job, self._metrics, job.share.parts.elements)
 
-
-def describe_failure(error: BaseException) -> str:
+def describe_failure(error: Exception) -> str:
     """Return what went wrong on the device thread, in one line for people."""
-    if isinstance(error, TiermeshError):
-        return str(error)
-    known = explain_known_error(error) if isinstance(error, RuntimeError) else None
-    return known or describe_internal_error(error)
+    return str(error) if isinstance(error, TiermeshError) else describe_internal_error(error)
+
+
+def describe_death(error: Exception) -> str:
+    """Return of what the compute process died, in one line for people; empty if it did not."""
+    return error.reason if isinstance(error, ProcessLost) and error.died else ""
+
+
+def is_memory_full(error: Exception) -> bool:
+    """Return whether the chips have too little memory."""
+    return isinstance(error, RequestFailed) and error.is_memory

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 from protos import cluster_pb2 as pb
 from services.instrumentation import timeline
+from services.pipeline.exchange import Compute, FinishedPass, PassExchange
 from services.pipeline.schedule import Pass
 from services.tensors.kernels.arithmetic import Float32Array
-from training.pipeline.exchange import PassExchange
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass
 from worker.node_sum import NodeSum
 from worker.pass_checksums import PassChecksums
-from worker.step_interface import Step
+from worker.remote_step import RemoteStep
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,12 @@ class LeaseWork:
         open_exchange: opens the exchange of the lease's arrays between ranges; entered once.
         check: callback, called before micro-batches and their backward passes; raises LeaseDropped if the lease was
             dropped.
-        end_micro_batch: callback, called when a micro-batch's backward passes have ended.
     """
 
-    step: Step
+    step: RemoteStep
     lease: pb.Lease
     open_exchange: Callable[[], AbstractContextManager[PassExchange]]
     check: Callable[[], None]
-    end_micro_batch: Callable[[], None]
 
     def sum(self, out: Float32Array, ready: Callable[[int], None]) -> Sum:
         """Write the sum of a TRAIN lease's gradients to an array.
@@ -112,7 +108,6 @@ class LeaseWork:
         """Add gradients of micro-batches to a sum, and what counts in their losses to `counts`; return the losses."""
         self.check()
         ranges = self.step.ranges
-        lowest = min(ranges)
 
         def add_leaf(range_index: int, index: int, compute: Compute) -> FinishedPass:
             self.check()
@@ -122,8 +117,6 @@ class LeaseWork:
                 compute = checksums.watch_gradient(Pass(True, range_index, index), entries, compute)
             finished = node_sum.add_leaf(range_index, compute)
             counts.append(finished.count)
-            if range_index == lowest:
-                self.end_micro_batch()
             return finished
 
         return self.step.micro_batches(self.lease.step, first, count, add_leaf, checksums.watch(exchange))

@@ -11,9 +11,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from services.pipeline.exchange import Compute, FinishedPass
 from services.tensors.kernels.arithmetic import Float32Array, add
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass
 
 
 class NodeSum:

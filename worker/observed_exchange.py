@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mesh.exact_transfer import ExactArray
 from services.instrumentation import timeline
+from services.pipeline.exchange import ExactArray, ReceivedKind
 from services.pipeline.schedule import Pass
-from training.pipeline.exchange import ReceivedKind
 from worker.device_watch import DeviceWatch
 from worker.row_exchange import RowExchange
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from services.errors import Refused
 from services.files.code_archive import MOST_CODE_BYTES, SHIPPED_PACKAGES, CodeFiles, check_file_count
 from services.files.code_folder import read_code_folder, read_unchanging
-from training.models.own_code import OwnCodeFinder
 
 _INSTALLED = ("site-packages", "dist-packages")
 """Names of folders of installed packages; the versions of those that compute are facts of their own."""
@@ -51,14 +50,10 @@ def read_own_modules(module: str) -> CodeFiles:
 
 
 def _find_top(name: str) -> ModuleSpec | None:
-    """Return where a top-level module is installed. Copies of earlier jobs and what is imported don't count."""
-    importlib.invalidate_caches()  # it may have been installed since this process began
-    for finder in sys.meta_path:
-        if not isinstance(finder, OwnCodeFinder):
-            spec = finder.find_spec(name, None)
-            if spec is not None:
-                return spec
-    return None
+    """Return where a top-level module is installed, which may have happened since this process began."""
+    importlib.invalidate_caches()
+    found = (finder.find_spec(name, None) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
 
 
 class _Reader:

@@ -6,15 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from mesh.exact_transfer import ExactArray
 from protos import cluster_pb2 as pb
+from services.pipeline.exchange import Compute, ExactArray, FinishedPass, PassExchange
 from services.pipeline.schedule import Pass
 from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Entry
-from training.pipeline.exchange import PassExchange
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass
 
 
 class PassChecksums:

@@ -7,7 +7,7 @@ from typing import Protocol
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Failed, TiermeshError
-from training.pipeline.exchange import ArraySizes, PassExchange, ReceivedKind
+from services.pipeline.exchange import ArraySizes, PassExchange, ReceivedKind
 
 
 class LeaseDropped(TiermeshError):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import math
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
@@ -21,6 +21,7 @@ from plane.worker_plane import WorkerPlane
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.errors import Refusal, Refused, TiermeshError
+from services.pipeline.exchange import ArraySizes
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.protocol.bounds import MessageTooLarge
@@ -30,7 +31,6 @@ from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import WorkerMetrics
 from services.runtime.process import make_state_dir
-from services.runtime.process_record import ProcessRecord
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.addresses import AddressRotation
@@ -44,11 +44,9 @@ from services.transport.mailbox import Mailbox
 from services.transport.obstacles import AGGREGATOR
 from services.transport.security import Security
 from services.transport.server import open_channel
-from training.pipeline.exchange import ArraySizes
-from training.step import TrainingStep
 from worker.cluster_check import NEIGHBOURS_METHOD, ClusterCheck, NeighbourCheck
 from worker.code_cache import CodeCache
-from worker.code_fingerprint import remember_shipped_code
+from worker.compute_process import TRAINING_STEP, spawner
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
@@ -59,7 +57,6 @@ from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.row_links import RowLinks
 from worker.pipeline.streams import Sharing
 from worker.row_exchange import RowExchange
-from worker.step_interface import StepFactory
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -82,14 +79,13 @@ class WorkerService:
         security: the worker's certificate, and the authorities whose certificates it trusts.
         data_dir: folder that is searched for corpora and tokenizers that are missing at the job's path; None for none.
         metrics: metrics of this worker.
-        state_dir: folder of the process record; None for no record.
+        state_dir: folder where the worker keeps which cluster it belongs to; None: it keeps nothing.
         cache_dir: folder of the inputs that were read from the aggregator; None: none are read.
         cache_bytes: largest size of these files.
         allowed_models: installed code of users' own models that jobs may name.
         accepts_code: whether code that is sent with jobs may be imported.
         shared_memory: whether tensors may travel through memory shared with a peer.
-        make_step: factory of a job's training step.
-        clock: monotonic clock in seconds, which measures the time spent computing.
+        make_step: factory of a job's training step, as `module:name`.
         hello_seconds: maximum wait for an aggregator's Welcome.
         pipeline_host: host at which other workers reach this one; empty for the one that the aggregator sees.
     """
@@ -110,8 +106,7 @@ class WorkerService:
         allowed_models: Collection[str] = (),
         accepts_code: bool = False,
         shared_memory: bool = True,
-        make_step: StepFactory = TrainingStep,
-        clock: Callable[[], float] = time.perf_counter,
+        make_step: str = TRAINING_STEP,
         hello_seconds: float = HELLO_SECONDS,
         pipeline_host: str = "",
     ) -> None:
@@ -121,7 +116,7 @@ class WorkerService:
         self._aggregators = AddressRotation(aggregators)
         self._security = security
         code = CodeCache(cache_dir, allowed_models, accepts_code=accepts_code)
-        self._builder = JobBuilder(data_dir, code, make_step, clock=clock)
+        self._builder = JobBuilder(spawner(name, make_step), data_dir, code)
         self._inputs = JobInputs(name, data_dir, cache_dir, cache_bytes, accepts_code=accepts_code)
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
@@ -136,7 +131,6 @@ class WorkerService:
         self._pipeline_host, self._pipeline_port = pipeline_host, 0
         self._core = WorkerCore(name=name)
         self._state_dir = state_dir
-        self._record: ProcessRecord | None = None
         self._use = ExitStack()
         self._identity: ClusterIdentity | None = None
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
@@ -150,6 +144,7 @@ class WorkerService:
             metrics=metrics,
         )
         self._was_welcome = False  # on the current connection
+        self._stall_seconds = math.inf  # the aggregator's limit
 
     # ---- lifecycle ----
 
@@ -169,10 +164,8 @@ class WorkerService:
         """
         self._pipeline_port = tensor_port
         self._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(remember_shipped_code)
         if self._state_dir is not None:
             self._open_identity(self._state_dir)
-            self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
         self._device = DeviceThread(
             self._feed_from_device,
             self._metrics,
@@ -206,9 +199,6 @@ class WorkerService:
         self._files.disconnect()
         self._row_links.set_row(None, 0)  # the device thread may wait for a neighbour
         await asyncio.to_thread(self._device.close)
-        record, self._record = self._record, None
-        if record is not None:
-            record.close()
         self._inputs.close()
         self._use.close()
 
@@ -231,8 +221,7 @@ class WorkerService:
         self._was_welcome = False
         self._mailbox = Mailbox()
         self._feed(ev.Connected())
-        predecessor = self._record.predecessor if self._record is not None else None
-        hello = self._core.hello(self._incarnation, predecessor)
+        hello = self._core.hello(self._incarnation)
         hello.pipeline_host, hello.pipeline_port = self._pipeline_host, self._pipeline_port
         hello.MergeFrom(pb.Hello(**read_host_memory().hello_fields()))
         return wrap(pb.WorkerMessage, self._core.epoch, hello)
@@ -260,6 +249,7 @@ class WorkerService:
         timeouts = read_timeouts(welcome)
         self._backoff.set_max(timeouts.retry)
         self._row_links.timeouts = timeouts
+        self._stall_seconds = welcome.stall_seconds or timeouts.stall
         self._feed(ev.Ordered(epoch, welcome))
         self._metrics.set_connected(True)
         self._plane.connect(self.address, welcome)
@@ -292,17 +282,14 @@ class WorkerService:
             self._feed(ev.Ordered(command.epoch, body))
 
     def _beat(self) -> None:
+        self._device.end_hang(self._stall_seconds)
         heartbeat = pb.Heartbeat(device=self._device.report())
         self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, heartbeat))
 
     # ---- the core ----
 
     def _feed(self, event: ev.Input, chunk: TensorChunk | None = None) -> None:
-        effects = self._core.handle(event)
-        if self._record is not None:
-            duty = self._core.duty
-            self._record.note_duty(*((duty.job, duty.lease) if duty else ()))  # before the device begins it
-        for effect in effects:
+        for effect in self._core.handle(event):
             if isinstance(effect, ev.PlaneOrder):
                 self._plane.carry_out(effect)
             elif isinstance(effect, ev.ToAggregator):

@@ -11,15 +11,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from services.protocol.versions import Version
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Entry
 from services.tensors.layout_parts import Piece
 from worker.layout_share import LayoutShare
-from worker.step_interface import Step
+from worker.remote_step import RemoteStep
 
 
 class WeightInbox:
@@ -57,34 +55,34 @@ class WeightInbox:
 class WeightLoader:
     """Loader that puts one weight version after another on the mesh, by parameter, on the device thread.
 
-    Float32 weights in memory that the aggregator shares are read in place. The aggregator may overwrite them with newer
-    weights meanwhile. Then the rest of the old version is skipped, because the newer one is on its way.
+    It copies what arrives to the memory that the compute process reads. An aggregator on this host may overwrite its
+    own memory with newer weights meanwhile. Then the rest of the old version is skipped, because the newer one is on
+    its way.
 
     Args:
         step: the step whose parameters the weights are.
         share: the worker's share of the layout, whose pieces arrive; the others take no memory.
-        fetch: callback, called by a pass before it uses a parameter that is not on the mesh yet, with the index of its
-            layout entry; returns when the parameter is on the mesh.
         on_new_version: callback, called when the first piece of a version has arrived.
+
+    Attributes:
+        version: newest version of which a piece has arrived.
     """
 
     def __init__(
         self,
-        step: Step,
+        step: RemoteStep,
         share: LayoutShare,
-        fetch: Callable[[int], None],
         on_new_version: Callable[[], None],
     ) -> None:
         self._step = step
         self._entries = share.entries
         self._pieces = share.loads
-        self._fetch = fetch
         self._on_new_version = on_new_version
-        self._weights: Float32Array = np.empty(share.loads.elements, np.float32)
-        self._shared: dict[int, TensorChunk] = {}  # pieces that are read in shared memory, not in `_weights`
+        self._weights: Float32Array = step.weights
         self._arrived: set[int] = set()  # places of pieces
-        self._version = Version(0, 0)
+        self.version = Version(0, 0)
         self._overwritten = False
+        self._is_new = False  # the process has not been told of the version
         self._next_place = 0  # all pieces before this one have arrived
         self._loaded = 0  # number of entries on the mesh: the first ones
 
@@ -96,48 +94,44 @@ class WeightLoader:
         """Put the parameters that a piece completes on the mesh; return whether it was the last of its version."""
         header = chunk.header
         version = Version(header.generation, header.step)
-        if version != self._version:
-            self._version, self._overwritten, self._loaded, self._next_place = version, False, 0, 0
+        if version != self.version:
+            self.version, self._overwritten, self._loaded, self._next_place = version, False, 0, 0
             self._arrived.clear()
-            self._shared.clear()
-            self._step.expect(self._fetch)
+            self._is_new = True
             self._on_new_version()
         self._take(chunk)
         while self._next_place in self._arrived:
             self._next_place += 1
-        while self._loaded < len(self._entries) and not self._overwritten:
-            index = self._entries[self._loaded]
-            places = self._places(self._step.layout.entries[index])
-            if places.stop > self._next_place:
+        self._load_complete()
+        return self.are_loaded
+
+    def reload(self) -> None:
+        """Load all parameters again that have arrived, in a new compute process."""
+        self._loaded, self._is_new = 0, True
+        self._load_complete()
+
+    @property
+    def are_loaded(self) -> bool:
+        """Whether all parameters of the newest version are on the mesh."""
+        return self._loaded == len(self._entries)
+
+    def _load_complete(self) -> None:
+        loaded = self._loaded
+        while loaded < len(self._entries) and not self._overwritten:
+            if self._places(self._step.layout.entries[self._entries[loaded]]).stop > self._next_place:
                 break
-            self._step.load(index, self._values(self._step.layout.entries[index], places))
-            self._overwritten = not all(self._shared[each].intact for each in places if each in self._shared)
-            self._loaded += not self._overwritten
-        complete = self._loaded == len(self._entries)
-        if complete:
-            self._shared.clear()  # unmaps the memory
-        return complete
+            loaded += 1
+        if loaded > self._loaded or self._is_new:
+            self._step.load(loaded, is_new=self._is_new)
+            self._loaded, self._is_new = loaded, False
 
     def _take(self, chunk: TensorChunk) -> None:
         header = chunk.header
         place = self._pieces.place_of(Piece(header.index, header.offset, header.elements))
         assert place is not None, "the core lets no others through"
-        if chunk.whole_layout() is not None:
-            self._shared[place] = chunk
-        else:
-            chunk.copy_to(self._own(header.offset, header.elements))
-            self._overwritten |= not chunk.intact
+        chunk.copy_to(self._own(header.offset, header.elements))
+        self._overwritten |= not chunk.intact
         self._arrived.add(place)
-
-    def _values(self, entry: Entry, places: range) -> Float32Array:
-        """Return a parameter, [size] float32; a view if all its pieces lie in the same memory."""
-        found = [self._shared[each] for each in places if each in self._shared]
-        whole = found[0].whole_layout() if len(found) == len(places) else None
-        if whole is not None and all(chunk.memory is found[0].memory for chunk in found):
-            return whole[entry.offset : entry.stop]
-        for chunk in found:
-            chunk.copy_to(self._own(chunk.header.offset, chunk.header.elements))
-        return self._own(entry.offset, entry.size)
 
     def _own(self, offset: int, elements: int) -> Float32Array:
         """Return the place of some elements of the layout, of one part, in this worker's array."""

@@ -282,12 +282,15 @@ class AggregatorCore:
             self._close(old, "replaced by a newer connection of the same worker", now)
         member = self.members[event.session] = Member.connect(event, now)
         self._out.put(
-            ToWorker(event.session, pb.Welcome(name=self.name, heartbeat_seconds=self.heartbeat_seconds))
+            ToWorker(
+                event.session,
+                pb.Welcome(
+                    name=self.name,
+                    heartbeat_seconds=self.heartbeat_seconds,
+                    stall_seconds=self.timeouts.stall,
+                ),
+            )
         )
-        died_of = self.runs.get(hello.predecessor.job)
-        if died_of is not None:
-            with self._job_runs.guard(died_of):
-                died_of.note_predecessor(member, hello)
         self._scheduler_input.worker_connected(member, hello)
         self.assignments.note_change()
 

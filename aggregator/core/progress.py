@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aggregator.core.events import Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport
-from aggregator.core.leasing.deaths import WorkerDeaths
+from aggregator.core.leasing.deaths import ComputeDeaths
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.membership.claims import is_void
@@ -35,7 +35,7 @@ class JobProgress:
         router: the job's chunks on their way.
         report: saves the job's record and publishes events.
         quorum: whether the job has enough workers.
-        deaths: the workers' deaths, of which those before a step count no more.
+        deaths: the deaths of compute processes, of which those before a step count no more.
         out: takes the effects.
         finish: called when the job's last checkpoint is on disk.
 
@@ -55,7 +55,7 @@ class JobProgress:
         router: ChunkRouter,
         report: JobReport,
         quorum: Quorum,
-        deaths: WorkerDeaths,
+        deaths: ComputeDeaths,
         out: Outbox,
         finish: Callable[[], None],
     ) -> None:

@@ -92,14 +92,8 @@ class RunningJob(StartedJob):
 
     # ---- workers ----
 
-    def note_predecessor(self, member: Member, hello: pb.Hello) -> None:
-        """Count the death of a worker's previous process, if it died of this job."""
-        blame = self.job_members.count_death(member, hello.predecessor)
-        if blame is not None and blame.job is not None:
-            self.end(FAILED, blame.job)
-
     def take(self, members: Collection[Member], now: float) -> None:
-        """Have workers that serve no job build this one, unless their predecessors died of it."""
+        """Have workers that serve no job build this one, unless they are refused."""
         for member in members:
             member.job = self.job.id
             self.members[member.session] = member
@@ -198,6 +192,12 @@ class RunningJob(StartedJob):
         self.rows.release(member, now)
         self._end_if_hopeless(now)
 
+    def build_again(self, member: Member, now: float) -> None:
+        """Release a worker's leases, and have it build the job once more."""
+        self.job_members.lose_build(member)
+        self.rows.release(member, now)
+        self.rows.join([member], now)
+
     def _end_if_hopeless(self, now: float) -> None:
         self.settle_claims(now)  # it may let workers take part that were refused
         if self.ended:
@@ -209,10 +209,6 @@ class RunningJob(StartedJob):
     def lost(self, member: Member, reason: str, now: float) -> None:
         """Release the leases of a worker that is gone."""
         del self.members[member.session]
-        row = self.rows.find(member)
-        at_work = row is not None and self.lease_book.holds_lease(row)
-        if at_work or member.building_since_seconds is not None:
-            self._deaths.note_lost_at_work(member.name, member.incarnation)
         self.rows.release(member, now)
         self.report.note("member", f"worker {member.name} is gone: {reason}")
         self.settle_claims(now)
@@ -312,6 +308,7 @@ class RunningJob(StartedJob):
         """Take back leases that are late, and grant what can be granted."""
         self._take_back_idle_start(now)
         self.report.publish_refusals()
+        self.printed.tick(now)
         self.job_members.mark_slow_builds(now, self.timeouts.stall)
         self.job_members.mark_hangs(self.timeouts.stall)
         self.rows.settle(now)

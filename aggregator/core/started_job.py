@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from aggregator.core.events import Outbox, ToOptimizer
 from aggregator.core.job_report import PAUSED_BY_REQUEST, JobReport, Record, pause_job, resume_job
-from aggregator.core.leasing.deaths import WorkerDeaths
+from aggregator.core.leasing.deaths import ComputeDeaths
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.results import LeaseResults
@@ -18,6 +18,7 @@ from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
 from aggregator.core.membership.quorum import Quorum
+from aggregator.core.printed_lines import PrintedLines
 from aggregator.core.progress import JobProgress
 from aggregator.core.rows.job_rows import JobRows
 from aggregator.core.rows.pipeline_rows import PipelineRows
@@ -77,6 +78,7 @@ class StartedJob:
         lease_results: what became of these leases.
         rows: its workers, in the rows that hold these leases.
         router: its chunks on their way.
+        printed: lines that its code prints.
         progress: its version, its phase and its layout's size.
         admission: what a worker must say to be admitted.
         orders: sends orders to workers and their rows.
@@ -107,6 +109,7 @@ class StartedJob:
         members = self.members
         self.admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
         self.report = JobReport(job, record.spec_json, plan, out)
+        self.printed = PrintedLines(members, self.report)
         self.quorum = Quorum(
             plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)
         )
@@ -117,10 +120,10 @@ class StartedJob:
             timeouts, table.rows, self.orders, self.report, out, checked=bool(plan.verify_fraction)
         )
         self.exclusions = Exclusions(job)
-        self._deaths = WorkerDeaths(job.id)
+        deaths = ComputeDeaths(job.id)
         self.code_pin = CodePin(job, members, timeouts.comeback)
         self.job_members = JobMembers(
-            members, self.admission, self.exclusions, self._deaths, self.orders, self.report
+            members, self.admission, self.exclusions, deaths, self.orders, self.report
         )
         self.lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.rows = JobRows(table, members, self.job_members, self.lease_book)
@@ -159,7 +162,7 @@ class StartedJob:
             router=self.router,
             report=self.report,
             quorum=self.quorum,
-            deaths=self._deaths,
+            deaths=deaths,
             out=out,
             finish=lambda: self.end(SUCCEEDED, f"finished {counted(plan.steps, 'step')}"),
         )

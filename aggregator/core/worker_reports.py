@@ -34,6 +34,8 @@ def take_report(run: RunningJob, member: Member, body: WorkerBody, now: float) -
             _note_description(run, member, body, now)
         case pb.Fetching():
             run.job_members.note_fetching(member, body, now)
+        case pb.Printed():
+            run.printed.take(member, body, now)
         case pb.Failure():
             note_failure(run, member, body, now)
 
@@ -102,6 +104,8 @@ def note_failure(run: RunningJob, member: Member, failure: pb.Failure, now: floa
     """Go on without what a worker can't do: the job, for good or for now, its stages together, or a lease."""
     if failure.retries:
         run.set_unfit(member, Refusal(failure.reason), now)
+    elif failure.died:
+        _note_death(run, member, failure, now)
     elif failure.lease:
         _note_failed_lease(run, member, failure, now)
     else:
@@ -123,3 +127,21 @@ def _note_failed_lease(run: RunningJob, member: Member, failure: pb.Failure, now
         run.end(FAILED, blame.job)
     elif blame.worker is not None:
         run.refuse(member, blame.worker, now)
+
+
+def _note_death(run: RunningJob, member: Member, failure: pb.Failure, now: float) -> None:
+    """Release what a compute process had when it died; refuse its worker, or end the job, if the deaths repeat."""
+    if failure.lease:
+        row = run.rows.void_failed(member, failure, now)
+        if row is None:
+            return
+        run.lease_results.release(row, failure, now)
+    elif failure.build != member.builds:
+        return  # it has been told to build the job again since
+    blame = run.job_members.count_death(member, failure.reason)
+    if blame.job is not None:
+        run.end(FAILED, blame.job)
+    elif blame.worker is not None:
+        run.refuse(member, blame.worker, now)
+    elif not failure.lease:
+        run.build_again(member, now)

@@ -84,7 +84,6 @@ class ShardLink:
         cluster: identity of its cluster.
         timeouts: `retry` bounds the pause between two attempts to connect, `stall` the wait for the shard's work,
             `deaf` its silence.
-        on_killed: called with the link and the fault if one has killed the shard's last process, which was attended.
 
     Attributes:
         name: name of the shard; empty before its first Hello.
@@ -105,14 +104,12 @@ class ShardLink:
         epoch: int,
         cluster: str,
         timeouts: Timeouts,
-        on_killed: Callable[[ShardLink, cluster_pb2.Predecessor], None] = lambda link, killed: None,
     ) -> None:
         self.local: Plane | None = None
         self.address = address
         self.stripe = stripe
         self.name = ""
         self.hello: cluster_pb2.Hello | None = None
-        self._incarnation = ""  # of the shard's process that was attended last
         self.tensor_port = 0
         self.down_reason = "not connected yet"
         self._last_end = ""  # reason of it; the link may be up again
@@ -131,7 +128,6 @@ class ShardLink:
             shard_index=stripe.index,
             shard_count=stripe.count,
         )
-        self._on_killed = on_killed
         self._links: PlaneLinks
         self._orders: Mailbox[pb.PlaneOrder] = Mailbox(MAX_QUEUED_MESSAGES)
         self._channel: grpc.aio.Channel | None = None  # for files; None: the link is down
@@ -228,10 +224,6 @@ class ShardLink:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._channel, self.name, self.down_reason = channel, hello.name, ""
             self.tensor_port = hello.tensor_port
-            last, self._incarnation = self._incarnation, hello.incarnation
-            known = last != "" and hello.incarnation != last == hello.predecessor.incarnation
-            if known:
-                self._on_killed(self, hello.predecessor)
             self.last_heard_seconds = asyncio.get_running_loop().time()
             self._backoff.reset()
             log.info("%s: connected to %s", self, hello.name)

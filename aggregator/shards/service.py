@@ -38,7 +38,6 @@ from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import OptimizerMetrics
-from services.runtime.process_record import ProcessRecord
 from services.transport.access.enforcement import check_daemon, confirm_caller
 from services.transport.access.permissions import FILES_OF_DAEMON
 from services.transport.control.attend_server import serve_attend
@@ -60,7 +59,6 @@ class ShardService:
         state_dir: folder of the identity of its cluster.
         metrics: metrics of this process.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
-        keeps_record: whether a fault that kills this process is reported by the next one.
     """
 
     service_names = ("tiermesh.Shard", "tiermesh.Cluster", "tiermesh.Files")
@@ -72,7 +70,6 @@ class ShardService:
         state_dir: Path,
         metrics: AggregatorMetrics,
         shared_memory: bool = True,
-        keeps_record: bool = False,
     ) -> None:
         self.name = name
         self._use = StateDirUse(state_dir)
@@ -83,9 +80,6 @@ class ShardService:
         self._shared_memory = shared_memory
         self._files = FilesInMemory(max_bytes=LAYOUT.limit_bytes)  # a shard keeps nothing beyond its process
         self._incarnation = uuid.uuid4().hex
-        self._record = (
-            ProcessRecord.open(state_dir, f"shard {name}", self._incarnation) if keeps_record else None
-        )
         self._epoch = 0
         self._session: ShardSession | None = None
 
@@ -108,8 +102,6 @@ class ShardService:
         """End all streams."""
         if self._session is not None:
             self._session.close("the shard stops")
-        if self._record is not None:
-            self._record.close()
         self._use.close()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -185,7 +177,6 @@ class ShardService:
             optimizer_metrics=self._optimizer_metrics,
             shared_memory=self._shared_memory,
             files=self._files,
-            note_job=self._note_job,
         )
         session.reports.put(
             wrap_report(
@@ -197,7 +188,6 @@ class ShardService:
                     shard_count=hello.shard_count,
                     tensor_port=self._tensor_port,
                     cluster=self._identity.cluster,
-                    predecessor=self._record.predecessor if self._record is not None else None,
                     **read_host_memory().hello_fields(),
                 )
             )
@@ -218,13 +208,7 @@ class ShardService:
             if self._session is session:
                 self._session = None
                 self._files.clear()
-                self._note_job("")
             log.info("%s; the tensors of its job are freed", reason)
-
-    def _note_job(self, job: str) -> None:
-        """Record a job whose tensors are here, in case that a fault kills this process."""
-        if self._record is not None:
-            self._record.note_duty(job)
 
     # ---- workers ----
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 from google.protobuf.message import Message
@@ -42,8 +42,6 @@ class ShardSession:
         optimizer_metrics: metrics of the updates of this shard's chunks.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
         files: files that orders and reports refer to.
-        note_job: called with the id of the job that was opened last of those whose tensors are to be here, empty for
-            none; on any thread.
 
     Attributes:
         name: name of the aggregator.
@@ -63,13 +61,11 @@ class ShardSession:
         optimizer_metrics: OptimizerMetrics,
         shared_memory: bool,
         files: FilesInMemory,
-        note_job: Callable[[str], None] = lambda job: None,
     ) -> None:
         self.name, self.incarnation, self.epoch = hello.name, hello.incarnation, hello.epoch_seen
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
         self.reports: Mailbox[pb.PlaneReport] = Mailbox(MAX_QUEUED_MESSAGES)
         self._files = files
-        self._note_job = note_job
         self._is_closed = False
         self._layouts: dict[int, MemoryFile | None] = {}  # by opening, until they are read
         self._parts: dict[
@@ -142,7 +138,6 @@ class ShardSession:
     def _jobs_change(self, job: str, here: Sequence[str]) -> None:
         """Expect no part of a checkpoint for the job's former tensors."""
         self._files.remove(self._parts.pop(job, None))
-        self._note_job(here[-1] if here else "")
 
     def _copied(self, order: pb.CopyPart, arrays: Arrays) -> None:
         job, copy, file = order.job, order.copy, _file_of(order.job, arrays)

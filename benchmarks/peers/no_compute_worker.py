@@ -20,6 +20,7 @@ from cli.main import main
 from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import Layout
+from tests.support.cluster.equal_speed import claim_equal_speed
 from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMesh
 
 
@@ -27,7 +28,6 @@ class NoComputeStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` that computes nothing."""
 
     vocabulary = 0
-    micro_batches_computed = 0
 
     def __init__(
         self,
@@ -48,8 +48,7 @@ class NoComputeStep(StepWithoutMesh):
 
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Copy the values into an array of this process, as a mesh would. Report the last parameter."""
-        if not values.flags.writeable:  # The values lie in the aggregator's shared memory.
-            super().load(entry_index, values)
+        super().load(entry_index, values)
         if entry_index == len(self.layout.entries) - 1:
             self._gate.sendall(b"l")
 
@@ -58,7 +57,6 @@ class NoComputeStep(StepWithoutMesh):
         del step
         if self._fetch is not None:
             self._fetch(len(self.layout.entries) - 1)
-        NoComputeStep.micro_batches_computed += 1
         out.fill(1e-3 * (index + 1))
         self._gate.sendall(b"r")
         self._gate.recv(1)
@@ -73,8 +71,5 @@ class NoComputeStep(StepWithoutMesh):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    # This clock makes all workers look equally fast, wherever they wait: no lease takes less, so it is believed.
-    no_compute_worker = make_worker_command(
-        NoComputeStep, clock=lambda: 1e-6 * NoComputeStep.micro_batches_computed
-    )
-    sys.exit(main(worker_command=no_compute_worker))
+    claim_equal_speed()
+    sys.exit(main(worker_command=make_worker_command("benchmarks.peers.no_compute_worker:NoComputeStep")))

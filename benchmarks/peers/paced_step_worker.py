@@ -17,18 +17,17 @@ from typing import Any
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from services.config.job import JobConfig
+from services.pipeline.exchange import PassExchange
 from services.runtime import process
+from tests.support.cluster.equal_speed import claim_equal_speed
 from tests.support.cluster.step_without_mesh import Float32Array, StepWithoutMesh
 from training.job_data import JobData
 from training.models.build import build_model
 from training.models.initialise import build_layout
-from training.pipeline.exchange import PassExchange
 
 
 class PacedStep(StepWithoutMesh):
     """Replacement of `training.step.TrainingStep` whose passes take a given time."""
-
-    micro_batches_computed = 0
 
     def __init__(
         self,
@@ -71,7 +70,6 @@ class PacedStep(StepWithoutMesh):
             out[placed.offset : placed.stop] = 1e-3 * (index + 1)
             moment = _pause(moment + 2 * self._forward_seconds[entry])
             ready(placed.offset)
-        PacedStep.micro_batches_computed += 1
         return 0.0
 
     def evaluate(self, index: int, exchange: PassExchange) -> tuple[float, int]:
@@ -89,6 +87,5 @@ def _pause(until: float) -> float:
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    # This clock makes all workers look equally fast, wherever they wait: no lease takes less, so it is believed.
-    paced_worker = make_worker_command(PacedStep, clock=lambda: 1e-6 * PacedStep.micro_batches_computed)
-    sys.exit(main(worker_command=paced_worker))
+    claim_equal_speed()
+    sys.exit(main(worker_command=make_worker_command("benchmarks.peers.paced_step_worker:PacedStep")))

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.exact_transfer import ExactArray
+from services.pipeline.exchange import FinishedPass
 from services.runtime import process
 from training import step
-from training.range_step import FinishedPass, Float32Array, PassInFlight, RangeStep
+from training.range_step import Float32Array, PassInFlight, RangeStep
+from training.step import TrainingStep
 
 
 class PacedRange(RangeStep):
@@ -66,8 +69,13 @@ class PacedRange(RangeStep):
             )
 
 
+def make_step(*arguments: Any, **callbacks: Any) -> TrainingStep:
+    """Return a training step of this process, whose passes are paced."""
+    with mock.patch.object(step, "RangeStep", PacedRange):
+        return TrainingStep(*arguments, **callbacks)
+
+
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    with mock.patch.object(step, "RangeStep", PacedRange):
-        sys.exit(main())
+    sys.exit(main(worker_command=make_worker_command("benchmarks.peers.paced_worker:make_step")))

@@ -45,4 +45,4 @@ class SlowedStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    sys.exit(main(worker_command=make_worker_command(SlowedStep)))
+    sys.exit(main(worker_command=make_worker_command("benchmarks.peers.slowed_worker:SlowedStep")))

@@ -17,13 +17,13 @@ import numpy as np
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
+from services.pipeline.exchange import ArraySizes
 from services.pipeline.schedule import Schedule
 from services.pipeline.split import Split
 from services.runtime import process
 from services.tensors.kernels import arithmetic
 from services.transport.http2.server import StreamServer
 from services.transport.security import Security
-from training.pipeline.exchange import ArraySizes
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.row_links import RowLinks
 

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
+from services.pipeline.exchange import Compute, FinishedPass
 from services.runtime import process
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass
+from tests.support.cluster.equal_speed import claim_equal_speed
 from training.step import TrainingStep
 
 Float32Array = npt.NDArray[np.float32]
@@ -32,8 +32,6 @@ Float32Array = npt.NDArray[np.float32]
 
 class SteppedStep(TrainingStep):
     """A training step that pauses at the gate."""
-
-    micro_batches_computed = 0
 
     def __init__(self, *arguments: Any, **callbacks: Any) -> None:
         super().__init__(*arguments, **callbacks)
@@ -51,7 +49,6 @@ class SteppedStep(TrainingStep):
             self._until = self._hold(step, first)
         losses = super().micro_batches(step, first, *lease)
         self._ends.append(time.perf_counter())
-        SteppedStep.micro_batches_computed += 1
         return losses
 
     def _hold(self, step: int, index: int) -> int:
@@ -100,6 +97,5 @@ class SteppedStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    # This clock makes all workers look equally fast. One that looks slow would get no lease, and so not pause.
-    stepped_worker = make_worker_command(SteppedStep, clock=lambda: 1e-6 * SteppedStep.micro_batches_computed)
-    sys.exit(main(worker_command=stepped_worker))
+    claim_equal_speed()  # one that looks slow would get no lease, and so not pause
+    sys.exit(main(worker_command=make_worker_command("benchmarks.peers.stepped_worker:SteppedStep")))

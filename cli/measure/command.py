@@ -132,17 +132,18 @@ def _measure(
     config: JobConfig, options: MeasureOptions, progress: _Progress
 ) -> tuple[dict[str, object], list[str]]:
     """Return the figures of a job's blocks and splits, and the lines that show them."""
+    from compute.job_on_mesh import choose_mesh
+    from mesh.device import open_mesh
     from mesh.memory import find_chip_limit
     from mesh.ttnn_errors import explain_known_error
     from training.pipeline.measure import RangeOpener, derive_block_times, plan_ranges, time_ranges
-    from worker.job_on_mesh import JobBuilder
 
     def before_pass(each: BlockRange) -> None:
         progress.note(f"a pass of {name_blocks(each.first, each.stop)}")
 
     equal = not isinstance(config.model, CustomConfig)
     ranges = plan_ranges(count_blocks(config.model), config.stages, equal=equal)
-    with JobBuilder().open_job_mesh(config, StageRun(0, 1)) as mesh:
+    with open_mesh(**choose_mesh(config, StageRun(0, 1))) as mesh:
         chip, dtype = find_chip_limit(mesh), str(mesh.dtype).rpartition(".")[2].lower()
         progress.note("the building of the model")
         opener = RangeOpener(config, mesh, options.data_dir, options.allowed_models)

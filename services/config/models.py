@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, model_validator
@@ -23,6 +23,7 @@ from services.config.field_types import (
 )
 from services.config.options import DEEPEST_OPTION, is_plain
 from services.config.refusals import format_value
+from services.errors import Refused
 
 RunnerType = Literal["default", "memory_efficient"]
 """`memory_efficient` keeps only a block's input, and recomputes the block in the backward pass."""
@@ -276,3 +277,26 @@ ModelConfig = Annotated[
     Discriminator(_model_tag),
 ]
 """Config of a model that workers can build; `model_type` names its kind."""
+
+
+def find_own_module(model: ModelConfig) -> str | None:
+    """Return the module of a user's own model; None for a model of Tiermesh."""
+    return model.model_type.partition(":")[0] if isinstance(model, CustomConfig) else None
+
+
+def check_allowed(model_type: str, allowed: Collection[str]) -> None:
+    """Check that the code of an own model may be imported.
+
+    Args:
+        model_type: `package.module:Factory`.
+        allowed: code that may be imported, `package.module` or `package.module:Factory` each.
+
+    Raises:
+        Refused: it may not.
+    """
+    module_name = model_type.partition(":")[0]
+    if model_type not in allowed and module_name not in allowed:
+        raise Refused(
+            f"transformer_config.model_type: {model_type}: not allowed on this worker, which may import "
+            f"{', '.join(allowed) or 'no models'}; start it with --allow-models {module_name}, or name an allowed model"
+        )

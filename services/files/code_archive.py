@@ -30,6 +30,7 @@ SHIPPED_PACKAGES = frozenset(
     {
         "aggregator",
         "cli",
+        "compute",
         "mesh",
         "optimizer",
         "plane",

@@ -199,14 +199,22 @@ def mark(row: str, name: str, step: int | None = None, *, job: str = "", **detai
 
 
 def add(
-    row: str, name: str, began_seconds: float, step: int | None = None, *, job: str = "", **details: Any
+    row: str,
+    name: str,
+    began_seconds: float,
+    step: int | None = None,
+    *,
+    ended_seconds: float | None = None,
+    job: str = "",
+    **details: Any,
 ) -> None:
-    """Record a span that ends now.
+    """Record a span that has ended.
 
     Args:
         row: thread, or direction of a link, that did it.
         name: name of the event.
         began_seconds: start of the span, as `now` returned it.
+        ended_seconds: end of the span; None for now.
         step: step that it belongs to; None if it is recorded with any step.
         job: job that it belongs to; empty if it is recorded with any job.
         details: values that the viewer shows with it.
@@ -218,7 +226,7 @@ def add(
             "ph": "X",
             "name": name,
             "ts": start,
-            "dur": round(_microseconds(now()) - start, 3),
+            "dur": round(_microseconds(now() if ended_seconds is None else ended_seconds) - start, 3),
             "args": _args(step, job, details),
         }
         recorder.add(event, row)

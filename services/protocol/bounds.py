@@ -173,6 +173,7 @@ BOUNDS: Mapping[str, Bound] = {
     "Open.void": Bound(count=1024),
     "OptimizerStatus.missing": Bound(count=MAX_RUNS),
     "PassJob.parts": Bound(count=MAX_PARTS),
+    "Printed.lines": Bound(bytes=_MAX_UTF8_BYTES * PRINTED_LINE_CHARACTERS, count=MOST_PRINTED_LINES),
     "PruneRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "RemoveCheckpointsRequest.steps": Bound(count=MAX_NAMED_STEPS),
     "Ready.parts": Bound(count=MAX_PARTS),

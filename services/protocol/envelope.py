@@ -19,6 +19,7 @@ WorkerBody = (
     | pb.Evaluated
     | pb.Failure
     | pb.Fetching
+    | pb.Printed
 )
 """Messages from a worker to its aggregator's core."""
 CheckReport = pb.MeshChecked | pb.LinkChecked

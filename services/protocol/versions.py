@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Newest version of the protocol that this program speaks."""
 PROTOCOL_MIN = PROTOCOL_VERSION
 """Oldest version of the protocol that this program speaks."""

@@ -158,6 +158,8 @@ class WorkerMetrics(RoleMetrics):
         self._shared = self._unlabelled("shared_memory_links", SHARED_MEMORY_LINKS)
         self._fit = self._unlabelled("mesh_fit", "0 if the mesh of the job can't be opened, else 1")
         self._fit.set(1)
+        self._opening = self._unlabelled("mesh_open_seconds", "time that the newest opening of a mesh took")
+        self._closing = self._unlabelled("mesh_close_seconds", "time that the newest closing of a mesh took")
 
     def end_job(self) -> None:
         """Note that the worker has left its job, whose last values are served for a while."""
@@ -166,6 +168,14 @@ class WorkerMetrics(RoleMetrics):
     def set_mesh_fit(self, fit: bool) -> None:
         """Set whether the mesh of the job could be opened."""
         self._fit.set(float(fit))
+
+    def set_mesh_open_seconds(self, seconds: float) -> None:
+        """Set how long the newest opening of a mesh took."""
+        self._opening.set(seconds)
+
+    def set_mesh_close_seconds(self, seconds: float) -> None:
+        """Set how long the newest closing of a mesh took."""
+        self._closing.set(seconds)
 
     def count_computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
         """Count computed micro-batches, their tokens, and the time of their passes."""

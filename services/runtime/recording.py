@@ -24,7 +24,7 @@ from services.system_errors import system_error
 
 Core = TypeVar("Core")
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Version of the format, in a recording's first line. It rises when lines or recorded types change."""
 INPUTS = ("handle",)
 """Methods that take an input and return effects."""

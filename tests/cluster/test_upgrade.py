@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "aggregator",
     "cli",
+    "compute",
     "configs",
     "mesh",
     "optimizer",

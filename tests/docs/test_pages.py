@@ -23,7 +23,8 @@ PAGES = sorted(
     for path in (*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md"))
 )
 FOLDERS = (
-    "protos|services|plane|mesh|training|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs|tests"
+    "protos|services|plane|mesh|training|compute|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs"
+    "|tests"
 )
 
 OTHER_PROGRAMS_FLAGS = {"--pid"}

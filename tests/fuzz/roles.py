@@ -36,6 +36,7 @@ from services.caps import Caps
 from services.checkpoints.hugging_face import CONFIG_FILE
 from services.config.job import JobConfig
 from services.config.load import load_job
+from services.pipeline.exchange import ArraySizes
 from services.pipeline.split import Split
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.file_refs import make_ref
@@ -49,7 +50,6 @@ from services.transport.security import Security
 from tests.fuzz.calls import LIMIT_SECONDS, Call, Metadata, Port, TensorPort
 from tests.fuzz.draws import Known
 from tests.support.cluster.bits import sized_config, write_config
-from training.pipeline.exchange import ArraySizes
 from worker.cluster_check import NEIGHBOURS_METHOD, NeighbourCheck
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.messages import encode_state

@@ -173,6 +173,7 @@ def _streams() -> dict[str, list[list[Message]]]:
                     epoch=EPOCH,
                     fetching=cluster.Fetching(job=job, input="i", bytes=1, size=2, problem="p"),
                 ),
+                cluster.WorkerMessage(epoch=EPOCH, printed=cluster.Printed(job=job, lines=["a line"])),
                 cluster.WorkerMessage(epoch=EPOCH, failure=cluster.Failure(job=job, lease=LEASE, reason="r")),
             ]
         ],

@@ -119,7 +119,7 @@ def test_the_error_of_a_thread_is_logged_and_acted_on(caplog: pytest.LogCaptureF
 
 def test_nothing_starts_tasks_threads_or_calls_past_the_helpers() -> None:
     found = {}
-    for folder in ("services", "worker", "aggregator", "optimizer", "cli", "training", "mesh"):
+    for folder in ("services", "worker", "compute", "aggregator", "optimizer", "cli", "training", "mesh"):
         for path in sorted((_ROOT / folder).rglob("*.py")):
             lines = list(_starts(ast.parse(path.read_text())))
             if lines:

@@ -31,7 +31,8 @@ class JobChecks:
         self._must_fail: set[str] = set()
         self._failed: dict[tuple[str, int, int, int], dict[str, set[int]]] = {}
         self._may_fail: set[str] = set()
-        self._crashes: dict[str, list[int]] = {}  # by job: the cluster's number of commits at each crash
+        self._commits: Counter[str] = Counter()  # by job
+        self._deaths: dict[str, list[int]] = {}  # by job: its number of commits at each death
         self._failures: Counter[str] = Counter()  # by worker: number of failed leases
         for job in jobs.values():
             self.planned(job)
@@ -51,21 +52,22 @@ class JobChecks:
     def committed(self, order: UpdatePart) -> None:
         """Check a step that the optimizer committed."""
         self._history.add(history.Committed(order.job, order.generation, order.step))
+        self._commits[order.job] += 1
         require(
             order.applied or self._jobs[order.job].plan.on_non_finite == "skip",
             f"{order} of a job with on_non_finite: stop",
         )
 
-    def crashed(self, job: str, commits: int) -> None:
-        """Note that a fault killed a worker at work for a job.
+    def compute_died(self, job: str) -> None:
+        """Note that a compute process died of a job's work.
 
-        The third one with no COMMIT between may fail the job. The aggregator may hear of a COMMIT after the crash.
+        The third one with no COMMIT between may fail the job. The aggregator may hear of a COMMIT after the death.
         """
-        self._crashes.setdefault(job, []).append(commits)
+        self._deaths.setdefault(job, []).append(self._commits[job])
 
-    def _crashes_excuse(self, job: str) -> bool:
-        crashes = self._crashes.get(job, [])
-        spans = zip(crashes, crashes[MOST_DEATHS - 1 :], strict=False)
+    def _deaths_excuse(self, job: str) -> bool:
+        deaths = self._deaths.get(job, [])
+        spans = zip(deaths, deaths[MOST_DEATHS - 1 :], strict=False)
         return any(last - first <= 1 for first, last in spans)
 
     def lease_failed(self, worker: str, lease: pb.Lease) -> None:
@@ -124,8 +126,8 @@ class JobChecks:
                 allowed.add(CANCELLED)
             why, detail = job.expected_failure, saved.job.detail
             sick = SICK in detail and name in self._may_fail
-            crashed = CRASH in detail and self._crashes_excuse(name)
-            if job.full_disk_at is not None or sick or crashed or (why and why in detail):
+            died = CRASH in detail and self._deaths_excuse(name)
+            if job.full_disk_at is not None or sick or died or (why and why in detail):
                 allowed.add(FAILED)
             if why:
                 allowed.discard(SUCCEEDED)

@@ -111,7 +111,7 @@ class SimulatedJob:
         priorities: times at which a user changes its priority, each with the new one.
         full_disk_at: step whose checkpoint can't be written, or None.
         poisoned_at: step with a micro-batch that fails on every worker, or None.
-        deadly_at: step with a micro-batch that kills every worker by a fault, or None.
+        deadly_at: step with a micro-batch that kills every compute process, or None.
         keep_last: number of checkpoints that are kept, or 0 for all.
         earlier: job whose newest checkpoint this one goes on from once it has ended, or None.
         first_step: step that it begins at.

@@ -68,6 +68,7 @@ class Scenario:
         voices: whether each worker's certificate is bound to its name.
         checks: times from which a person asks for a check of meshes and links, until there are idle workers.
         max_running_jobs: largest number of jobs that run at once.
+        compute_deaths: probability that a compute process dies of a lease or a build, as long as there are faults.
     """
 
     tiers: int
@@ -95,6 +96,7 @@ class Scenario:
     shards: int = 0
     fault_steps: int = 0
     compute_seconds: float = 0.01
+    compute_deaths: float = 0.01
 
     @property
     def step_seconds(self) -> float:
@@ -259,11 +261,12 @@ class Scenario:
 
     @classmethod
     def deadly(cls, seed: int) -> Scenario:
-        """Return a scenario whose first job kills its workers in one step; the second job is sound."""
+        """Return a scenario whose first job kills compute processes in one step; the second job is sound."""
         rng = random.Random(seed)
         usual = cls.hostile(seed)
         first = make_job(rng, 0, 20, 2, 5, usual.workers)
         first.deadly_at = rng.randrange(20)
+        first.plan = replace(first.plan, min_workers=1)  # it may exclude one worker before it kills another's
         second = make_job(rng, 1, 5, 1, 3, usual.workers)
         return replace(usual, jobs=[first, second], faults=seed % 3 * 4)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -15,7 +14,6 @@ from aggregator.core.cluster_status import describe_waits
 from aggregator.core.events import Note
 from aggregator.core.succession import raise_restored_epoch
 from aggregator.storage.schema import LIVE_STATES
-from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, Job
 from protos.plane_pb2 import UpdatePart
 from services.timeouts import STANDARD_TIMEOUTS
@@ -92,8 +90,7 @@ class SimulatedCluster:
         self.faults = Faults(self)
         self.code = "old"
         self._lives = 0
-        self._ends: dict[str, pb.Predecessor] = {}  # by worker: what its next process knows of this one's end
-        self._signals = random.Random(
+        self._deaths = random.Random(
             seed
         )  # a generator of its own, so that it changes nothing else of a seed
         self._checks = random.Random(seed)
@@ -339,18 +336,18 @@ class SimulatedCluster:
 
     def _start_worker(self, name: str, fingerprint: str = "same") -> None:
         self._lives += 1
-        end = self._ends.pop(name, None)
-        self.workers[name] = self.worker_type(name)(self, name, self._lives, fingerprint, self.code, end)
+        self.workers[name] = self.worker_type(name)(self, name, self._lives, fingerprint, self.code)
 
     def worker_type(self, name: str) -> type[SimulatedWorker]:
         """Return the type of a worker of this name."""
         return SimulatedWorker
 
-    def crash(self, worker: SimulatedWorker) -> None:
-        """Let a fault kill a worker."""
-        self.injected["worker crashes"] += 1
-        self._ends[worker.name] = worker.describe_end(signal.SIGSEGV)
-        worker.die()
+    def compute_dies(self) -> bool:
+        """Return whether a compute process dies now that was given work."""
+        dies = self.faults.active and self._deaths.random() < self.scenario.compute_deaths
+        if dies:
+            self.injected["compute process dies"] += 1
+        return dies
 
     def _upgrade(self) -> None:
         """Replace the workers one by one by others of new code."""
@@ -366,7 +363,6 @@ class SimulatedCluster:
         delay = 0.02 + self.rng.random() ** 4 * self.scenario.restart_seconds
         self.faults.disturb(delay)
         if isinstance(process, SimulatedWorker):
-            self._note_end(process)
             others = [
                 each
                 for each in self.workers.values()
@@ -392,15 +388,6 @@ class SimulatedCluster:
             self.loop.after(delay, self.start_aggregator)
         else:
             self.loop.after(delay, self._start_optimizer)
-
-    def _note_end(self, worker: SimulatedWorker) -> None:
-        """Have half of all kills be faults of the process: it can't be told from the outside."""
-        if worker.name not in self._ends:
-            number = self._signals.choice((signal.SIGKILL, signal.SIGSEGV))
-            self._ends[worker.name] = worker.describe_end(number)
-        end = self._ends[worker.name]
-        if end.signal == signal.SIGSEGV and end.job:
-            self.checks.crashed(end.job, self.commits)
 
     def _cut_links_of(self, process: Process) -> None:
         for link in self.links:

@@ -41,7 +41,7 @@ def perform_whole(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState)
     seconds = worker.seconds * lease.count * (0.5 + random())
     if job.deadly(lease.step, indices):
         yield seconds * random()
-        worker.cluster.crash(worker)
+        worker.lose_compute(lease)
         return
     if job.poisoned(lease.step, range(lease.first, lease.first + lease.count)):
         yield seconds * random()

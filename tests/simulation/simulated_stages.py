@@ -260,7 +260,7 @@ def _run_passes(worker: SimulatedWorker, job: SimulatedJob, state: LeaseState, p
     indices = range(lease.first, lease.first + lease.count)
     at_fault = passes.run.first <= hash((job.number, lease.step)) % passes.pipeline.stages < passes.run.stop
     if at_fault and job.deadly(lease.step, indices):
-        worker.cluster.crash(worker)
+        worker.lose_compute(lease)
         return
     if at_fault and job.poisoned(lease.step, indices):
         worker.fail(lease, POISON)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,6 @@ from tests.simulation.simulated_mesh import SimulatedMesh
 from tests.simulation.simulated_passes import perform_whole
 from tests.simulation.simulated_stages import perform_in_row
 from worker.core import events as ev
-from worker.core.job import Duty
 from worker.core.worker import WorkerCore
 
 if TYPE_CHECKING:
@@ -64,7 +62,6 @@ class SimulatedWorker(Process):
         incarnation: int,
         fingerprint: str,
         code: str,
-        predecessor: pb.Predecessor | None,
     ) -> None:
         super().__init__(cluster, f"{name}.{incarnation}")
         self.name = name
@@ -84,7 +81,6 @@ class SimulatedWorker(Process):
         self.fingerprint = fingerprint
         self.incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint, "code": code}
-        self._predecessor = predecessor
         self.seconds = cluster.scenario.compute_seconds * 2 ** cluster.rng.randint(0, 3)
         self._reported_seconds = cluster.rng.choice((None, None, None, *INVALID_SECONDS))
         self._link: Link | None = None
@@ -104,14 +100,6 @@ class SimulatedWorker(Process):
         )
         self.dial()
         self._beat()
-
-    def describe_end(self, number: int) -> pb.Predecessor:
-        """Return what the next process of this name reports if a signal kills this one now."""
-        duty = self.core.duty or Duty("", 0)
-        text = CRASH if number == signal.SIGSEGV else "killed"
-        return pb.Predecessor(
-            incarnation=self.incarnation, signal=number, job=duty.job, lease=duty.lease, text=text
-        )
 
     # ---- the link ----
 
@@ -134,7 +122,7 @@ class SimulatedWorker(Process):
         )
         self.cluster.links.append(link)
         self.feed(ev.Connected())
-        hello = self.core.hello(self.incarnation, self._predecessor)
+        hello = self.core.hello(self.incarnation)
         link.up_control.send(0, hello)
 
     def ordered(self, link: Link, epoch: int, body: Any) -> None:
@@ -319,6 +307,10 @@ class SimulatedWorker(Process):
             reason = "the mesh can't be opened"
             self.report(ev.BuildFailed(effect.job, reason, unfit=True, number=effect.number))
             return
+        if self.cluster.compute_dies():
+            self.cluster.checks.compute_died(effect.job)
+            self.report(ev.BuildFailed(effect.job, CRASH, died=True, number=effect.number))
+            return
         self._job = job = self.cluster.jobs[effect.job]
         pipeline = job.pipeline
         require((effect.stages is None) == (pipeline is None), f"{self.title} is to build {effect.stages}")
@@ -411,6 +403,10 @@ class SimulatedWorker(Process):
             yield self.seconds
             self.fail(lease, SICK)
             return
+        if self.cluster.compute_dies():
+            yield self.seconds
+            self.lose_compute(lease)
+            return
         if lease.row:
             yield from perform_in_row(self, job, state)
         else:
@@ -443,6 +439,11 @@ class SimulatedWorker(Process):
         """Fail a lease because another worker of the row can't be reached."""
         self.cluster.injected["neighbour lost"] += 1
         self.report(ev.LeaseFailed(lease.lease, "the link is broken", neighbour))
+
+    def lose_compute(self, lease: pb.Lease) -> None:
+        """Have the compute process die with a lease."""
+        self.cluster.checks.compute_died(lease.job)
+        self.report(ev.LeaseFailed(lease.lease, CRASH, died=True))
 
     def fail(self, lease: pb.Lease, reason: str) -> None:
         """Fail a lease."""

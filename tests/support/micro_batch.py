@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass, Float32Array
+from services.pipeline.exchange import Compute, FinishedPass
+from training.range_step import Float32Array
 from training.step import TrainingStep
 
 

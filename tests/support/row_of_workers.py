@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mesh.device import Mesh, open_mesh
-from mesh.exact_transfer import ExactArray
 from plane.lease_sums import LeaseSums
 from plane.sum_queue import SumQueue
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
+from services.pipeline.exchange import ArraySizes, ExactArray, ReceivedKind
 from services.pipeline.schedule import Pass
 from services.pipeline.split import StageRun
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.stripes import Stripe
-from training.pipeline.exchange import ArraySizes, ReceivedKind
+from tests.support.compute_thread import in_thread
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
@@ -55,17 +55,17 @@ class MeshOfRow:
         self._free: list[Mesh] = []
         self.opened: list[Mesh] = []
 
-    def open(self, shape: tuple[int, int], **settings: Any) -> Mesh:
+    def open(self, mesh_shape: tuple[int, int], **settings: Any) -> Mesh:
         """Return a worker's mesh."""
         if self._workers == 1:
-            self.opened.append(open_mesh(shape, **settings))
+            self.opened.append(open_mesh(mesh_shape, **settings))
             return self.opened[-1]
         with self._lock:
             if self._mesh is None:
-                self._mesh = open_mesh((self._workers * shape[0], shape[1]), **settings)
+                self._mesh = open_mesh((self._workers * mesh_shape[0], mesh_shape[1]), **settings)
                 self._free = list(self._mesh.split(self._workers, settings["axes"]))
             mesh = self._free.pop(0)
-        assert mesh.shape == shape
+        assert mesh.shape == mesh_shape
         vars(mesh)["close"] = partial(self._free.append, mesh)
         self.opened.append(mesh)
         return mesh
@@ -304,7 +304,7 @@ class Row:
             board: where they exchange arrays; None for a new one.
         """
         board, mesh = board or ArrayBoard(), MeshOfRow(len(stages))
-        builder = JobBuilder(open_mesh=mesh.open)
+        builder = JobBuilder(in_thread(open_mesh=mesh.open))
         row = cls.introduce([RowWorker(config, each, board, builder) for each in stages], mesh, board)
         assert row.covered == row.elements
         return row

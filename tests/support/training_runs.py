@@ -11,9 +11,8 @@ from mesh.device import open_mesh
 from optimizer.schedules import clip_coefficient, first_moment_decay, gradient_norm, learning_rate
 from plane.master_tensors import MasterTensors
 from services.config.job import JobConfig
+from services.pipeline.exchange import Compute, FinishedPass
 from services.tensors.layout import chunk_range
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass
 from training.step import TrainingStep
 from worker.node_sum import NodeSum
 

@@ -1,4 +1,4 @@
-"""Golden bits of the arithmetic that code fingerprints name by a number: `ARITHMETIC` of `worker/code_fingerprint.py`.
+"""Golden bits of the arithmetic that code fingerprints name by a number: `ARITHMETIC` of `compute/code_fingerprint.py`.
 
 Each number has the SHA-256 of what its arithmetic computes from fixed inputs, on the numpy and on the compiled path.
 Hashes of a number never change: workers of two versions with one number take part in one job.
@@ -16,13 +16,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from compute.code_fingerprint import ARITHMETIC
 from optimizer.schedules import gradient_norm
+from services.pipeline.exchange import FinishedPass
 from services.tensors.kernels import arithmetic, compiler
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 from services.tensors.reduction_tree import Node, children, path_to
-from training.range_step import FinishedPass
-from worker.code_fingerprint import ARITHMETIC
 from worker.node_sum import NodeSum
 
 GOLDEN: dict[int, dict[str, str]] = {
@@ -194,5 +194,5 @@ def test_a_number_of_arithmetic_stands_for_the_same_bits(add: Callable[[Digest],
     found, expected = str(digest), GOLDEN[ARITHMETIC][add.__name__]
     assert found == expected, (
         f"{add.__name__}: other bits than arithmetic {ARITHMETIC} had; if they are meant, raise ARITHMETIC of "
-        f"worker/code_fingerprint.py and add the hashes of the new number"
+        f"compute/code_fingerprint.py and add the hashes of the new number"
     )

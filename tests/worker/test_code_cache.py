@@ -15,8 +15,9 @@ from services.config.job_parts import CodeConfig
 from services.config.load import load_job
 from services.errors import Failed, Refused
 from services.files.code_archive import hash_archive, pack_code
+from services.protocol.bounds import BOUNDS
 from worker import code_cache
-from worker.code_cache import CodeCache, OwnCode
+from worker.code_cache import CodeCache, OwnCode, describe_own_code
 
 FIRST, SECOND = b"VALUE = 1\n", b"VALUE = 2\n"
 
@@ -298,3 +299,34 @@ def test_a_path_that_the_job_names_is_not_taken_for_the_code(
     code = CodeConfig(path=str(tmp_path / "folder"), sha256="0" * 64)
     with pytest.raises(Refused, match=r"^--code: .*is a folder, expected a regular file"):
         make(accepts_code=True).prepare("job-1", config.model_copy(update={"code": code}))
+
+
+# ---- the fingerprint ----
+
+OWN = "/".join(("models", "own.py"))
+
+
+def test_an_own_models_files_are_named_its_module_first() -> None:
+    files = {f"{name}.py": b"x = 1\n" for name in "abcdefghijk"} | {
+        OWN: b"y = 1\n",
+        "words.json": b"[]",
+    }
+    facts = describe_own_code("models.own", files)
+    assert list(facts)[:2] == [f"own code {OWN}", "own code a.py"] and len(facts) == 9
+    assert facts["own code"].endswith("(5 more files)")
+    for name, content in ((OWN, b"y = 2\n"), ("k.py", b"x = 2\n"), ("words.json", b"[ ]")):
+        changed = describe_own_code("models.own", {**files, name: content})
+        assert [key for key in facts if facts[key] != changed[key]] == [
+            f"own code {name}" if name == OWN else "own code"
+        ]
+    assert describe_own_code("models.own", {**files, "k.py": b"x = 1  # same\n"}) == facts
+
+
+def test_the_facts_of_an_own_model_fit_a_message() -> None:
+    long = "é" * 200
+    facts = describe_own_code(
+        "own", {f"{long[:length]}.py": b"" for length in range(1, 196)} | {"own.py": b""}
+    )
+    bound = BOUNDS["fingerprint"]
+    assert len(facts) + 20 <= bound.count
+    assert all(len(each.encode()) <= bound.bytes for item in facts.items() for each in item)

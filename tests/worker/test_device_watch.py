@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compute import server
 from mesh.device import Mesh, open_mesh
 from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
@@ -18,8 +19,8 @@ from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
+from tests.support.compute_thread import in_thread
 from training.step import TrainingStep
-from worker import device_thread
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
 from worker.device_watch import DeviceWatch
@@ -67,8 +68,11 @@ class HangingDevice:
         self.inputs: queue.Queue[Any] = queue.Queue()
         self._hangs_in = hangs_in
         self._begun, self._ends = threading.Event(), threading.Event()
-        builder = JobBuilder(make_step=self._make_step, open_mesh=self._open_mesh, clock=lambda: self.now)
-        self.thread = DeviceThread(self.inputs.put, WorkerMetrics(), builder, sums=LeaseSums())
+        self._knows_mesh = threading.Event()
+        metrics = WorkerMetrics()
+        vars(metrics)["set_mesh_fit"] = lambda fit: self._knows_mesh.set()
+        builder = JobBuilder(in_thread(self._make_step, self._open_mesh), clock=lambda: self.now)
+        self.thread = DeviceThread(self.inputs.put, metrics, builder, sums=LeaseSums())
 
     def hang(self, method: str) -> None:
         """Hang, if it is the method."""
@@ -79,6 +83,8 @@ class HangingDevice:
     def wait_for_hang(self) -> None:
         """Return when the device thread hangs."""
         assert self._begun.wait(LIMIT_SECONDS)
+        if self._hangs_in == "__init__":
+            assert self._knows_mesh.wait(LIMIT_SECONDS)  # the process goes on building without it
 
     def close(self) -> None:
         """End the hang and the thread."""
@@ -97,7 +103,7 @@ class HangingDevice:
     def _make_step(self, *arguments: Any, **settings: Any) -> TrainingStep:
         self.hang("__init__")
         step = TrainingStep(*arguments, **settings)
-        for name in ("load", "initial_weights", "checkpoint_files", "micro_batches", "evaluate"):
+        for name in ("load", "initial_weights", "checkpoint_files", "micro_batches", "evaluate", "close"):
             self._wrap(step, name)
         return step
 
@@ -124,7 +130,7 @@ def make_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Han
     def make(hangs_in: str) -> HangingDevice:
         device = HangingDevice(hangs_in)
         made.append(device)
-        monkeypatch.setattr(device_thread, "check_mesh", lambda *order: device.hang("check_mesh"))
+        monkeypatch.setattr(server, "check_mesh", lambda *order: device.hang("check_mesh"))
         return device
 
     yield make

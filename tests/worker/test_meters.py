@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from compute.memory_phases import MemoryUsageTracker
 from mesh.device import Mesh
 from mesh.memory import MemorySegment, summarise_graph
 from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
-from worker.meters import MemoryUsageTracker, PerformanceMeter
+from worker.meters import PerformanceMeter
 
 
 def _load_config(**fields: Any) -> JobConfig:

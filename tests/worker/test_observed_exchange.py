@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mesh.exact_transfer import ExactArray
+from services.pipeline.exchange import ExactArray, LocalExchange
 from services.pipeline.schedule import Pass
-from training.pipeline.exchange import LocalExchange
 from worker.device_watch import DeviceWatch
 from worker.observed_exchange import ObservedExchange
 from worker.row_exchange import NeighbourLost

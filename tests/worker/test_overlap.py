@@ -26,6 +26,7 @@ from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import chunk_count, chunk_range
+from tests.support.compute_thread import in_thread
 from training.modules.gpt2_block import (
     GPT2Block,
 )
@@ -83,7 +84,7 @@ class Device:
         self.metrics = WorkerMetrics()
         self.inbox = WatchedWeightInbox()
         self.inputs: queue.Queue[ev.Input] = queue.Queue()
-        builder = JobBuilder(clock=clock)
+        builder = JobBuilder(in_thread(), clock=clock)
         self.sums = LeaseSums()
         self.thread = DeviceThread(
             self.inputs.put, self.metrics, builder, sums=self.sums, inbox=self.inbox, **settings

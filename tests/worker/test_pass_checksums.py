@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.exact_transfer import ExactArray
+from services.pipeline.exchange import ExactArray, LocalExchange
 from services.pipeline.schedule import Pass
 from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from training.pipeline.exchange import LocalExchange
 from worker.pass_checksums import PassChecksums
 
 RANGES = 3

@@ -22,6 +22,7 @@ from services.pipeline.split import StageRun
 from services.tensors import layout, layout_parts
 from tests.support.row_of_workers import JOB, MakeRow, Row
 from training.pipeline.submeshes import divide_mesh
+from training.range_step import RangeStep
 from worker.row_exchange import NeighbourLost
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))
@@ -161,13 +162,14 @@ def test_a_neighbour_that_is_lost_is_named(row: Row) -> None:
 
 
 def test_a_lease_for_which_the_chips_lack_memory_fails_as_such(
-    make_config: Callable[..., JobConfig], make_row: MakeRow
+    make_config: Callable[..., JobConfig], make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def forward(*_: Any) -> Any:
+        raise RuntimeError("Out of Memory: Not enough space to allocate 64 B DRAM buffer across 12 banks")
+
     row = make_row(make_config(TIED, UNEVEN, (0,)), [StageRun(0, 2), StageRun(2, 1)])
     row.load(row.initialise())
-    row.board.lost = RuntimeError(
-        "Out of Memory: Not enough space to allocate 64 B DRAM buffer across 12 banks"
-    )
+    monkeypatch.setattr(RangeStep, "forward", forward)
     row.lease(pb.TRAIN, to=[0], first=0, count=1)
     failure = row.workers[0].wait_for(pb.Failure)
     assert (failure.too_large, failure.first_stage, failure.stages) == (True, 0, 2)

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mesh.exact_transfer import ExactArray
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config
 from services.config.pipeline import PipelineConfig
+from services.pipeline.exchange import ExactArray
 from services.pipeline.split import StageRun
 from services.tensors.kernels.arithmetic import Float32Array
+from tests.support.compute_thread import in_thread
 from tests.support.row_of_workers import ArrayBoard, MeshOfRow, Row, RowWorker
 from worker.job_on_mesh import JobBuilder
 
@@ -113,7 +114,7 @@ def measure(
     meshes, out = MeshOfRow(1), weights.copy()
     if tracemalloc.is_tracing():
         tracemalloc.clear_traces()
-    worker = RowWorker(config, stages, board, JobBuilder(open_mesh=meshes.open))
+    worker = RowWorker(config, stages, board, JobBuilder(in_thread(open_mesh=meshes.open)))
     try:
         row = Row.introduce([worker], meshes, board)
         for _ in run_leases(row, weights, out):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mesh.device import Mesh
-from services.config.models import CustomConfig, ModelConfig
+from services.config.models import CustomConfig, ModelConfig, check_allowed
 from services.errors import Failed, Refused, TiermeshError, text_of
 from services.pipeline.split import BlockRange
 from training.autograd.variable import Parameter
@@ -55,24 +55,6 @@ def build_custom_range(
     """
     model = _build(config, allowed, (vocabulary, mesh, blocks), _MEMBERS + _MEMBERS_OF_RANGES)
     return cast(RangeModel, model)
-
-
-def check_allowed(model_type: str, allowed: Collection[str]) -> None:
-    """Check that the code of an own model may be imported.
-
-    Args:
-        model_type: `package.module:Factory`.
-        allowed: code that may be imported, see `build_custom_model`.
-
-    Raises:
-        Refused: it may not.
-    """
-    module_name = model_type.partition(":")[0]
-    if model_type not in allowed and module_name not in allowed:
-        raise Refused(
-            f"transformer_config.model_type: {model_type}: not allowed on this worker, which may import "
-            f"{', '.join(allowed) or 'no models'}; start it with --allow-models {module_name}, or name an allowed model"
-        )
 
 
 def _build(

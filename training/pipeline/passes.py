@@ -6,22 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from mesh.exact_transfer import ExactArray
+from services.pipeline.exchange import AddLeaf, ExactArray, FinishedPass, PassExchange
 from services.pipeline.schedule import Pass, Schedule
-from training.pipeline.exchange import PassExchange
-from training.range_step import FinishedPass, Float32Array, PassInFlight, RangeStep
-
-Compute: TypeAlias = Callable[[Float32Array, Callable[[int], None]], FinishedPass]
-"""Function that writes a range's gradient of a micro-batch to an array, from its end to its start.
-
-It calls back with the index from which on the array is complete; the last call is with 0."""
-
-AddLeaf: TypeAlias = Callable[[int, int, Compute], FinishedPass]
-"""Function that takes the index of a range, that of a micro-batch, and what computes the gradient of both.
-
-It gives `Compute` an array and returns what that returns. A range's micro-batches come in index order."""
+from training.range_step import Float32Array, PassInFlight, RangeStep
 
 
 class PassPhase(str, Enum):

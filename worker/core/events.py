@@ -5,6 +5,7 @@ The service and the device thread pass inputs to `WorkerCore.handle` and carry o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -118,6 +119,7 @@ class BuildFailed:
         unfit: whether the reason may pass: the mesh could not be opened, or an input is missing. The worker tries
             again.
         too_large: whether its stages don't fit the memory of the mesh, so that fewer of them may.
+        died: whether the compute process ended by itself meanwhile, as the reason says.
         number: number of the Build.
     """
 
@@ -125,7 +127,21 @@ class BuildFailed:
     reason: str
     unfit: bool = False
     too_large: bool = False
+    died: bool = False
     number: int = 0
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The job's code has printed something.
+
+    Attributes:
+        job: id of the job.
+        lines: printable lines.
+    """
+
+    job: str
+    lines: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -172,11 +188,13 @@ class LoadFailed:
         job: id of the job.
         reason: one line for people.
         too_large: whether the mesh lacks the memory for the stages that are built.
+        died: whether the compute process ended by itself meanwhile, as the reason says.
     """
 
     job: str
     reason: str
     too_large: bool = False
+    died: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,12 +280,15 @@ class LeaseFailed:
         reason: one line for people.
         neighbour: name of the worker of the row that it can't exchange arrays with; empty if the fault is its own.
         too_large: whether the mesh lacks the memory for the stages that are built.
+        died: whether the compute process ended by itself meanwhile, as the reason says. The worker goes on with
+            another one.
     """
 
     lease: int
     reason: str
     neighbour: str = ""
     too_large: bool = False
+    died: bool = False
 
 
 Input = (
@@ -278,6 +299,7 @@ Input = (
     | Built
     | BuildFailed
     | Fetching
+    | Printed
     | BuildDue
     | Loaded
     | LoadFailed

@@ -19,19 +19,6 @@ MOST_REPAIRS = 3
 """Number of times that a worker fetches a damaged file of one job again. After that its disk is at fault."""
 
 
-@dataclass(frozen=True)
-class Duty:
-    """Unfinished work of a worker for a job.
-
-    Attributes:
-        job: id of the job.
-        lease: id of the oldest lease that it holds; 0 if it builds the job.
-    """
-
-    job: str
-    lease: int
-
-
 @dataclass
 class JoinedJob:
     """The job that the aggregator ordered this worker to join.

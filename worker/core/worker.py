@@ -42,10 +42,11 @@ from worker.core.events import (
     OpenRow,
     Ordered,
     Perform,
+    Printed,
     ToAggregator,
     WeightsArrived,
 )
-from worker.core.job import MOST_REPAIRS, Duty, JoinedJob, read_version
+from worker.core.job import MOST_REPAIRS, JoinedJob, read_version
 from worker.core.leases import MOST_LEASES, HeldLease, SendWindows, check_work
 
 
@@ -76,12 +77,11 @@ class WorkerCore:
         self._builds = 0
         self._effects: list[Effect] = []
 
-    def hello(self, incarnation: str, predecessor: pb.Predecessor | None = None) -> pb.Hello:
+    def hello(self, incarnation: str) -> pb.Hello:
         """Return the first message of a new connection.
 
         Args:
             incarnation: id of this process start.
-            predecessor: how the process before this one ended; None if no fault is known to have killed it.
         """
         built = self.job.built if self.job else None
         stages = self.job.stages if self.job else None
@@ -96,17 +96,8 @@ class WorkerCore:
             cluster=self.cluster,
             layout_hash=built.layout_hash if built else "",
             fingerprint=built.fingerprint if built else {},
-            predecessor=predecessor,
             **has_stages,
         )
-
-    @property
-    def duty(self) -> Duty | None:
-        """Unfinished work of this worker; None if it neither builds a job nor holds a lease."""
-        job = self.job
-        if job is None or not (self.leases or job.is_building):
-            return None
-        return Duty(job.job, min(self.leases, default=0))
 
     def handle(self, event: Input) -> list[Effect]:
         """Take one input and return its effects, in the order in which they must be carried out."""
@@ -131,13 +122,16 @@ class WorkerCore:
                 self._note_build_failed(event)
             case LoadFailed():
                 if self.job is not None and self.job.job == event.job and self.job.built is not None:
-                    self._give_up(self.job, event.reason, too_large=event.too_large)
+                    self._give_up(self.job, event.reason, too_large=event.too_large, died=event.died)
                     self._drop_job()
             case InputDamaged():
                 self._note_damaged(event)
             case Fetching():
                 if self.job is not None and self.job.job == event.job and self.job.is_building:
                     self._report_fetching(event)
+            case Printed():
+                if self.job is not None and self.job.job == event.job:
+                    self._send(pb.Printed(job=event.job, lines=event.lines))
             case BuildDue():
                 if self.job is not None and self.job.attempt == event.attempt:
                     self.job.attempt = 0
@@ -235,15 +229,15 @@ class WorkerCore:
             return
         if not event.unfit:
             self.job = None
-            self._give_up(job, event.reason, too_large=event.too_large)
+            self._give_up(job, event.reason, too_large=event.too_large, died=event.died)
             return
         self._attempts += 1
         pause_seconds = job.note_unfit(event.reason, self._attempts)
         self._report_unfit(job)
         self._effects.append(BuildLater(job.attempt, pause_seconds))
 
-    def _give_up(self, job: JoinedJob, reason: str, *, too_large: bool) -> None:
-        failure = pb.Failure(job=job.job, reason=reason)
+    def _give_up(self, job: JoinedJob, reason: str, *, too_large: bool, died: bool = False) -> None:
+        failure = pb.Failure(job=job.job, reason=reason, died=died, build=job.build if died else 0)
         if too_large and job.stages is not None:
             failure.too_large = True
             failure.first_stage, failure.stages = job.stages.first, job.stages.count
@@ -378,7 +372,14 @@ class WorkerCore:
             self._drop_job()
             return
         self._drop_lease(event.lease)
-        self._send(pb.Failure(job=job.job, lease=event.lease, reason=event.reason, neighbour=event.neighbour))
+        failure = pb.Failure(
+            job=job.job,
+            lease=event.lease,
+            reason=event.reason,
+            neighbour=event.neighbour,
+            died=event.died,
+        )
+        self._send(failure)
 
     def _drop_lease(self, lease: int) -> None:
         held = self.leases.pop(lease, None)

@@ -8,10 +8,10 @@ from protos.pipeline_pb2 import ACTIVATION, ACTIVATION_GRADIENT, TIED_PART, Arra
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, DType
 from services.config.job import JobConfig
 from services.pipeline.credits import Credits
+from services.pipeline.exchange import ArraySizes
 from services.pipeline.schedule import ScheduleKind
 from services.pipeline.split import Split
 from services.tensors.wire_arrays import WireArrays, wire_type_of
-from training.pipeline.exchange import ArraySizes
 
 KINDS = (ACTIVATION_GRADIENT, ACTIVATION, TIED_PART)
 """Kinds of arrays, the one first that is sent first: a tied part is large and needed last."""

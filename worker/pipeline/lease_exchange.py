@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mesh.exact_transfer import ExactArray
 from protos import cluster_pb2 as pb
 from protos.pipeline_pb2 import ACTIVATION, ACTIVATION_GRADIENT, TIED_PART, ArrayHeader, ArrayKind
+from services.pipeline.exchange import ExactArray, LocalExchange, ReceivedKind
 from services.pipeline.schedule import Pass
-from training.pipeline.exchange import LocalExchange, ReceivedKind
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.link import Link
 from worker.pipeline.messages import describe_array

@@ -81,6 +81,13 @@ class LeaseResults:
         row.note_work()
         return evaluation
 
+    def release(self, row: Row, failure: pb.Failure, now: float) -> range | None:
+        """Release a failed lease; return its micro-batches or batches, None for a check or a void lease."""
+        step_sum, checks = self._lease_book.step_sum, self._lease_book.checks
+        if step_sum is not None and checks.record_failure(step_sum, row, failure.lease, failure.reason):
+            return None
+        return self._lease_book.release_failed(row.session, failure.lease, now)
+
     def record_failure(
         self, row: Row, member: Member, failure: pb.Failure, version: Version | None, now: float
     ) -> Blame:
@@ -93,10 +100,7 @@ class LeaseResults:
             version: the version of the job's weights.
             now: the time, on the monotonic clock.
         """
-        step_sum, checks = self._lease_book.step_sum, self._lease_book.checks
-        if step_sum is not None and checks.record_failure(step_sum, row, failure.lease, failure.reason):
-            return Blame()
-        indices = self._lease_book.release_failed(row.session, failure.lease, now)
+        indices = self.release(row, failure, now)
         if indices is None:
             return Blame()
         fault_of_job = self._failures.add(member.name, self._work(version, indices), failure.reason)

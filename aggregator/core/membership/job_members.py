@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from aggregator.core.job_report import JobReport
-from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_fault
+from aggregator.core.leasing.deaths import MOST_DEATHS, ComputeDeaths
 from aggregator.core.leasing.failures import MOST_FAILURES, Blame
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
@@ -31,7 +31,7 @@ class JobMembers:
         members: the workers that serve the job, by session.
         admission: what the job demands of them.
         exclusions: the workers it has found faulty.
-        deaths: the workers that died of it.
+        deaths: the compute processes that died of it.
         orders: sends workers their orders.
         report: the job's record and log.
     """
@@ -41,7 +41,7 @@ class JobMembers:
         members: Mapping[int, Member],
         admission: Admission,
         exclusions: Exclusions,
-        deaths: WorkerDeaths,
+        deaths: ComputeDeaths,
         orders: WorkerOrders,
         report: JobReport,
     ) -> None:
@@ -57,7 +57,7 @@ class JobMembers:
         """Prepare a worker for the job; return False if it is excluded, and so sent away."""
         member.forget_build()
         self._admission.claims.enter(member.name)
-        refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.name)
+        refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.incarnation)
         if refusal is not None:
             member.refusal = refusal
             self._admission.withdraw(member.name)
@@ -145,24 +145,24 @@ class JobMembers:
         self._report.note("member", f"worker {member.name} failed in step {job.step}: {reason}")
         return None
 
-    def count_death(self, member: Member, predecessor: pb.Predecessor) -> Blame | None:
-        """Record how a worker's previous process ended; return who is at fault, None if it did not die of the job."""
-        blame = self._deaths.add(member.name, predecessor)
-        if blame is not None:
-            text = f"worker {member.name} died while computing the job: {describe_fault(predecessor)}"
-            self._report.note(
-                "member", f"{text}; {MOST_DEATHS} such deaths without a step between end the job"
-            )
-        return blame
+    def count_death(self, member: Member, reason: str) -> Blame:
+        """Count a death of a worker's compute process; return who is at fault."""
+        text = f"worker {member.name}: its compute process died: {reason}"
+        self._report.note("member", f"{text}; {MOST_DEATHS} such deaths with no step between end the job")
+        return self._deaths.add(member.name, member.incarnation, reason)
 
     def mark_unfit(self, member: Member, reason: Refusal) -> None:
         """Record that a worker can't open its mesh, or lacks an input; it reports Ready when it has built the job."""
         known, member.unfit = member.unfit, reason
+        self.lose_build(member)
+        if known != reason:
+            self._report.note("member", f"worker {member.name} is unfit and tries again: {reason}")
+
+    def lose_build(self, member: Member) -> None:
+        """Note that the job is not on a worker's mesh."""
         member.lose_build()
         member.building_since_seconds = member.fetch = None
         self._admission.withdraw(member.name)
-        if known != reason:
-            self._report.note("member", f"worker {member.name} is unfit and tries again: {reason}")
 
     def note_fetching(self, member: Member, fetching: pb.Fetching, now: float) -> None:
         """Record how far a worker is that reads a job's input; one that gets on is neither too slow nor unfit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from aggregator.core.events import WorkerConnected
@@ -12,7 +12,9 @@ from protos.jobs_pb2 import Claim
 from services.caps import MB
 from services.errors import Refusal
 from services.pipeline.split import StageRun
+from services.protocol.bounds import PRINTED_BURST_LINES, PRINTED_LINES_A_SECOND
 from services.protocol.versions import Version
+from services.token_bucket import TokenBucket
 
 SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
@@ -109,10 +111,12 @@ class Member:
         device: what it said last of its device; None before its first heartbeat.
         hangs: whether that device hangs: it computes for too long without getting on.
         failures: the number of its leases that failed in a row.
+        printed: limits the lines that its job's code prints.
+        left_out_lines: number of these lines that were left out, and not reported yet.
         voice: first of the names that its certificate is bound to; empty if it is bound to none.
         claim: what it said last of its job; None if it has said nothing.
         dissents: whether it is refused because it says otherwise than the job, or contradicts itself.
-        build_seconds: how long it took last to build a job; 0 until measured.
+        build_seconds: how long it took last to close a mesh, open one and build a job; 0 until measured.
         speed: micro-batches per second; 0 until measured.
         peak_flops: peak of its mesh in floating-point operations a second; None if it is unknown.
     """
@@ -143,6 +147,10 @@ class Member:
     device: Device | None = None
     hangs: bool = False
     failures: int = 0
+    printed: TokenBucket = field(
+        default_factory=lambda: TokenBucket(PRINTED_LINES_A_SECOND, PRINTED_BURST_LINES)
+    )
+    left_out_lines: int = 0
     voice: str = ""
     claim: Claim | None = None
     dissents: bool = False
@@ -225,6 +233,7 @@ class Member:
     def leave_job(self) -> None:
         """Forget everything that concerns its job."""
         self.job, self.leaving_since_seconds, self.speed = "", None, 0.0
+        self.left_out_lines = 0
         self.forget_build()
 
     def forget_build(self) -> None:

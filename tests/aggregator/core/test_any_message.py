@@ -82,6 +82,7 @@ WORKER_MESSAGES = messages(
     pb.Evaluated,
     pb.Failure,
     pb.Fetching,
+    pb.Printed,
     pb.Heartbeat,
     pb.Hello,
 )

@@ -84,7 +84,7 @@ def test_a_wrong_bit() -> None:
 
 def test_every_failpoint_is_in_the_code_once() -> None:
     found: list[str] = []
-    for folder in ("services", "plane", "worker", "aggregator", "optimizer"):
+    for folder in ("services", "plane", "compute", "worker", "aggregator", "optimizer"):
         for path in (ROOT / folder).rglob("*.py"):
             found += re.findall(r'point\("([\w.-]+)"[,)]', path.read_text())
     assert sorted(found) == sorted(failpoints.FAILPOINTS)

@@ -40,8 +40,8 @@ def hello(sender: Role, **changed: Any) -> Hello:
 @pytest.mark.parametrize(
     ("expected", "changed", "fault", "facts"),
     [
-        (LEADER, {"protocol": 4, "protocol_min": 3}, HelloFault.PROTOCOL, "3 to 4 ... 9; upgrade worker peer"),
-        (LEADER, {"protocol": 11, "protocol_min": 10}, HelloFault.PROTOCOL, "10 to 11 ... 9; upgrade this aggregator"),
+        (LEADER, {"protocol": 4, "protocol_min": 3}, HelloFault.PROTOCOL, "3 to 4 ... 10; upgrade worker peer"),
+        (LEADER, {"protocol": 12, "protocol_min": 11}, HelloFault.PROTOCOL, "11 to 12 ... 10; upgrade this aggregator"),
         (LEADER, {"role": "optimizer"}, HelloFault.ROLE, "peer ... 'optimizer' ... 'worker'; ... an aggregator"),
         (LEADER, {"name": ""}, HelloFault.NAME, "worker without a name has an unusable name ... another --name"),
         (LEADER, {"name": "peer "}, HelloFault.NAME, "expected 1 to 64"),

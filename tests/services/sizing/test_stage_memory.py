@@ -12,11 +12,10 @@ from mesh.device import open_mesh
 from mesh.memory import capture_memory
 from services.config.job import JobConfig
 from services.config.load import load_job_document
+from services.pipeline.exchange import Compute, FinishedPass
 from services.sizing.pipeline import size_stages
 from training.parameter_placement import choose_axes
-from training.pipeline.passes import Compute
 from training.pipeline.submeshes import find_pipeline_mesh_shape
-from training.range_step import FinishedPass
 from training.step import TrainingStep
 
 MICRO_BATCHES = 4

@@ -11,9 +11,12 @@ from itertools import count
 from typing import Any
 from unittest import mock
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
+from services.pipeline.exchange import FinishedPass
 from services.runtime import process
-from training.range_step import FinishedPass, RangeStep
+from training.range_step import RangeStep
+from training.step import TrainingStep
 
 compute_backward = RangeStep.backward
 lies = count(1)
@@ -29,9 +32,14 @@ def spoil_backward(self: RangeStep, *arguments: Any) -> FinishedPass:
     return replace(finished, gradient=gradient)
 
 
+def make_step(*arguments: Any, **callbacks: Any) -> TrainingStep:
+    """Return a training step of this process, which has the fault."""
+    if sys.argv[sys.argv.index("--name") + 1] == "faulty":
+        mock.patch.object(RangeStep, "backward", spoil_backward).start()
+    return TrainingStep(*arguments, **callbacks)
+
+
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    if sys.argv[sys.argv.index("--name") + 1] == "faulty":
-        mock.patch.object(RangeStep, "backward", spoil_backward).start()
-    sys.exit(main())
+    sys.exit(main(worker_command=make_worker_command("tests.support.cluster.faulty_stage:make_step")))

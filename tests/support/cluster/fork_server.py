@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 _MAX_REQUEST_BYTES = 1 << 16
 _MODULES = {
-    "worker": ("worker.daemon", "worker.service", "worker.device_thread", "training.models", "mesh.emulator"),
+    "worker": ("worker.daemon", "worker.service", "worker.device_thread"),
     "aggregator": (
         "aggregator.daemon",
         "aggregator.service",
@@ -184,10 +184,6 @@ def main(descriptor: int, role: str) -> None:
     for name in (*commands, *_MODULES[role], *_HTTP_MODULES):
         importlib.import_module(name)
     del sys.modules["cli.main"]  # or runpy, which runs it, would warn that it is there already
-    if role == "worker":
-        importlib.import_module("worker.code_fingerprint").hash_code(
-            "emulator"
-        )  # half a second, once for all
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C, and ends the daemons in order
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers
     gc.collect()

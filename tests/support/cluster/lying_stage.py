@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
+from services.pipeline.exchange import FinishedPass
 from services.runtime import process
-from training.range_step import FinishedPass, RangeStep
+from training.range_step import RangeStep
+from training.step import TrainingStep
 
 run_forward, run_backward = RangeStep.forward, RangeStep.backward
 
@@ -28,10 +31,15 @@ def backward(self: RangeStep, *arguments: Any) -> FinishedPass:
     return replace(finished, gradient=finished.gradient[:, :, ::2].copy())
 
 
-if __name__ == "__main__":
-    process.tune_allocator()
-    process.limit_blas_to_one_thread()
+def make_step(*arguments: Any, **callbacks: Any) -> TrainingStep:
+    """Return a training step of this process, which has the fault."""
     if sys.argv[sys.argv.index("--name") + 1] == "liar":
         mock.patch.object(RangeStep, "forward", forward).start()
         mock.patch.object(RangeStep, "backward", backward).start()
-    sys.exit(main())
+    return TrainingStep(*arguments, **callbacks)
+
+
+if __name__ == "__main__":
+    process.tune_allocator()
+    process.limit_blas_to_one_thread()
+    sys.exit(main(worker_command=make_worker_command("tests.support.cluster.lying_stage:make_step")))

@@ -9,30 +9,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from unittest import mock
+from typing import Any
 
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from services.runtime import process
+from tests.support.cluster.equal_speed import claim_equal_speed
 from tests.support.cluster.step_without_mesh import Float32Array
 from tests.support.cluster.tally_worker import TallyStep
-from worker.core import events
 
 FIRST_LIE = 5
 """First step with a corrupted gradient."""
 
 CLAIMED_SECONDS = 0.01
 """Time that a micro-batch takes, as the workers report it."""
-
-
-@dataclass(frozen=True)
-class LeaseComputed(events.LeaseComputed):
-    """Report of a computed lease that claims the same speed for each worker."""
-
-    def __post_init__(self) -> None:
-        micro_batches = self.tokens // TallyStep.tokens_per_micro_batch
-        object.__setattr__(self, "seconds", CLAIMED_SECONDS * micro_batches)
 
 
 class HonestStep(TallyStep):
@@ -76,9 +66,13 @@ def step_of(name: str) -> type[TallyStep]:
     return FickleStep if name.startswith("fickle") else HonestStep
 
 
+def make_step(*arguments: Any, **callbacks: Any) -> TallyStep:
+    """Return the training step for the worker of this process."""
+    return step_of(sys.argv[sys.argv.index("--name") + 1])(*arguments, **callbacks)
+
+
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    mock.patch.object(events, "LeaseComputed", LeaseComputed).start()
-    make_step = step_of(sys.argv[sys.argv.index("--name") + 1])
-    sys.exit(main(worker_command=make_worker_command(make_step)))
+    claim_equal_speed(CLAIMED_SECONDS / TallyStep.tokens_per_micro_batch)
+    sys.exit(main(worker_command=make_worker_command("tests.support.cluster.lying_worker:make_step")))

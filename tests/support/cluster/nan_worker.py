@@ -9,10 +9,12 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
 from services.runtime import process
 from training.autograd.variable import Parameter, Tensor
 from training.range_step import RangeStep
+from training.step import TrainingStep
 from training.weights import Weights
 
 Float32Array = npt.NDArray[np.float32]
@@ -40,9 +42,14 @@ def read_wrongly(self: Weights, parameter: Parameter, gradient: Tensor) -> Float
     return values
 
 
+def make_step(*arguments: Any, **callbacks: Any) -> TrainingStep:
+    """Return a training step of this process, which has the fault."""
+    mock.patch.object(RangeStep, "forward", forward).start()
+    mock.patch.object(Weights, "read_gradient", read_wrongly).start()
+    return TrainingStep(*arguments, **callbacks)
+
+
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    mock.patch.object(RangeStep, "forward", forward).start()
-    mock.patch.object(Weights, "read_gradient", read_wrongly).start()
-    sys.exit(main())
+    sys.exit(main(worker_command=make_worker_command("tests.support.cluster.nan_worker:make_step")))

@@ -10,10 +10,8 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from mesh.fingerprint import compute_fingerprint
+from services.pipeline.exchange import AddLeaf, ArraySizes, FinishedPass, PassExchange
 from services.tensors.layout import Layout
-from training.pipeline.exchange import ArraySizes, PassExchange
-from training.pipeline.passes import AddLeaf
-from training.range_step import FinishedPass
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -82,4 +82,4 @@ class TallyStep(StepWithoutMesh):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    sys.exit(main(worker_command=make_worker_command(TallyStep)))
+    sys.exit(main(worker_command=make_worker_command("tests.support.cluster.tally_worker:TallyStep")))

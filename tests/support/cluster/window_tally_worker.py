@@ -64,4 +64,6 @@ class WindowTallyStep(TallyStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    sys.exit(main(worker_command=make_worker_command(WindowTallyStep)))
+    sys.exit(
+        main(worker_command=make_worker_command("tests.support.cluster.window_tally_worker:WindowTallyStep"))
+    )

@@ -13,10 +13,9 @@ import numpy as np
 
 from mesh.device import is_mesh_of_host, open_mesh
 from services.config.pipeline import PipelineConfig
+from services.pipeline.exchange import Compute, FinishedPass
 from tests.support.contract.steps import device_config, make_job
-from training.pipeline.passes import Compute
 from training.pipeline.submeshes import divide_mesh, find_pipeline_mesh_shape
-from training.range_step import FinishedPass
 from training.step import TrainingStep
 
 PIPELINE = PipelineConfig(blocks_per_stage=(2, 2), ranges_per_stage=2, schedule="interleaved_1f1b")

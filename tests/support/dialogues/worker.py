@@ -32,6 +32,7 @@ def describe_effect(effect: ev.Effect) -> str:
             neighbour = f" of {body.neighbour}" if body.neighbour else ""
             kind = ", retries" * body.retries + ", too large" * body.too_large
             stages = f" ({StageRun(body.first_stage, body.stages)})" if body.stages else ""
+            kind += ", died" * body.died
             return f"send Failure{neighbour}{kind}: {body.reason}{stages}"
         case ev.ToAggregator():
             return f"send {type(effect.body).__name__}"

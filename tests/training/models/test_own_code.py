@@ -1,4 +1,4 @@
-"""The import of own models from a folder, in place of what is installed or was imported before."""
+"""The import of own models from a folder, in place of what is installed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ PACKAGE, SPACE = "own_package", "own_space"
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    before = set(sys.modules)
+    """Forget what a test has imported, as the end of its process would."""
+    modules, finders = set(sys.modules), list(sys.meta_path)
     yield
-    import_own_code_from(None)
-    for name in set(sys.modules) - before:
+    sys.meta_path[:] = finders
+    for name in set(sys.modules) - modules:
         del sys.modules[name]
 
 
@@ -28,19 +29,15 @@ def value_of(module: str) -> object:
     return importlib.import_module(module).VALUE
 
 
-def test_each_job_gets_the_code_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_gets_the_code_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
-    for name in ("installed", "first", "second"):
+    for name in ("installed", "copy"):
         parts = {"own_parts.py": f"VALUE = {name!r}\n".encode(), f"{PACKAGE}/__init__.py": b""}
         model = b"from own_parts import VALUE\n"
         write_code_folder(tmp_path / name, {"own_model.py": model, f"{PACKAGE}/deep.py": model, **parts})
-    assert value_of("own_model") == "installed"
-    for name in ("first", "second", "first"):
-        import_own_code_from(tmp_path / name)
-        assert value_of("own_model") == value_of("own_package.deep") == name
-        assert Path(sys.modules["own_parts"].__file__ or "").parent == tmp_path / name
-    import_own_code_from(None)
-    assert value_of("own_model") == "installed"
+    import_own_code_from(tmp_path / "copy")
+    assert value_of("own_model") == value_of("own_package.deep") == "copy"
+    assert Path(sys.modules["own_parts"].__file__ or "").parent == tmp_path / "copy"
 
 
 def test_what_is_not_in_the_folder_is_imported_from_where_it_is(

@@ -13,16 +13,15 @@ import pytest
 
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
-from mesh.exact_transfer import ExactArray
 from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config
 from services.config.pipeline import PipelineConfig
 from services.errors import Refused
+from services.pipeline.exchange import Compute, ExactArray, FinishedPass
 from services.pipeline.schedule import Pass
 from training.data.tokenizer import build_character_tokenizer
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass, Float32Array
+from training.range_step import Float32Array
 from training.step import TrainingStep
 
 STAGES = 3

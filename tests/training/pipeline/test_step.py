@@ -18,11 +18,11 @@ from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pipeline import PipelineConfig
+from services.pipeline.exchange import Compute, FinishedPass
 from services.pipeline.schedule import Pass
 from tests.support.micro_batch import run_micro_batch
 from training.parameter_placement import choose_axes
-from training.pipeline.passes import Compute, PassPhase
-from training.range_step import FinishedPass
+from training.pipeline.passes import PassPhase
 from training.step import TrainingStep
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(60))

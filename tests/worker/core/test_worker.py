@@ -69,6 +69,21 @@ def test_a_job_that_cannot_be_built_is_reported_and_can_be_joined_again() -> Non
     assert talk.join() == ["build a"], "it can be tried again"
 
 
+def test_a_death_of_the_compute_process_is_reported_as_such() -> None:
+    talk = start_with_weights(1)
+    talk.lease(7)
+    talk.lease(8)
+    assert talk.give(ev.LeaseFailed(7, "killed by SIGSEGV", died=True)) == [
+        "drop lease 7",
+        "send Failure, died: killed by SIGSEGV",
+    ]
+    assert 8 in talk.core.leases, "the next process computes it"
+    assert talk.give(ev.LoadFailed("a", "exit code 1", died=True))[-1] == "drop job"
+    talk.join()
+    assert talk.give(ev.BuildFailed("a", "exit code 1", died=True)) == ["send Failure, died: exit code 1"]
+    assert talk.join() == ["build a"], "the aggregator may order it again"
+
+
 def test_how_far_inputs_are_is_reported_while_the_job_is_built() -> None:
     talk = Dialogue()
     talk.connect()
@@ -78,6 +93,16 @@ def test_how_far_inputs_are_is_reported_while_the_job_is_built() -> None:
     assert talk.give(ev.Fetching("b", "training_config.data_path", 3, 5)) == [], "a job that was left"
     talk.built()
     assert talk.give(fetching) == [], "a late report"
+
+
+def test_what_the_job_s_code_prints_is_reported_from_its_first_line_on() -> None:
+    talk = Dialogue()
+    assert talk.give(ev.Printed("a", ["lost"])) == [], "no aggregator is connected"
+    talk.connect()
+    assert talk.give(ev.Printed("a", ["nobody's"])) == []
+    talk.join()
+    assert talk.give(ev.Printed("a", ["builds"])) == ["send Printed"]
+    assert talk.give(ev.Printed("b", ["late"])) == [], "a job that was left"
 
 
 def test_a_job_whose_weights_do_not_fit_is_reported_and_left() -> None:
@@ -98,7 +123,6 @@ def test_a_job_with_a_damaged_file_is_built_again_a_few_times_and_then_left() ->
     assert found == [
         "drop lease 9", "drop job", "send Failure, retries: ids.bin: differs", "build a without ids.bin",
     ]  # fmt: skip
-    assert talk.core.duty is not None, "it builds the job"
     for _ in range(MOST_REPAIRS - 1):
         talk.built()
         assert talk.give(damaged)[-1] == "build a without ids.bin"

@@ -15,6 +15,7 @@ from protos import cluster_pb2 as pb
 from protos.pipeline_pb2 import ACTIVATION_GRADIENT, TIED_PART, ArrayHeader, LanePosition, LinkState
 from protos.tensors_pb2 import BFLOAT16, FLOAT32
 from services.errors import Refused
+from services.pipeline.exchange import ArraySizes
 from services.pipeline.schedule import Pass
 from services.pipeline.split import Split
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
@@ -25,7 +26,6 @@ from services.transport.security import Security
 from tests.support.linked_workers import EPOCH, JOB, LIMIT_SECONDS, LinkedWorker, make_lease
 from tests.support.raw_http2 import data_frame, headers_frame, raw_peer, request
 from tests.support.raw_http2 import message as framed
-from training.pipeline.exchange import ArraySizes
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.link import MOST_REFUSALS, NeighbourLost
 from worker.pipeline.messages import PIECE_BYTES, PassRefused, encode_piece, encode_state

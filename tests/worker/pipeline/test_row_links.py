@@ -18,6 +18,7 @@ import pytest
 
 from plane.streams.shared_memory_link import TensorLink
 from protos.tensors_pb2 import FLOAT32
+from services.pipeline.exchange import ArraySizes
 from services.pipeline.schedule import Pass
 from services.pipeline.split import Split
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
@@ -34,7 +35,6 @@ from tests.support.linked_workers import (
     make_lease,
     quick_streams,
 )
-from training.pipeline.exchange import ArraySizes
 from worker.pipeline import shared_arrays
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.lease_exchange import LeaseExchange

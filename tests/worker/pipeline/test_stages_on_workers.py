@@ -19,12 +19,10 @@ from services.config.job import JobConfig
 from services.config.job_parts import CorpusFile, DataConfig, WireConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pipeline import PipelineConfig
+from services.pipeline.exchange import Compute, FinishedPass, LocalExchange, PassExchange
 from services.pipeline.split import StageRun
 from tests.support.linked_workers import LIMIT_SECONDS, LinkedWorker, linked_workers, make_lease
 from training.parameter_placement import choose_axes
-from training.pipeline.exchange import LocalExchange, PassExchange
-from training.pipeline.passes import Compute
-from training.range_step import FinishedPass
 from training.step import TrainingStep
 from worker.pipeline.array_plan import ArrayPlan
 

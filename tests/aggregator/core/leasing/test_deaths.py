@@ -1,10 +1,6 @@
-"""Deaths of workers by a fault: when the job fails, when one worker is sent away, what never counts."""
+"""Deaths of compute processes: when the job fails, when one worker is sent away, what never counts."""
 
 from __future__ import annotations
-
-import signal
-
-import pytest
 
 from aggregator.core import events as ev
 from aggregator.core.leasing.deaths import MOST_DEATHS
@@ -13,152 +9,154 @@ from protos.jobs_pb2 import FAILED, RUNNING
 from tests.support.dialogues.aggregator import Dialogue, training
 from tests.support.facts import has_facts
 
-FAULT = "SIGSEGV in forward at layer.py:42"
+CRASH = "the compute process died: killed by SIGSEGV"
 
 
-class Killed:
-    """Workers that die and start again, each by its name."""
-
-    def __init__(self, *names: str, dialogue: Dialogue | None = None) -> None:
-        numbers = range(1, len(names) + 1)
-        self.dialogue = dialogue or training(*numbers)
-        self.sessions = dict(zip(names, numbers, strict=True))
-        self.starts = 0
-
-    def dies(
-        self, name: str, number: int = signal.SIGSEGV, *, job: str = "a", come_back: bool = True
-    ) -> list[str]:
-        """End a worker's process and start it again: it reports the end, builds the job and gets its weights."""
-        dialogue, session = self.dialogue, self.sessions[name]
-        incarnation = dialogue.core.members[session].incarnation
-        dialogue.give(ev.WorkerLost(session, "gone"))
-        self.starts += 1
-        self.sessions[name] = session = 100 + self.starts
-        predecessor = pb.Predecessor(incarnation=incarnation, signal=number, job=job, lease=1, text=FAULT)
-        lines = dialogue.hello(session, name, predecessor=predecessor)
-        if come_back and dialogue.run is not None:
-            dialogue.give(ev.DataStreamOpened(session))
-            version = dialogue.run.progress.version
-            dialogue.ready(session, holds=tuple(version) if version else None)
-        return lines
+def dies(dialogue: Dialogue, session: int, *, lease: int | None = None, reason: str = CRASH) -> list[str]:
+    """Report that the compute process of a worker has died with its newest lease, or another; 0 for none."""
+    lease = dialogue.leases[session] if lease is None else lease
+    build = 0 if lease else dialogue.core.members[session].builds
+    return dialogue.says(session, pb.Failure(job="a", lease=lease, reason=reason, died=True, build=build))
 
 
-def test_a_job_that_kills_its_workers_fails_with_what_killed_them() -> None:
-    killed = Killed("w1", "w2")
-    killed.dies("w1")
-    killed.dies("w2")
-    assert killed.dialogue.job().state == RUNNING
-    killed.dies("w1")
-    job = killed.dialogue.job()
-    assert job.state == FAILED
-    assert (
-        job.detail
-        == f"workers w1, w2 died 3 times while computing job a, with no step between; the last: {FAULT}"
-    )
-    assert any(f"worker w2 died while computing the job: {FAULT}" in note for note in killed.dialogue.notes)
-
-
-def test_the_only_worker_that_dies_again_and_again_ends_the_job() -> None:
-    killed = Killed("w1")
-    for _ in range(MOST_DEATHS):
-        killed.dies("w1")
-    assert killed.dialogue.job().state == FAILED and "w1: it died 3 times" in killed.dialogue.job().detail
-
-
-def test_deaths_that_one_voice_tells_of_end_no_job_that_others_can_run() -> None:
+def building(*sessions: int) -> Dialogue:
+    """Return a cluster whose workers build a job."""
     dialogue = Dialogue()
     dialogue.submit()
     dialogue.optimizer()
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    for session in range(1, MOST_DEATHS + 2):
-        killer = pb.Predecessor(incarnation=f"i{session - 1}", signal=signal.SIGSEGV, job="a", text=FAULT)
-        dialogue.hello(session, "w1", voice="w1", predecessor=killer)
-        if session <= MOST_DEATHS:
-            dialogue.give(ev.WorkerLost(session, "gone"))
+    for session in sessions:
+        dialogue.hello(session)
+        dialogue.give(ev.DataStreamOpened(session))
+    return dialogue
+
+
+def test_the_lease_goes_back_at_once_and_the_worker_stays() -> None:
+    dialogue = training(1)
+    assert dies(dialogue, 1) == ["1 <- window 1", "1 <- train 0-3 of 1.0"]
+    assert f"worker w1: its compute process died: {CRASH}" in dialogue.notes[-1]
     assert dialogue.job().state == RUNNING
-    waiting = dialogue.describe_wait()
-    assert has_facts(waiting, "waits for another worker: it ends in 120 s ... w1: it died 3 times")
-    assert dialogue.joins(9)[-1] == "9 <- initialise"
 
 
-def test_one_worker_that_dies_while_others_compute_is_sent_away() -> None:
-    killed = Killed("w1", "w2")
+def test_a_death_that_is_told_twice_counts_once() -> None:
+    dialogue = building(1)
+    failure = pb.Failure(job="a", reason=CRASH, died=True, build=dialogue.core.members[1].builds)
+    dialogue.says(1, failure)
     for _ in range(MOST_DEATHS):
-        lines = killed.dies("w1")
-    assert killed.dialogue.job().state == RUNNING
-    assert len(lines) == 2 and "leave: it died 3 times" in lines[1] and FAULT in lines[1]
-    assert not any("join" in line for line in killed.dies("w1")), "it stays away"
+        assert dialogue.says(1, failure) == []
+    assert dialogue.job().state == RUNNING
 
 
-def test_death_while_the_job_is_built_counts() -> None:
+def test_a_job_that_kills_compute_processes_fails_with_the_last_reason() -> None:
+    dialogue = training(1, 2)
+    dies(dialogue, 1)
+    dies(dialogue, 2)
+    assert dialogue.job().state == RUNNING
+    dies(dialogue, 1, reason="killed by SIGBUS")
+    job = dialogue.job()
+    assert job.state == FAILED
+    assert job.detail == (
+        "compute processes of workers w1, w2 died 3 times while computing job a, with no step between; the last: "
+        "killed by SIGBUS"
+    )
+
+
+def test_the_same_work_may_kill_two_before_the_job_is_at_fault() -> None:
+    dialogue = training(1, 2)
+    first = dialogue.leases[1]
+    dies(dialogue, 1, lease=first)
+    dialogue.computed(2)
+    dies(dialogue, 2, lease=dialogue.leases[2])
+    assert dialogue.job().state == RUNNING
+
+
+def test_the_only_worker_whose_processes_die_ends_the_job() -> None:
+    dialogue = training(1)
+    for _ in range(MOST_DEATHS):
+        dies(dialogue, 1)
+    assert dialogue.job().state == FAILED
+    assert has_facts(dialogue.job().detail, f"w1: its compute process died 3 times ... the last: {CRASH}")
+
+
+def test_one_worker_whose_processes_die_while_others_live_is_excluded() -> None:
+    dialogue = training(1, 2)
+    for _ in range(MOST_DEATHS):
+        lines = dies(dialogue, 1)
+    assert dialogue.job().state == RUNNING
+    assert any("1 <- leave: its compute process died 3 times" in line and CRASH in line for line in lines)
+    dialogue.give(ev.WorkerLost(1, "gone"))
+    assert not any("join" in line for line in dialogue.hello(3, "w1", incarnation="i1")), "it stays away"
+    dialogue.give(ev.WorkerLost(3, "gone"))
+    assert any("join" in line for line in dialogue.hello(4, "w1")), "until it is restarted"
+    assert dialogue.job().state == RUNNING
+    dies(dialogue, 2)
+    assert dialogue.job().state == FAILED, "the job kills the next one, too"
+
+
+def test_one_voice_ends_no_job_that_others_can_run() -> None:
     dialogue = Dialogue()
     dialogue.submit()
     dialogue.optimizer()
-    dialogue.hello(1)
-    killed = Killed("w1", dialogue=dialogue)
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    dialogue.hello(1, "w1", voice="w1")
     for _ in range(MOST_DEATHS):
-        killed.dies("w1", come_back=False)
+        dies(dialogue, 1, lease=0)
+    assert dialogue.job().state == RUNNING
+    assert has_facts(
+        dialogue.describe_wait(),
+        "waits for another worker: it ends in 120 s ... compute process died 3 times",
+    )
+    assert dialogue.joins(9)[-1] == "9 <- initialise"
+
+
+def test_a_worker_whose_process_died_of_a_build_builds_again() -> None:
+    dialogue = building(1, 2)
+    assert dies(dialogue, 1, lease=0) == ["1 <- join"]
+    dies(dialogue, 2, lease=0)
+    assert dialogue.job().state == RUNNING
+    dies(dialogue, 1, lease=0)
     assert dialogue.job().state == FAILED
 
 
+def test_a_process_that_died_of_loading_weights_gives_all_leases_back() -> None:
+    dialogue = training(1, 2)
+    lines = dies(dialogue, 1, lease=0)
+    assert "1 <- join" in lines
+    assert dialogue.ready(1, holds=(1, 0)) == ["1 <- window 1", "1 <- train 0-1 of 1.0"]
+
+
 def test_a_commit_between_deaths_clears_them() -> None:
-    killed = Killed("w1")
+    dialogue = training(1)
     for step in range(3):
-        killed.dies("w1")
-        killed.dies("w1")
-        killed.dialogue.commits(1, step)
-        killed.dialogue.weights(1, step + 1, 0)
-        killed.dialogue.weights_loaded(killed.sessions["w1"], 1, step + 1)
-    assert killed.dialogue.job().state == RUNNING
+        dies(dialogue, 1)
+        dies(dialogue, 1)
+        dialogue.commits(1, step)
+        dialogue.weights(1, step + 1, 0)
+        dialogue.weights_loaded(1, 1, step + 1)
+    assert dialogue.job().state == RUNNING
 
 
-@pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, 999])
-def test_deaths_by_others_never_count(number: int) -> None:
-    killed = Killed("w1")
+def test_a_death_of_a_void_lease_never_counts() -> None:
+    dialogue = training(1)
+    first = dialogue.leases[1]
     for _ in range(3 * MOST_DEATHS):
-        killed.dies("w1", number)
-    assert killed.dialogue.job().state == RUNNING
+        dies(dialogue, 1, lease=first)
+    assert dialogue.job().state == RUNNING
 
 
-def test_deaths_at_another_job_never_count() -> None:
-    killed = Killed("w1")
-    for _ in range(3 * MOST_DEATHS):
-        killed.dies("w1", job="b")
-    assert killed.dialogue.job().state == RUNNING
-
-
-def test_a_lost_link_never_counts() -> None:
+def test_a_worker_that_is_lost_again_and_again_never_counts() -> None:
+    """It may have been killed by a person, and its link by anything."""
     dialogue = training(1)
     for session in range(2, 20):
         dialogue.give(ev.WorkerLost(session - 1, "link"))
-        dialogue.hello(session, "w1", incarnation="i1")
+        dialogue.hello(session, "w1")
+        dialogue.give(ev.DataStreamOpened(session))
+        dialogue.ready(session, holds=(1, 0))
     assert dialogue.job().state == RUNNING
-
-
-def test_one_death_that_is_reported_again_and_again_counts_once() -> None:
-    killed = Killed("w1")
-    killed.dies("w1")
-    dialogue = killed.dialogue
-    for session in range(200, 210):
-        predecessor = pb.Predecessor(incarnation="i1", signal=signal.SIGSEGV, job="a", text=FAULT)
-        dialogue.give(ev.WorkerLost(session - 1 if session > 200 else killed.sessions["w1"], "link"))
-        dialogue.hello(session, "w1", incarnation="new", predecessor=predecessor)
-    assert dialogue.job().state == RUNNING
-
-
-def test_a_worker_without_a_lease_that_dies_does_not_count() -> None:
-    killed = Killed("w1", "w2")
-    for _ in range(3 * MOST_DEATHS):
-        run = killed.dialogue.run
-        assert run is not None
-        run.lease_book.clear_step()  # no step is under way
-        killed.dies("w1")
-    assert killed.dialogue.job().state == RUNNING
 
 
 def test_the_report_of_a_peer_is_shown_as_one_short_line() -> None:
-    killed = Killed("w1")
-    long = pb.Predecessor(incarnation="i1", signal=signal.SIGSEGV, job="a", text="\x1b[31m" * 1000)
-    killed.dialogue.give(ev.WorkerLost(1, "gone"))
-    killed.dialogue.hello(9, "w1", predecessor=long)
-    assert all(len(note) <= 300 and note.isprintable() for note in killed.dialogue.notes)
+    dialogue = training(1, 2)
+    for session in (1, 2, 1):
+        dies(dialogue, session, reason="x" * 1000)
+    assert len(dialogue.job().detail) < 400

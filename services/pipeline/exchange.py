@@ -1,15 +1,27 @@
-"""How arrays get from one range's pass to the next: within a process, or by what a worker gives in its place."""
+"""What the passes of a lease give: gradients, and arrays that go to the next range's pass.
+
+It is what a training step and a worker's daemon tell each other, so neither imports the other for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from mesh.exact_transfer import ExactArray
 from services.errors import Refused
 from services.pipeline.schedule import Pass
+
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+
+ExactArray: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+"""Values of a tensor, exactly: float32, or the bits of bfloat16 as uint16."""
+
+EXACT_TYPES: dict[int, Any] = {4: np.float32, 2: np.uint16}
+"""Their types, by the bytes of an element."""
 
 ReceivedKind: TypeAlias = Literal["activation", "gradient", "tied part"]
 """Kind of an array that a range takes from another: the one before it, the one after it, or the last one."""
@@ -25,6 +37,37 @@ class WrongArray(Refused):
     def __init__(self, kind: ReceivedKind, text: str) -> None:
         super().__init__(text)
         self.kind = kind
+
+
+@dataclass(frozen=True)
+class FinishedPass:
+    """What a range's part of a micro-batch gives, besides the gradients of its parameters.
+
+    Attributes:
+        gradient: gradient of the activation that entered, for the range before; None in the first range.
+        tied: the last range's part of the token embedding's gradient, for the first range; None without one.
+        loss: mean loss of the micro-batch; None except in the last range.
+        count: number of rows (tokens or samples) that count in this loss; 0 except in the last range.
+        non_finite: name of the range's first parameter, in the order of the backward pass, whose gradient has a NaN or
+            an infinity; empty if none has.
+    """
+
+    gradient: ExactArray | None
+    tied: ExactArray | None
+    loss: float | None
+    count: int
+    non_finite: str
+
+
+Compute: TypeAlias = Callable[[Float32Array, Callable[[int], None]], FinishedPass]
+"""Function that writes a range's gradient of a micro-batch to an array, from its end to its start.
+
+It calls back with the index from which on the array is complete; the last call is with 0."""
+
+AddLeaf: TypeAlias = Callable[[int, int, Compute], FinishedPass]
+"""Function that takes the index of a range, that of a micro-batch, and what computes the gradient of both.
+
+It gives `Compute` an array and returns what that returns. A range's micro-batches come in index order."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The interfaces of what is built of a job on a mesh, and of its factory, as the device thread uses them.
+"""The interfaces of what is built of a job on a mesh, and of its factory, as the compute process uses them.
 
-`training.step.TrainingStep` is the step that ships. Tests and benchmarks give a worker steps of their own.
+`training.step.TrainingStep` is the step that ships. Tests and benchmarks give a worker the name of another factory.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Protocol
 
 from mesh.device import Mesh
 from services.config.job import JobConfig
+from services.pipeline.exchange import AddLeaf, ArraySizes, PassExchange
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from training.pipeline.exchange import ArraySizes, PassExchange
-from training.pipeline.passes import AddLeaf, PassObserver
+from training.pipeline.passes import PassObserver
 
 
 class Step(Protocol):

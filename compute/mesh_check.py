@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mesh.device import detect_mesh_shape
 from mesh.link_check import AxisCheck, check_axis, open_mesh_for_check
-from protos import cluster_pb2 as pb
 from protos.checks_pb2 import AxisReport, MeshReport
+from protos.compute_pb2 import CheckMesh
 from services.errors import TiermeshError, describe_internal_error
 from services.instrumentation.failpoints import hit_failpoint
 from services.printable import LINE_CHARACTERS, printable
@@ -14,17 +14,11 @@ MAX_WRONG = 3
 """Number of wrong devices that are named per axis; the others are counted."""
 
 
-def check_mesh(order: pb.CheckMesh, last_shape: tuple[int, int] | None) -> MeshReport:
-    """Open a mesh, run an all-reduce along each axis, and close it.
-
-    Args:
-        order: the mesh to open.
-        last_shape: rows and columns of the last job's mesh; None if there was no job.
-    """
+def check_mesh(order: CheckMesh) -> MeshReport:
+    """Open a mesh, run an all-reduce along each axis, and close it."""
     report = MeshReport()
     try:
-        given = (order.rows, order.columns) if order.rows else last_shape
-        shape = given or detect_mesh_shape(order.backend)
+        shape = (order.rows, order.columns) if order.rows else detect_mesh_shape(order.backend)
         with open_mesh_for_check(shape, order.backend) as mesh:
             hit_failpoint("worker.mesh-check")
             report.rows, report.columns = mesh.shape

@@ -7,75 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.protocol.bounds import BOUNDS
-from worker import code_fingerprint
-from worker.code_fingerprint import (
-    COMPUTING,
-    NOT_COMPUTING,
-    ROOT,
-    describe_own_code,
-    hash_code,
-    hash_source,
-    shipped_files,
-)
-
-BASE = b'''
-"""A module."""
-EPSILON = 1e-5
-"""Added."""
-
-def f(x: float) -> float:
-    """Return it."""
-    return x * 2  # twice
-'''
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        BASE.replace(b"# twice", b"# two times"),
-        BASE.replace(b'"""A module."""', b""),
-        BASE.replace(b'    """Return it."""\n', b""),
-        BASE.replace(b'"""Added."""', b'"""Added to the variance."""'),
-        BASE.replace(b"x * 2", b"(x  *  2)"),
-        BASE.replace(b"\n", b"\r\n"),
-        b"\n\n\n" + BASE,
-        BASE.replace(b"1e-5", b"0.00001"),
-    ],
-)
-def test_comments_docstrings_and_formatting_do_not_count(source: bytes) -> None:
-    assert hash_source(source) == hash_source(BASE)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        BASE.replace(b"1e-5", b"1e-6"),
-        BASE.replace(b"x * 2", b"2 * x"),
-        BASE.replace(b"x * 2", b"x * 2.0"),
-        BASE.replace(b"x * 2", b"x * True"),
-        BASE.replace(b"return x", b"return -x"),
-        BASE + b"\nimport math\n",
-        b"no python (",
-    ],
-)
-def test_what_computes_counts(source: bytes) -> None:
-    assert hash_source(source) != hash_source(BASE)
-
-
-def test_every_kind_of_statement_is_told_apart() -> None:
-    """Each change of one constant or operator anywhere in the code that computes gives another hash."""
-    source = (ROOT / "mesh/emulator/softmax.py").read_text()
-    tree = ast.parse(source)
-    numbers = [
-        each for each in ast.walk(tree) if isinstance(each, ast.Constant) and type(each.value) in (int, float)
-    ]
-    assert numbers
-    for each in numbers:
-        value, each.value = each.value, each.value + 1
-        assert hash_source(ast.unparse(tree).encode()) != hash_source(source.encode())
-        each.value = value
-    assert hash_source(ast.unparse(tree).encode()) == hash_source(source.encode())
+from compute import code_fingerprint
+from compute.code_fingerprint import COMPUTING, NOT_COMPUTING, ROOT, hash_code, shipped_files
 
 
 def test_the_lists_name_what_is_there_and_all_that_trains_is_in() -> None:
@@ -184,34 +117,3 @@ def test_the_number_of_the_arithmetic_counts(monkeypatch: pytest.MonkeyPatch) ->
     before = hash_code("emulator")
     monkeypatch.setattr(code_fingerprint, "ARITHMETIC", code_fingerprint.ARITHMETIC + 1)
     assert hash_code("emulator") != before
-
-
-# ---- a user's own model ----
-
-OWN = "/".join(("models", "own.py"))
-
-
-def test_an_own_models_files_are_named_its_module_first() -> None:
-    files = {f"{name}.py": b"x = 1\n" for name in "abcdefghijk"} | {
-        OWN: b"y = 1\n",
-        "words.json": b"[]",
-    }
-    facts = describe_own_code("models.own", files)
-    assert list(facts)[:2] == [f"own code {OWN}", "own code a.py"] and len(facts) == 9
-    assert facts["own code"].endswith("(5 more files)")
-    for name, content in ((OWN, b"y = 2\n"), ("k.py", b"x = 2\n"), ("words.json", b"[ ]")):
-        changed = describe_own_code("models.own", {**files, name: content})
-        assert [key for key in facts if facts[key] != changed[key]] == [
-            f"own code {name}" if name == OWN else "own code"
-        ]
-    assert describe_own_code("models.own", {**files, "k.py": b"x = 1  # same\n"}) == facts
-
-
-def test_the_facts_of_an_own_model_fit_a_message() -> None:
-    long = "é" * 200
-    facts = describe_own_code(
-        "own", {f"{long[:length]}.py": b"" for length in range(1, 196)} | {"own.py": b""}
-    )
-    bound = BOUNDS["fingerprint"]
-    assert len(facts) + 20 <= bound.count
-    assert all(len(each.encode()) <= bound.bytes for item in facts.items() for each in item)

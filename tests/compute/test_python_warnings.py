@@ -1,4 +1,4 @@
-"""A worker puts Python warnings on one line of its log each."""
+"""A compute process puts Python warnings on one line of its log each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 MODEL = 'import warnings\nwarnings.warn("this layer\\nis slow", FutureWarning, stacklevel=1)\n'
 SCRIPT = """
 from services.runtime import logs
-from worker.daemon import log_python_warnings
+from compute.python_warnings import log_python_warnings
 logs.configure("info", "text")
 log_python_warnings()
 import model
@@ -28,4 +28,4 @@ def test_a_warning_of_a_user_s_model_is_one_line_of_the_log(tmp_path: Path) -> N
         check=True,
         timeout=60,
     ).stderr.splitlines()
-    assert "WARNING tiermesh.worker" in line and "model.py:2" in line and "slow" in line
+    assert "WARNING tiermesh.compute" in line and "model.py:2" in line and "slow" in line

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from compute.chip_memory import ChipMemoryShort, check_chip_memory
+from compute.job_on_mesh import JobOnMesh, JobSettings
 from mesh.device import Mesh, open_mesh
 from services.config.job import JobConfig
 from services.config.job_parts import DataConfig
@@ -14,8 +16,6 @@ from services.config.models import GPT2Config
 from services.errors import Refused
 from services.pipeline.split import StageRun
 from services.printable import LINE_CHARACTERS
-from worker.chip_memory import ChipMemoryShort, check_chip_memory
-from worker.job_on_mesh import JobBuilder
 
 DATA = {"files": ({"path": "builtin:python-reference", "sha256": "0" * 64},), "vocab_size": 100}
 
@@ -81,16 +81,13 @@ def test_an_emulated_chip_has_the_memory_of_its_host() -> None:
         check_chip_memory(make_job(64), mesh)
 
 
-def test_the_builder_frees_the_mesh_of_a_refused_job(chip: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.job_on_mesh.find_board_type", lambda mesh: "n150")
-    builder = JobBuilder(make_step=lambda *_, **__: pytest.fail("the step was made"))
+def test_the_builder_frees_the_mesh_of_a_refused_job(chip: Mesh) -> None:
     with pytest.raises(Refused, match="needed on each chip"):
-        builder.build(
-            "job-1",
-            make_job(64),
+        JobOnMesh.build(
+            JobSettings(make_job(64), None),
             chip,
-            fetch=lambda index: None,
-            on_new_version=lambda: None,
+            make_step=lambda *_, **__: pytest.fail("the step was made"),
+            pass_ended=lambda ended: None,
             on_non_finite=lambda index, name: None,
         )
     open_mesh((1, 1), backend="emulator").close()
