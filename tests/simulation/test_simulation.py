@@ -36,7 +36,7 @@ from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEEDS, SEEDS = 50, 200
+QUICK_SEEDS, SEEDS = 50, 130
 """`make test` runs the first 50 seeds, `make test-all` the other 150."""
 HOSTILE_SEEDS = 120
 
