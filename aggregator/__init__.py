@@ -8,5 +8,6 @@ Read it in this order:
 3. data_plane.py: the core's orders go to planes (plane/), in this process or in shards/.
 4. optimizer_links/: how the optimizer is reached.
 5. storage/, leader.py and standby.py: what survives a crash, and which aggregator leads.
-6. daemon.py: the command's options.
+6. history/: the figures of every step of each job.
+7. daemon.py: the command's options.
 """

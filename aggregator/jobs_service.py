@@ -16,6 +16,8 @@ import grpc
 
 from aggregator.cluster_check import ClusterCheck
 from aggregator.core.retention import Limits, Part
+from aggregator.history.reader import check_request, read_history
+from aggregator.history.writer import MetricsHistory
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
 from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
@@ -68,6 +70,10 @@ class JobsBackend(Protocol):
     @property
     def journal(self) -> Journal:
         """The logs and live events of all jobs."""
+
+    @property
+    def history(self) -> MetricsHistory:
+        """The histories of all jobs' figures."""
 
     @property
     def pruner(self) -> Pruner:
@@ -266,6 +272,25 @@ class JobsServicer:
                 for each in lines_of_event(event):
                     if request.timing or each.kind != TIMING:
                         yield jobs.LogLine(seconds=event.seconds, text=each.text)
+
+    async def Metrics(
+        self, request: jobs.MetricsRequest, context: Context
+    ) -> AsyncIterator[jobs.MetricsRows]:
+        """Stream the history of a job's figures. A thread reads it, as fast as the parts are taken."""
+        job = await self._job(request.job, context)
+        try:
+            check_request(request)
+            parts = read_history(self._backend.history.folder / job.id, request)
+            while (part := await asyncio.to_thread(next, parts, None)) is not None:
+                yield part
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except OSError as error:
+            await _abort_failed(
+                context, Failed(f"job {job.id}: its history can't be read: {error}; see the disk")
+            )
+        except Failed as failed:
+            await _abort_failed(context, failed)
 
     async def Checkpoint(self, request: CheckpointRequest, context: Context) -> CheckpointFiles:
         """Return the files of a checkpoint, which `tiermesh.Files` sends."""

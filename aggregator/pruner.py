@@ -26,6 +26,7 @@ from aggregator.core.retention import (
     find_needs,
     select_surplus,
 )
+from aggregator.history.writer import MetricsHistory
 from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.schema import LIVE_STATES
@@ -79,6 +80,7 @@ class Pruner:
     Args:
         queue: all jobs on disk.
         journal: their logs.
+        history: the histories of their figures.
         stored: their checkpoints, which the optimizer has.
         live: the records of the jobs that have not ended, by id.
         metrics: the aggregator's metrics.
@@ -96,6 +98,7 @@ class Pruner:
         *,
         queue: JobQueue,
         journal: Journal,
+        history: MetricsHistory,
         stored: StoredCheckpoints,
         live: Mapping[str, Record],
         metrics: AggregatorMetrics,
@@ -107,6 +110,7 @@ class Pruner:
     ) -> None:
         self._queue = queue
         self._journal = journal
+        self._history = history
         self._stored = stored
         self._live = live
         self._metrics = metrics
@@ -197,7 +201,7 @@ class Pruner:
         for start in range(0, len(jobs), MAX_NAMED_JOBS):
             ids = [each.id for each in jobs[start : start + MAX_NAMED_JOBS]]
             if part is not Part.CHECKPOINTS:
-                sizes |= await asyncio.to_thread(self._log_sizes, ids)
+                sizes |= await asyncio.to_thread(self._own_sizes, ids, part)
             if part is Part.LOGS:
                 continue
             for job, stored in (await self._stored.list(ids)).items():
@@ -206,8 +210,12 @@ class Pruner:
                 sizes[job] = sizes.get(job, 0) + sum(each.size_bytes for each in counted)
         return sizes
 
-    def _log_sizes(self, jobs: Iterable[str]) -> dict[str, int]:
-        return {job: self._journal.size_bytes(job) for job in jobs}
+    def _own_sizes(self, jobs: Iterable[str], part: Part) -> dict[str, int]:
+        """Return the sizes of logs and, if whole jobs go, of histories too."""
+        sizes = {job: self._journal.size_bytes(job) for job in jobs}
+        if part is Part.JOBS:
+            sizes = {job: size + self._history.size_bytes(job) for job, size in sizes.items()}
+        return sizes
 
     # ---- pruning ----
 
@@ -228,13 +236,13 @@ class Pruner:
         async with self._lock:
             records = await asyncio.to_thread(self._read_records, jobs)
             stored = await self._list_due(records, part)
-            log_sizes = await asyncio.to_thread(self._log_sizes, records)
+            own_sizes = await asyncio.to_thread(self._own_sizes, records, part)
             # From here to the entry in `_going` nothing is awaited, so no new job comes in between.
             protection = self._protection()
             plans = [
                 plan
                 for job, record in records.items()
-                if (plan := _plan(record, part, stored.get(job), log_sizes[job], protection)) is not None
+                if (plan := _plan(record, part, stored.get(job), own_sizes[job], protection)) is not None
             ]
             if not dry_run:
                 going = [plan for plan in plans if not plan.result.kept]
@@ -301,13 +309,14 @@ class Pruner:
         return begun
 
     async def _finish_removal(self, job: str) -> None:
-        """Delete log and checkpoints of a job that is out of the queue.
+        """Delete log, history and checkpoints of a job that is out of the queue.
 
         What fails is tried again by a later pass, and by the next aggregator that leads.
         """
         self._going.setdefault(job, None)
         try:
             await self._journal.remove(job)
+            await asyncio.to_thread(self._history.remove, job)
             await asyncio.to_thread(self._remove_tracking, job)
             await self._stored.remove(RemoveCheckpointsRequest(job=job, all=True))
             await asyncio.to_thread(self._end_removal, job)
@@ -374,22 +383,22 @@ class Pruner:
 
 
 def _plan(
-    record: Job, part: Part, stored: StoredJob | None, log_bytes: int, protection: Protection
+    record: Job, part: Part, stored: StoredJob | None, own_bytes: int, protection: Protection
 ) -> _Plan | None:
     """Return what goes of a job, or why it stays; None if there is nothing to prune."""
     if part is Part.LOGS:
-        return _Plan(PrunedJob(job=record, bytes=log_bytes), []) if log_bytes else None
+        return _Plan(PrunedJob(job=record, bytes=own_bytes), []) if own_bytes else None
     if stored is None:
         return None
     going, kept = stored.checkpoints, stored.problem
     if part is Part.JOBS:
         kept = kept or protection.why_job_kept(record.id, going)
     else:
-        log_bytes = 0
+        own_bytes = 0
         result_step = record.checkpoint_step if record.checkpoint else None
         going, needed = protection.select_removable(record.id, stored.checkpoints, result_step)
         kept = kept or needed
         if not going and not kept:
             return None
-    size_bytes = log_bytes + sum(each.size_bytes for each in going)
+    size_bytes = own_bytes + sum(each.size_bytes for each in going)
     return _Plan(PrunedJob(job=record, bytes=size_bytes, checkpoints=len(going), kept=kept), going)

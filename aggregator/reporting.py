@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.events import Note
+from aggregator.history.writer import MetricsHistory
 from aggregator.storage.journal import Journal
 from aggregator.tracking import JobTracking
 from protos.jobs_pb2 import QUEUED, JobEvent, Wait
@@ -18,17 +19,21 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class EventPublisher:
-    """Publishes events of jobs to the journal, the log, the metrics and the trackers.
+    """Publishes events of jobs to the journal, the log, the metrics, the histories and the trackers.
 
     Args:
         journal: the jobs' logs and their watchers.
         metrics: the aggregator's metrics.
+        history: the histories of the jobs' figures.
         tracking: the trackers of the running jobs.
     """
 
-    def __init__(self, journal: Journal, metrics: AggregatorMetrics, tracking: JobTracking) -> None:
+    def __init__(
+        self, journal: Journal, metrics: AggregatorMetrics, history: MetricsHistory, tracking: JobTracking
+    ) -> None:
         self._journal = journal
         self._metrics = metrics
+        self._history = history
         self._tracking = tracking
 
     def publish(self, note: Note, clock: Clock) -> None:
@@ -41,8 +46,11 @@ class EventPublisher:
             grad_norm=note.grad_norm,
             learning_rate=note.learning_rate,
             step_seconds=note.step_seconds,
+            split=note.split,
+            waited_for=note.waited_for,
         )
         self._journal.publish(event)
+        self._history.record(event)
         self._tracking.record(event)
         level = logging.DEBUG if note.kind == "printed" else logging.INFO  # the worker's log has it
         log.log(level, "%s", note.text, extra={"job": note.job.id, "step": note.job.step})

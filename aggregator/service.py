@@ -28,6 +28,7 @@ from aggregator.core.succession import EpochBehind
 from aggregator.data_folder import DataFolder
 from aggregator.downloads import Downloads
 from aggregator.effects import EffectRunner
+from aggregator.history.writer import MetricsHistory
 from aggregator.job_needs import find_needs
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
@@ -94,6 +95,7 @@ class AggregatorService:
         core: the aggregator's core.
         register: all jobs, for people.
         journal: the logs of all jobs.
+        history: the histories of all jobs' figures.
         files: the files that messages refer to.
         pruner: removes what ended jobs have left.
         stored: the checkpoints on the optimizer's disk.
@@ -149,7 +151,8 @@ class AggregatorService:
         self._tracking = JobTracking(
             state_dir / "tracking", self._find_spec, metrics.count_lost_points, self._tell_of_tracker
         )
-        self._events = EventPublisher(self.journal, metrics, self._tracking)
+        self.history = MetricsHistory(state_dir / "metrics")
+        self._events = EventPublisher(self.journal, metrics, self.history, self._tracking)
         self._wait_reporter = WaitReporter(metrics, self._timeouts)
         self.core = make_core(
             AggregatorCore,
@@ -207,6 +210,7 @@ class AggregatorService:
         self.pruner = Pruner(
             queue=queue,
             journal=self.journal,
+            history=self.history,
             stored=self.stored,
             live=self.core.jobs.records,
             metrics=metrics,
@@ -322,6 +326,7 @@ class AggregatorService:
         self.feed(ev.Stopping())
         self._sessions.close_all("the aggregator stops")
         self.journal.close()
+        self.history.close()
         self._plane.close()
         if self._wiring.engine is not None:
             await asyncio.to_thread(self._wiring.engine.close)

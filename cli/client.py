@@ -339,6 +339,12 @@ class JobsClient:
         async for line in self._stream("Logs", request, jobs_pb2.LogLine, limit_seconds=limited):
             yield line
 
+    async def metrics(self, request: jobs_pb2.MetricsRequest) -> AsyncGenerator[jobs_pb2.MetricsRows, None]:
+        """Yield the parts of a job's history."""
+        limited = self._timeout_seconds
+        async for part in self._stream("Metrics", request, jobs_pb2.MetricsRows, limit_seconds=limited):
+            yield part
+
     async def checkpoint(self, job: str, step: int | None, before: int = 0) -> cluster_pb2.CheckpointFiles:
         """Return the files of a checkpoint; `step` None selects the newest one before a step, 0 for any."""
         request = cluster_pb2.CheckpointRequest(

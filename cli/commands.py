@@ -22,6 +22,10 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "jobs": Entry("cli.job_commands:jobs", ("jobs --aggregator loudbox-1:7070",)),
         "status": Entry("cli.job_commands:status", ("status", "status 1124-174210-k3fd")),
         "logs": Entry("cli.job_commands:logs", ("logs 1124-174210-k3fd --follow",)),
+        "metrics": Entry(
+            "cli.job_commands:metrics",
+            ("metrics 1124-174210-k3fd", "metrics 1124-174210-k3fd --csv --columns loss,mfu > curves.csv"),
+        ),
         "queue": Entry(
             "cli.queue_commands:queue",
             (

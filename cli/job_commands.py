@@ -252,6 +252,57 @@ def logs(
 
 @click.command()
 @click.argument("job")
+@option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@option(
+    "--columns",
+    metavar="NAMES",
+    help="Print only these, for example loss,mfu; `step` comes first anyway.  [default: all]",
+)
+@option(
+    "--from", "first_step", type=WholeNumber(min=0), metavar="STEP", help="First step.  [default: the first]"
+)
+@option(
+    "--to", "last_step", type=WholeNumber(min=1), metavar="STEP", help="Last step.  [default: the newest]"
+)
+@option(
+    "--points",
+    type=WholeNumber(min=0, max=10_000),
+    metavar="N",
+    help="Print at most N rows, each a summary of as many steps; 0 for a row for each step.  [default: 20; with --csv "
+    "0]",
+)
+@client_options
+def metrics(
+    *,
+    job: str,
+    as_csv: bool,
+    columns: str | None,
+    first_step: int | None,
+    last_step: int | None,
+    points: int | None,
+    target: AggregatorTarget,
+    output: Output,
+) -> None:
+    """Print a job's loss, speed and other figures, step by step.
+
+    The table has means. CSV has the smallest and largest values of summaries too.
+    """
+    import asyncio
+
+    from cli.metrics import TABLE_ROWS, show_metrics
+    from protos.jobs_pb2 import MetricsRequest
+
+    names = [each.strip() for each in columns.split(",")] if columns else []
+    if points is None:
+        points = 0 if as_csv else TABLE_ROWS
+    request = MetricsRequest(
+        job=job, columns=names, first_step=first_step or 0, last_step=last_step or 0, points=points
+    )
+    asyncio.run(show_metrics(target, request, output, as_csv=as_csv))
+
+
+@click.command()
+@click.argument("job")
 @option("--now", is_flag=True, help="Write no checkpoint of the newest weights.")
 @client_options
 def cancel(*, job: str, now: bool, target: AggregatorTarget, output: Output) -> None:

@@ -311,7 +311,7 @@ class Exclusion(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., trusted_step: _Optional[int] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("job", "seconds", "kind", "text", "grad_norm", "learning_rate", "step_seconds")
+    __slots__ = ("job", "seconds", "kind", "text", "grad_norm", "learning_rate", "step_seconds", "split", "waited_for")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,8 @@ class JobEvent(_message.Message):
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FOR_FIELD_NUMBER: _ClassVar[int]
     job: Job
     seconds: float
     kind: str
@@ -326,7 +328,21 @@ class JobEvent(_message.Message):
     grad_norm: float
     learning_rate: float
     step_seconds: float
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., seconds: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    split: StepSplit
+    waited_for: str
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., seconds: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., step_seconds: _Optional[float] = ..., split: _Optional[_Union[StepSplit, _Mapping]] = ..., waited_for: _Optional[str] = ...) -> None: ...
+
+class StepSplit(_message.Message):
+    __slots__ = ("compute_seconds", "wire_seconds", "update_seconds", "wait_seconds")
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    compute_seconds: float
+    wire_seconds: float
+    update_seconds: float
+    wait_seconds: float
+    def __init__(self, compute_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("job", "follow", "tail", "timing")
@@ -347,6 +363,40 @@ class LogLine(_message.Message):
     seconds: float
     text: str
     def __init__(self, seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class MetricsRequest(_message.Message):
+    __slots__ = ("job", "columns", "first_step", "last_step", "points")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    first_step: int
+    last_step: int
+    points: int
+    def __init__(self, job: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ..., first_step: _Optional[int] = ..., last_step: _Optional[int] = ..., points: _Optional[int] = ...) -> None: ...
+
+class MetricsRows(_message.Message):
+    __slots__ = ("columns", "steps_per_row")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_ROW_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedCompositeFieldContainer[MetricsColumn]
+    steps_per_row: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[MetricsColumn, _Mapping]]] = ..., steps_per_row: _Optional[int] = ...) -> None: ...
+
+class MetricsColumn(_message.Message):
+    __slots__ = ("name", "kind", "values", "texts")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    values: bytes
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., values: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -91,6 +91,11 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.LogsRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.LogLine.FromString,
                 _registered_method=True)
+        self.Metrics = channel.unary_stream(
+                '/tiermesh.Jobs/Metrics',
+                request_serializer=protos_dot_jobs__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.MetricsRows.FromString,
+                _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/tiermesh.Jobs/Checkpoint',
                 request_serializer=protos_dot_cluster__pb2.CheckpointRequest.SerializeToString,
@@ -194,6 +199,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Metrics(self, request, context):
+        """sends the history of the job's figures, in parts that follow each other
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Checkpoint(self, request, context):
         """files of a checkpoint, which tiermesh.Files sends
         """
@@ -279,6 +291,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Logs,
                     request_deserializer=protos_dot_jobs__pb2.LogsRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.LogLine.SerializeToString,
+            ),
+            'Metrics': grpc.unary_stream_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=protos_dot_jobs__pb2.MetricsRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.MetricsRows.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
@@ -599,6 +616,33 @@ class Jobs:
             '/tiermesh.Jobs/Logs',
             protos_dot_jobs__pb2.LogsRequest.SerializeToString,
             protos_dot_jobs__pb2.LogLine.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Metrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tiermesh.Jobs/Metrics',
+            protos_dot_jobs__pb2.MetricsRequest.SerializeToString,
+            protos_dot_jobs__pb2.MetricsRows.FromString,
             options,
             channel_credentials,
             insecure,

@@ -151,6 +151,7 @@ class AggregatorCore:
             shards=shards,
             new_lease=self._new_lease,
             has_others=self._scheduler_input.has_others,
+            worker_seconds=self.activities.times.of_job,
             out=self._out,
         )
         self._job_runs = JobRuns(self.runs, self.jobs, self.assignments, make_run, self._out)

@@ -15,7 +15,7 @@ from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.verification.opinions import CheckOutcome
 from protos import plane_pb2 as plane
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Hello
-from protos.jobs_pb2 import Job
+from protos.jobs_pb2 import Job, StepSplit
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol import outbox
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
@@ -329,7 +329,7 @@ class StoreWeights:
 
 @dataclass(frozen=True)
 class Note:
-    """Publish one line to the job's log and its watchers."""
+    """Publish one line to the job's log and its watchers, and the figures of a step."""
 
     kind: str
     text: str
@@ -337,6 +337,8 @@ class Note:
     grad_norm: float | None = None
     learning_rate: float | None = None
     step_seconds: float | None = None
+    split: StepSplit | None = None
+    waited_for: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.claims import bind_own
-from aggregator.core.pace import Pace
+from aggregator.core.pace import Pace, StepParts
 from aggregator.core.scheduling.room import RoleNeed
 from aggregator.core.setting_aside import note_progress
 from aggregator.core.sums.step_sum import StepSum
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
-from protos.jobs_pb2 import CANCELLED, PAUSED, QUEUED, RUNNING, Job, JobState
+from protos.jobs_pb2 import CANCELLED, PAUSED, QUEUED, RUNNING, Job, JobState, StepSplit
 from services.errors import Refusal
 from services.printable import FAILURE_CHARACTERS, counted, group_by_reason, printable
 from services.protocol.bounds import MAX_WORKERS
@@ -42,10 +42,14 @@ class CommittedStep:
     Attributes:
         loss: its mean loss; None if it is unknown.
         seconds: its duration; None if it is unknown.
+        split: parts of its duration; None if they are unknown.
+        waited_for: worker whose gradient came last; empty if it is unknown.
     """
 
     loss: float | None = None
     seconds: float | None = None
+    split: StepSplit | None = None
+    waited_for: str = ""
 
 
 @dataclass
@@ -79,6 +83,7 @@ class JobReport:
         job: the job's record.
         spec_json: the complete job.
         plan: what the aggregator needs to know of the job's configuration.
+        worker_seconds: returns the time of the job's workers up to now, by what they did with it.
         out: takes the effects.
 
     Attributes:
@@ -87,13 +92,21 @@ class JobReport:
         saved: the record as it was saved last.
     """
 
-    def __init__(self, job: Job, spec_json: str, plan: JobPlan, out: Outbox) -> None:
+    def __init__(
+        self,
+        job: Job,
+        spec_json: str,
+        plan: JobPlan,
+        worker_seconds: Callable[[float], Mapping[str, float]],
+        out: Outbox,
+    ) -> None:
         self.job = job
         self.spec_json = spec_json
         self.saved = copy_job(job)
         self._out = out
         self._unreported: dict[Version, CommittedStep] = {}
         self._pace = Pace(job, plan)
+        self._parts = StepParts(worker_seconds)
         self._told_share, self._told_seconds = 0, 0.0
         self._refusals: dict[str, str] = {}  # not yet published, by worker
 
@@ -140,6 +153,7 @@ class JobReport:
         if version.step > self.job.start.first_step:
             bind_own(self.job)
         self._pace.enter()
+        self._parts.forget()
         self.save()
         if opened_again:
             what = "goes on from its checkpoint of" if has_all else "the optimizer went back to"
@@ -157,6 +171,7 @@ class JobReport:
         tokens: int,
         samples: int,
         peak_flops: float | None,
+        waited_for: str,
         now: float,
     ) -> None:
         """Record a committed step.
@@ -167,6 +182,7 @@ class JobReport:
             tokens: number of tokens of the step.
             samples: number of sequences (or samples) of the step.
             peak_flops: peak of the job's workers in floating-point operations a second; None if it is unknown.
+            waited_for: worker whose gradient came last; empty if it is unknown.
             now: the time, on the monotonic clock.
         """
         loss = None if step_sum is None else step_sum.loss
@@ -176,9 +192,12 @@ class JobReport:
         else:
             self.job.loss = loss
         seconds = self._pace.note_step(now)
+        split = self._parts.split(seconds, now)
         # A first step has no pace, since it contains the job's start; its time is that from its first lease on.
         since_lease = None if step_sum is None else now - step_sum.begun_seconds
-        self._unreported[version] = CommittedStep(loss, since_lease if seconds is None else seconds)
+        self._unreported[version] = CommittedStep(
+            loss, since_lease if seconds is None else seconds, split, waited_for
+        )
         if len(self._unreported) > MOST_UNREPORTED_STEPS:
             del self._unreported[next(iter(self._unreported))]
         if seconds is not None:
@@ -209,7 +228,18 @@ class JobReport:
         job.ClearField("loss")
         if loss is not None:
             job.loss = loss
-        self._out.put(Note("step", text, job, commit.grad_norm, commit.learning_rate, step.seconds))
+        self._out.put(
+            Note(
+                "step",
+                text,
+                job,
+                commit.grad_norm,
+                commit.learning_rate,
+                step.seconds,
+                step.split,
+                step.waited_for,
+            )
+        )
 
     def awaits_commit(self, version: Version) -> bool:
         """Return whether the COMMIT that led to this version has yet to be published."""
@@ -239,6 +269,7 @@ class JobReport:
         self.job.validation_loss, self.job.validation_step = loss, version.step
         note_progress(self.job)
         self._pace.note_evaluation(now)
+        self._parts.begin(now)
         self.save()
         self.note("evaluation", f"Validation loss: {loss:.7f} at step {version.step}")
 

@@ -1,11 +1,13 @@
-"""How long a running job's steps and evaluations take, and how much time they leave."""
+"""How long a running job's steps and evaluations take, on what, and how much time they leave."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from statistics import median_low
 
-from protos.jobs_pb2 import Job
+from protos.jobs_pb2 import Job, StepSplit
+from services.protocol.activities import Activity
 from services.protocol.plan import JobPlan
 
 _MOST_RECENT = 32
@@ -97,6 +99,49 @@ class Pace:
             self._job.seconds_left = under_way_seconds + estimate_seconds_left(
                 self._plan, self._job.step, self._job.step_seconds, self._evaluation_seconds
             )
+
+
+class StepParts:
+    """What the time of a job's steps was spent on.
+
+    Args:
+        worker_seconds: returns the time of the job's workers up to now, by what they did with it.
+    """
+
+    def __init__(self, worker_seconds: Callable[[float], Mapping[str, float]]) -> None:
+        self._worker_seconds = worker_seconds
+        self._before: Mapping[str, float] | None = None
+
+    def forget(self) -> None:
+        """Note that the time up to now belongs to no step, and that it is unknown when the next one begins."""
+        self._before = None
+
+    def begin(self, now: float) -> None:
+        """Note that the next step begins now."""
+        self._before = self._worker_seconds(now)
+
+    def split(self, step_seconds: float | None, now: float) -> StepSplit | None:
+        """Return the parts of the step that ends now, as shares of its duration; the next one begins.
+
+        Args:
+            step_seconds: duration of the step; None if it is unknown.
+            now: the time.
+        """
+        before = self._before
+        self.begin(now)
+        if before is None or self._before is None or step_seconds is None:
+            return None
+        # A lease that goes on counts as computing until its worker reports, so a part can become less.
+        spent = {name: max(0.0, end - before.get(name, 0.0)) for name, end in self._before.items()}
+        total = sum(spent.values())
+        if not total:
+            return None
+        compute, wire, update = (
+            step_seconds * spent.pop(each.value, 0.0) / total
+            for each in (Activity.COMPUTING, Activity.WIRE, Activity.UPDATE)
+        )
+        wait = step_seconds * sum(spent.values()) / total
+        return StepSplit(compute_seconds=compute, wire_seconds=wire, update_seconds=update, wait_seconds=wait)
 
 
 def _recent(stored_seconds: float) -> deque[float]:

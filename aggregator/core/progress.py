@@ -153,6 +153,7 @@ class JobProgress:
             tokens=self._tokens_per_micro_batch * self._plan.micro_batches,
             samples=self._plan.batch_size * self._plan.micro_batches,
             peak_flops=total_peak_flops([each for row in able for each in row.workers]),
+            waited_for=self._lease_book.find_last(),
             now=now,
         )
         self._router.weights.begin(self.version, self.elements)

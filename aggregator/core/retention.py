@@ -25,7 +25,7 @@ class Part(Enum):
     """
 
     JOBS = "jobs"
-    """Record, log and all checkpoints."""
+    """Record, log, history of figures and all checkpoints."""
     CHECKPOINTS = "checkpoints"
     """All checkpoints but the newest."""
     LOGS = "logs"

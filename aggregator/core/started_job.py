@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from aggregator.core.events import Outbox, ToOptimizer
@@ -63,6 +64,7 @@ class StartedJob:
         shards: the number of processes that share the chunks.
         new_lease: returns the id of a lease that was never used before.
         has_others: returns whether there are workers that don't serve a job, and may fit it.
+        worker_seconds: returns the time of a job's workers up to now, by what they did with it.
         out: takes the effects.
         now: the time, on the monotonic clock.
 
@@ -100,6 +102,7 @@ class StartedJob:
         shards: int,
         new_lease: Callable[[], int],
         has_others: Callable[[str], bool],
+        worker_seconds: Callable[[str, float], Mapping[str, float]],
         out: Outbox,
         now: float,
     ) -> None:
@@ -108,7 +111,7 @@ class StartedJob:
         self.members: dict[int, Member] = {}
         members = self.members
         self.admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
-        self.report = JobReport(job, record.spec_json, plan, out)
+        self.report = JobReport(job, record.spec_json, plan, partial(worker_seconds, job.id), out)
         self.printed = PrintedLines(members, self.report)
         self.quorum = Quorum(
             plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)

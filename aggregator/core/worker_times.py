@@ -95,7 +95,7 @@ class WorkerTimes:
 
     def of_job(self, job: str, now: float) -> dict[str, float]:
         """Return the time of a job's workers, by activity."""
-        found = self._jobs[job].copy()
+        found = defaultdict(float, self._jobs.get(job, {}))
         for span in self._spans.values():
             if span.job == job and span.activity in OF_JOB:
                 found[span.activity] += max(0.0, now - span.since_seconds)

@@ -54,6 +54,8 @@ MAX_NAMED_JOBS = 1000
 """Maximum number of jobs that a request names."""
 MAX_NAMED_STEPS = 4096
 """Maximum number of checkpoints that an order to remove some names."""
+MAX_ROWS = 4096
+"""Maximum number of rows in a part of a job's history."""
 LOG_LINE_CHARACTERS = 1000
 """Longest line of a job's log, in characters."""
 PRINTED_LINE_CHARACTERS = 500
@@ -139,6 +141,7 @@ BOUNDS: Mapping[str, Bound] = {
     "state": _WORD,
     "text": _text(LOG_LINE_CHARACTERS),
     "voice": _NAME,
+    "waited_for": _NAME,
     "waiting": _LINE,
     "waits_for": _LINE,
     "what": _LINE,
@@ -146,6 +149,7 @@ BOUNDS: Mapping[str, Bound] = {
     # payloads
     "Chunk.payload": Bound(bytes=2 << 20),
     "FilePiece.data": Bound(bytes=MAX_PIECE_BYTES),
+    "MetricsColumn.values": Bound(bytes=8 * MAX_ROWS),
     "PassMessage.payload": Bound(bytes=2 << 20),
     # lists and maps
     "ArrayHeader.shape": Bound(count=8),
@@ -168,6 +172,9 @@ BOUNDS: Mapping[str, Bound] = {
     "ListCheckpointsRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "ListReply.jobs": Bound(total=MAX_PAGE_BYTES),
     "MeshReport.axes": Bound(count=2),
+    "MetricsColumn.texts": Bound(bytes=_NAME.bytes, count=MAX_ROWS),
+    "MetricsRequest.columns": Bound(bytes=_WORD.bytes, count=64),
+    "MetricsRows.columns": Bound(total=MAX_PAGE_BYTES),
     "MissingReply.missing": Bound(count=128),
     "MissingRequest.files": Bound(count=128),
     "Open.void": Bound(count=1024),

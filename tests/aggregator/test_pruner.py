@@ -11,6 +11,7 @@ import pytest
 
 from aggregator.core.clock_jumps import DISTRUST_SECONDS
 from aggregator.core.retention import Limits, Part
+from aggregator.history.writer import MetricsHistory
 from aggregator.optimizer_links.link import OptimizerLink
 from aggregator.pruner import Pruner
 from aggregator.storage.job_queue import JobQueue
@@ -41,6 +42,7 @@ def make_pruner(folder: Path, queue: JobQueue, limits: Limits, **clocks: Callabl
     return Pruner(
         queue=queue,
         journal=Journal(folder / "logs"),
+        history=MetricsHistory(folder / "metrics"),
         stored=StoredCheckpoints(cast(OptimizerLink, Link())),
         live={},
         metrics=AggregatorMetrics(),

@@ -10,6 +10,7 @@ by words.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -24,7 +25,7 @@ import numpy as np
 from cli.main import main, tiermesh
 from protos import jobs_pb2
 from tests.cli.conftest import JOB
-from tests.support.fake_aggregator import FakeAggregator, serving
+from tests.support.fake_aggregator import FakeAggregator, metrics_rows, serving
 from tests.support.tt_train_weights import pack_entries, parameter_entries
 from training.data.tokenizer import build_character_tokenizer
 
@@ -99,6 +100,11 @@ WRONG_INPUTS = (
     "logs job-1 --tail 1 --aggregator AGGREGATOR",
     "logs job-1 --tail 0 --aggregator AGGREGATOR",
     "logs job-9 --aggregator AGGREGATOR",
+    "metrics job-1 --aggregator AGGREGATOR",
+    "metrics job-1 --aggregator AGGREGATOR --csv",
+    "metrics job-2 --aggregator EMPTY",
+    "metrics job-1 --points 20000",
+    "metrics job-1 --from -1",
     "cancel job-9 --aggregator AGGREGATOR",
     "queue --aggregator AGGREGATOR",
     "queue --aggregator EMPTY",
@@ -270,6 +276,21 @@ def _filled() -> FakeAggregator:
         ],
         waits=[jobs_pb2.Wait(role="worker", peer="lb-1", what="gradient", job="job-1", step=4, bucket=7, seconds=3)],
     )  # fmt: skip
+    fake.metrics = [
+        metrics_rows(
+            2,
+            step=[2.0, 4.0],
+            loss={"min": [2.75, 2.5], "max": [3.5, 2.625], "mean": [3.125, 2.5625]},
+            step_seconds={"min": [0.5, 0.5], "max": [1.0, 0.5], "mean": [0.75, 0.5]},
+            compute_seconds={"min": [0.25, 0.375], "max": [0.75, 0.375], "mean": [0.5, 0.375]},
+            tokens_per_second={
+                "min": [math.nan, 1000.0],
+                "max": [math.nan, 1250.0],
+                "mean": [math.nan, 1125.0],
+            },
+            waited_for=["", "lb-1"],
+        )
+    ]
     fake.files = {"model.safetensors": b"no checkpoint", "state.json": b"{}"}
     ended = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.SUCCEEDED, ended_seconds=1e9)
     fake.prunable = [

@@ -389,6 +389,7 @@ def test_requests_of_people(cluster: Cluster, job: str) -> None:
     for call, request in (
         (stub.Watch, jobs.JobRequest(job="nobody")),
         (stub.Logs, jobs.LogsRequest(job="nobody")),
+        (stub.Metrics, jobs.MetricsRequest(job="nobody")),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             list(call(request, timeout=LIMIT_SECONDS))

@@ -43,9 +43,10 @@ CALLS: dict[str, Call] = {
     "SetPriority": lambda client, job, _: client.set_priority(job, -1),
     "Watch": lambda client, job, _: _all_of(client.watch(job)),
     "Logs": lambda client, job, _: _all_of(client.logs(jobs.LogsRequest(job=job))),
+    "Metrics": lambda client, job, _: _all_of(client.metrics(jobs.MetricsRequest(job=job))),
     "Status": lambda client, *_: client.status(),
 }
-STREAMS = ("Watch", "Logs")
+STREAMS = ("Watch", "Logs", "Metrics")
 REFUSED = ("Trust", "Pause", "Resume", "SetPriority")
 """Methods that are refused for a job that has ended."""
 EMPTY = ("List", "Status")

@@ -227,6 +227,9 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Jobs/Continue": [[jobs.ContinueRequest(job=job, step=1, steps=9, total_steps=9)]],
         "/tiermesh.Jobs/List": [[jobs.ListRequest(page_token="1", limit=1, newest_first=True)]],
         "/tiermesh.Jobs/Logs": [[jobs.LogsRequest(job=job, follow=True)]],
+        "/tiermesh.Jobs/Metrics": [
+            [jobs.MetricsRequest(job=job, columns=["loss"], first_step=1, last_step=9, points=2)]
+        ],
         "/tiermesh.Jobs/Checkpoint": [[cluster.CheckpointRequest(job=job, newest=True)]],
         "/tiermesh.Jobs/Trust": [[jobs.TrustRequest(job=job, worker="w1")]],
         "/tiermesh.Jobs/Check": [[jobs.CheckRequest(rows=1, columns=2, backend="emulator")]],

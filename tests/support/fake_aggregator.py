@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class FakeAggregator:
         prunes: prune requests that arrived.
         prunable: what Prune answers, for the jobs that a request is about.
         checked: what Check answers.
+        metrics: what Metrics answers.
+        metrics_requests: requests of it that arrived.
         status: answer of Status.
         store: store of uploaded files; None for none.
         address: `HOST:PORT`, once it is served.
@@ -76,6 +79,8 @@ class FakeAggregator:
         self.prunes: list[jobs_pb2.PruneRequest] = []
         self.prunable: list[jobs_pb2.PrunedJob] = []
         self.checked: list[jobs_pb2.CheckResult] = []
+        self.metrics = [jobs_pb2.MetricsRows()]
+        self.metrics_requests: list[jobs_pb2.MetricsRequest] = []
         self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
         self.store: FileStore | None = None
         self.address = ""
@@ -173,6 +178,14 @@ class FakeAggregator:
         for text in lines[-request.tail :]:
             yield jobs_pb2.LogLine(seconds=1.0, text=text)
 
+    async def Metrics(
+        self, request: jobs_pb2.MetricsRequest, context: Context
+    ) -> AsyncIterator[jobs_pb2.MetricsRows]:
+        await self._job(request.job, context)
+        self.metrics_requests.append(request)
+        for part in self.metrics:
+            yield part
+
     async def Checkpoint(
         self, request: cluster_pb2.CheckpointRequest, context: Context
     ) -> cluster_pb2.CheckpointFiles:
@@ -208,6 +221,19 @@ class FakeAggregator:
             text = f"job {job!r}: the ids of several jobs contain this: {', '.join(found)}; give more of one"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         return self.jobs[found[0]]
+
+
+def metrics_rows(steps_per_row: int, **columns: Sequence[float | str] | Mapping[str, Sequence[float]]) -> Any:
+    """Return a part of a job's history, from columns by name: values, texts, or the values of summaries by kind."""
+    part = jobs_pb2.MetricsRows(steps_per_row=steps_per_row)
+    for name, given in columns.items():
+        kinds = given if isinstance(given, Mapping) else {"value": given}
+        for kind, values in kinds.items():
+            if values and isinstance(values[0], str):
+                part.columns.add(name=name, kind="text", texts=values)
+            else:
+                part.columns.add(name=name, kind=kind, values=struct.pack(f"<{len(values)}d", *values))
+    return part
 
 
 @contextmanager

@@ -101,6 +101,11 @@ class LeaseBook:
         able = [row for row in self._rows.values() if row.able and (leaving or not row.leaves)]
         return [row for row in able if not (row.stalled or row.hangs)] or able
 
+    def find_last(self) -> str:
+        """Return the name of the row whose gradient has come last; empty if it is gone, or none has come."""
+        row = None if self.step_sum is None else self._rows.get(self.step_sum.last_session)
+        return "" if row is None else row.name
+
     def is_computing(self, row: Row) -> bool:
         """Return whether a row has something to compute now."""
         initialising = self.initialisation is not None and self.initialisation.session == row.session

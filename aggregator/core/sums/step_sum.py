@@ -64,6 +64,7 @@ class StepSum:
         assignments: who computes which node, in the order of the nodes.
         window_end: the position in the agreed order that senders must not reach yet.
         begun_seconds: when it began, on the monotonic clock.
+        last_session: the session whose chunk arrived last; 0 before there is one.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class StepSum:
     ) -> None:
         self.version = version
         self.begun_seconds = now
+        self.last_session = 0
         self.checks = StepChecks(checked)
         self.coverage = Coverage(Node(0, micro_batches), chunks, gated=bool(self.checks))
         self.assignments = [Assignment(self.coverage.root, None, now)]
@@ -213,6 +215,8 @@ class StepSum:
     def arrive(self, assignment: Assignment, chunk: int) -> Arrival:
         """Count a chunk of an assignment's node; with chunk 0, add up what counts as its sums are added."""
         arrival = self.coverage.add(assignment.node, chunk)
+        if not arrival.duplicate:
+            self.last_session = assignment.session or 0
         if chunk == 0 and not arrival.duplicate:
             for superseded in arrival.superseded:
                 self._counts.pop(superseded, None)

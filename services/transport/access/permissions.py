@@ -100,6 +100,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     PRUNE_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Watch": PEOPLE,
     "/tiermesh.Jobs/Logs": PEOPLE,
+    "/tiermesh.Jobs/Metrics": PEOPLE,
     "/tiermesh.Jobs/Checkpoint": PEOPLE,
     "/tiermesh.Jobs/Status": PEOPLE,
     "/tiermesh.Jobs/Check": PEOPLE,

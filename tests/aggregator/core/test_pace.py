@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.core.pace import Pace, estimate_seconds_left
+from aggregator.core.pace import Pace, StepParts, estimate_seconds_left
 from protos.jobs_pb2 import Job
 from services.protocol.plan import JobPlan
 
@@ -124,3 +124,26 @@ def test_all_evaluations_to_come_count(steps: int, evaluate_every: int, step: in
     due = sum(plan.evaluates_at(later) for later in range(step + 1, steps + 1))
     assert plan.evaluations_after(step) == due
     assert estimate_seconds_left(plan, step, 0.0, 1.0) == due
+
+
+def test_a_steps_parts_are_shares_of_its_duration() -> None:
+    spent = {"computing": 5.0}
+    parts = StepParts(lambda now: dict(spent))
+    assert parts.split(2.0, 0.0) is None, "it is unknown when the first step began"
+    spent.update(computing=11.0, wire=1.0, update=1.0, others=3.0, stalled=1.0)
+    assert parts.split(None, 2.0) is None, "its duration is unknown"
+    spent.update(computing=17.0, wire=2.0, update=2.0, others=6.0, stalled=2.0)
+    split = parts.split(6.0, 4.0)
+    assert split is not None
+    assert (split.compute_seconds, split.wire_seconds, split.update_seconds) == (3.0, 0.5, 0.5)
+    assert split.wait_seconds == 2.0
+    assert parts.split(1.0, 5.0) is None, "no worker had any time"
+    spent.update(computing=16.0, others=8.0)
+    split = parts.split(1.0, 6.0)
+    assert split is not None
+    assert (split.compute_seconds, split.wait_seconds) == (0.0, 1.0), "no part is negative"
+    parts.forget()
+    assert parts.split(1.0, 7.0) is None
+    spent.update(others=9.0)
+    parts.begin(8.0)
+    assert parts.split(1.0, 8.0) is None, "what was spent before the step began is not the step's"

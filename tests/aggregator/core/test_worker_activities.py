@@ -37,6 +37,25 @@ def test_a_step_is_computing_then_wire_then_others_then_the_update() -> None:
     assert dialogue.job().workers == 2
 
 
+def test_a_step_is_published_with_the_parts_of_its_time_and_who_was_waited_for() -> None:
+    dialogue = training(1, 2)
+    for step in (0, 1):
+        for session, seconds in ((1, 4.0), (2, 2.0)):
+            dialogue.now += seconds
+            dialogue.computed(session, 4.0)
+            dialogue.chunk(session, 1, step, 0, losses=(1.0, 1.0))
+        dialogue.now += 3.0
+        dialogue.commits(1, step)
+    first, second = [each for each in dialogue.published if each.kind == "step"]
+    assert (first.split, first.waited_for) == (None, "w2"), "it is unknown when the first step began"
+    assert (second.step_seconds, second.waited_for) == (9.0, "w2")
+    split = second.split
+    assert split is not None
+    assert (split.compute_seconds, split.update_seconds) == pytest.approx((4.0, 3.0))
+    assert split.wire_seconds == pytest.approx(1.0), "two seconds of one of two workers"
+    assert split.wait_seconds == pytest.approx(1.0), "two seconds of the other"
+
+
 def test_workers_that_a_step_is_too_small_for_are_idle_for_that_reason_all_the_time() -> None:
     dialogue = training(1, 2, 3, micro_batches=2)
     assert sorted(activities(dialogue)) == ["computing", "computing", "few_micro_batches"]

@@ -28,7 +28,7 @@ def test_each_method_has_its_name_and_message_types() -> None:
         assert call is getattr(servicer, method.name)
         if handler.response_streaming:
             streams.add(method.name)
-    assert streams == {"Watch", "Logs", "Prune", "Check"}
+    assert streams == {"Watch", "Logs", "Metrics", "Prune", "Check"}
     handler = served.service(SimpleNamespace(method="/tiermesh.Jobs/Get"))
     assert handler.request_deserializer(jobs.JobRequest(job="a").SerializeToString()) == jobs.JobRequest(
         job="a"
