@@ -7,12 +7,12 @@ from statistics import median
 from typing import Any
 
 from cli.check import describe_outcome, parse_shape
-from cli.client import JobsClient
-from cli.options import AggregatorTarget
 from cli.output import Output
 from protos.checks_pb2 import AxisReport, LinkReport, MeshReport
 from protos.jobs_pb2 import CheckedLink, CheckedMesh, CheckRequest
 from services.errors import Failed, NotYet
+from services.jobs.client import JobsClient
+from services.jobs.target import AggregatorTarget
 from services.printable import counted
 
 SLOW_SHARE = 0.5

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
-from cli.client import JobsClient
 from cli.job_text import ACTIVITIES, describe_times
 from cli.output import Output
 from cli.tables import wrap
 from cli.watch import Picture
 from cli.words import spell_duration, spell_number, spell_share
 from protos import jobs_pb2
+from services.jobs.client import JobsClient
+from services.jobs.fields import cluster_fields, find_slowest
 from services.pipeline.row_ids import row_number
 from services.pipeline.split import StageRun
 from services.printable import counted, group_by_reason
@@ -27,7 +27,7 @@ async def draw_cluster(client: JobsClient, output: Output) -> Picture:
     """Return the cluster: tiers, optimizer, workers, the running jobs and their waits."""
     status = await client.status()
     lines = [each for line in describe_status(status, client.address) for each in wrap(line, output.width)]
-    return Picture(lines, _values(status))
+    return Picture(lines, cluster_fields(status))
 
 
 def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[str]:
@@ -119,75 +119,5 @@ def _in_order_of_stages(status: jobs_pb2.ClusterStatus) -> list[jobs_pb2.Member]
     return sorted(status.workers, key=lambda each: (not each.stages, each.row, each.first_stage))
 
 
-def find_slowest(status: jobs_pb2.ClusterStatus) -> jobs_pb2.Member | None:
-    """Return the worker whose stages take longest for a micro-batch; None before two workers' speeds are known."""
-    known = [each for each in status.workers if each.stages and each.micro_batches_per_second > 0]
-    return min(known, key=lambda each: each.micro_batches_per_second) if len(known) > 1 else None
-
-
 def _stages_of(worker: jobs_pb2.Member) -> StageRun:
     return StageRun(worker.first_stage, worker.stages)
-
-
-def _values(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
-    """Return a cluster's status as a JSON object."""
-    slowest = find_slowest(status)
-    return {
-        "epoch": status.epoch,
-        "leader": status.leader,
-        "standbys": [
-            {"name": standby.name, "seconds_since_heard": standby.seconds_since_heard}
-            for standby in status.standbys
-        ],
-        "tiers": status.tiers,
-        "optimizer": status.optimizer,
-        "running_jobs": list(status.running_jobs),
-        "waiting": status.waiting or None,
-        "job_waits": dict(zip(status.running_jobs, status.job_waits, strict=False)),
-        "waits": [
-            {
-                "role": wait.role,
-                "peer": wait.peer,
-                "job": wait.job,
-                "step": wait.step,
-                "bucket": wait.bucket,
-                "what": wait.what,
-                "seconds": wait.seconds,
-            }
-            for wait in status.waits
-        ],
-        "shards": [
-            {
-                "name": shard.name or None,
-                "address": shard.address,
-                "connected": not shard.detail,
-                "detail": shard.detail or None,
-                "seconds_since_heard": None if shard.detail else shard.seconds_since_heard,
-            }
-            for shard in status.shards
-        ],
-        "worker_seconds": dict(sorted(status.worker_seconds.items())),
-        "efficiency": efficiency(status.worker_seconds),
-        "workers": [
-            {
-                "name": worker.name,
-                "incarnation": worker.incarnation,
-                "state": worker.state,
-                "job": worker.job or None,
-                "detail": worker.detail or None,
-                "row": row_number(worker.row) if worker.stages else None,
-                "first_stage": worker.first_stage if worker.stages else None,
-                "stages": worker.stages,
-                "generation": worker.generation,
-                "step": worker.step,
-                "seconds_since_heard": worker.seconds_since_heard,
-                "micro_batches_per_second": worker.micro_batches_per_second,
-                "seconds_since_speed": worker.seconds_since_speed or None,
-                "activity": worker.activity or None,
-            }
-            for worker in status.workers
-        ],
-        "slowest_stages": None
-        if slowest is None
-        else {"worker": slowest.name, "first_stage": slowest.first_stage, "stages": slowest.stages},
-    }

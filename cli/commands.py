@@ -64,6 +64,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
             ("aggregator", "aggregator --listen 0.0.0.0:7070 --insecure"),
         ),
         "optimizer": Entry("cli.daemon_commands:optimizer", ("optimizer --listen 0.0.0.0:7071 --insecure",)),
+        "web": Entry("cli.daemon_commands:web", ("web --aggregator loudbox-1:7070",)),
     },
     "Security": {
         "certs": Entry(

@@ -1,4 +1,4 @@
-"""`tiermesh worker`, `aggregator` and `optimizer`: run one role daemon in the foreground."""
+"""`tiermesh worker`, `aggregator`, `optimizer` and `web`: run one role daemon in the foreground."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cli.options import (
     AGGREGATOR_ADDRESS,
     ANY_PORT,
     OPTIMIZER_ADDRESS,
+    WEB_ADDRESS,
     Command,
     FiniteRange,
     WholeNumber,
@@ -381,3 +382,49 @@ def optimizer(*, state_dir: Path, record: Path | None, daemon: dict[str, Any]) -
     from optimizer.daemon import OptimizerOptions, run
 
     return run(OptimizerOptions(state_dir=state_dir, record=record, **daemon))
+
+
+@click.command()
+@aggregator_option
+@path_option("--state-dir", default=Path(".tiermesh/web"), help="Folder for files that were sent.")
+@path_option(
+    "--token-file",
+    default=Path("~/.tiermesh/web-token"),
+    help="File that keeps the token that callers show, without TLS.",
+)
+@option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Further name or address that callers may have for this server; repeatable.",
+)
+@option(
+    "--cache-gb",
+    type=WholeNumber(1, MOST_UPLOAD_GB),
+    default=DEFAULT_CACHE_GB,
+    help="Largest size of the files that were sent, in GB; the longest unused ones make room.",
+)
+@daemon_options(WEB_ADDRESS, tensors=False)
+def web(
+    *,
+    aggregator: str,
+    state_dir: Path,
+    token_file: Path,
+    allowed_hosts: tuple[str, ...],
+    cache_gb: int,
+    daemon: dict[str, Any],
+) -> int:
+    """Run the HTTP API, which calls the aggregator for programs with their tokens."""
+    from web.daemon import WebOptions, run
+
+    return run(
+        WebOptions(
+            aggregator=aggregator,
+            state_dir=state_dir,
+            token_file=token_file.expanduser(),
+            allowed_hosts=allowed_hosts,
+            cache_bytes=cache_gb * GB,
+            **daemon,
+        )
+    )

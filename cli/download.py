@@ -11,8 +11,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from cli.client import JobsClient
-from cli.options import AggregatorTarget
 from cli.output import Output
 from protos.cluster_pb2 import CheckpointFiles
 from protos.files_pb2 import FileRef, ReadFileRequest
@@ -21,6 +19,8 @@ from services.checkpoints.read import read_state
 from services.errors import Failed, Refused
 from services.files.errors import FileMissing, NoRoom, WrongFile
 from services.files.store import FileStore
+from services.jobs.client import JobsClient
+from services.jobs.target import AggregatorTarget
 
 MAX_FILES = 100
 """Limit of the files in a checkpoint; a real one has about five."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import (
-    AggregatorTarget,
     Command,
     WholeNumber,
     client_options,
@@ -23,7 +22,7 @@ from cli.output import Output
 from cli.retention_options import read_age_seconds, read_count, read_size_bytes
 
 if TYPE_CHECKING:
-    pass
+    from services.jobs.target import AggregatorTarget
 
 
 def job_config(command: Command) -> Command:

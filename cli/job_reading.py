@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 
-from cli.client import JobsClient
 from cli.job_table import format_jobs
 from cli.job_text import describe_job
-from cli.options import AggregatorTarget
-from cli.output import Output, clock, job_fields
+from cli.output import Output, clock
 from cli.tables import wrap
 from cli.watch import Picture
 from protos import jobs_pb2
+from services.jobs.client import JobsClient
+from services.jobs.fields import job_fields
+from services.jobs.target import AggregatorTarget
 from services.printable import counted
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cli.job_table import progress_bar
-from cli.output import claim_lines, clock, job_fields, job_phase, job_state, time_left
+from cli.output import claim_lines, clock, job_phase, job_state, time_left
 from cli.tables import format_fields
 from cli.words import spell_duration, spell_number, spell_share
 from protos import jobs_pb2
+from services.jobs.fields import job_fields
 from services.printable import counted, escape
 from services.protocol.activities import BUSY, efficiency
 

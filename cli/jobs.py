@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cli.client import JobsClient, Unanswered, Unreachable
-from cli.options import AggregatorTarget
-from cli.output import Output, job_fields, job_line, state_name
+from cli.output import Output, job_line
 from protos import jobs_pb2
 from services.errors import Failed, TiermeshError
+from services.jobs.client import JobsClient, Unanswered, Unreachable
+from services.jobs.fields import job_fields, state_name
+from services.jobs.target import AggregatorTarget
 from services.timeouts import STANDARD_TIMEOUTS
 
 if TYPE_CHECKING:
@@ -132,8 +133,9 @@ async def queue_job(
         uploads: whether to send the aggregator what it lacks of the job's data.
         waits_for_aggregator: whether to try again while the aggregator can't be reached, since it is started again.
     """
-    from cli.uploads import InputFiles, upload_inputs
+    from cli.uploads import upload_inputs
     from services.config.job_inputs import inputs_of_job
+    from services.jobs.input_files import InputFiles
 
     config = submission.config
     inputs = [each for each in inputs_of_job(config) if uploads or each.is_code]

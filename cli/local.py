@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cli.client import JobsClient
 from cli.jobs import (
     ENDED,
     Submission,
@@ -21,14 +20,16 @@ from cli.jobs import (
     read_job,
     retry_unreachable,
 )
-from cli.options import AggregatorTarget
-from cli.output import Output, job_fields, job_line, state_name
+from cli.output import Output, job_line
 from cli.progress import ProgressView
 from cli.supervise import supervise
 from cli.tracking import leave_trackers_to_aggregator
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.instrumentation.timeline import TimelineOptions
+from services.jobs.client import JobsClient
+from services.jobs.fields import job_fields, state_name
+from services.jobs.target import AggregatorTarget
 from services.printable import counted
 from services.runtime.file_locks import try_lock
 from services.runtime.launcher import DaemonProcess, kill_all, stop_all
@@ -57,6 +58,7 @@ class LocalOptions:
         code: folder with code to send with the job; None for none. An unfinished job keeps the code that it has.
         timeline: steps that the daemons record in their timelines; None for none.
         supervise: whether to restart daemons that die.
+        web: `HOST:PORT` of the HTTP API; empty for none.
     """
 
     job: Path
@@ -72,6 +74,7 @@ class LocalOptions:
     code: Path | None = None
     timeline: TimelineOptions | None = None
     supervise: bool = False
+    web: str = ""
 
 
 def run(options: LocalOptions, output: Output) -> None:
@@ -184,6 +187,13 @@ async def _cluster(
             for number in range(1, options.workers + 1)
         ]
         await asyncio.gather(*(worker.wait_ready() for worker in workers))
+        if options.web:
+            # The last --listen counts: people choose this one.
+            folder = ["--state-dir", str(state / "web"), "--listen", options.web]
+            logs_only = ["--log-level", options.log_level]
+            web = DaemonProcess("web", "web", logs, ["--aggregator", aggregator.address, *folder, *logs_only])
+            daemons.append(web.start())
+            await web.wait_ready()
         output.say(
             f"{options.tiers}-tier cluster: "
             + ", ".join(f"{daemon.name} on port {daemon.port}" for daemon in daemons)
@@ -244,6 +254,9 @@ async def _run_while_daemons_live(
             for end in [end for end in ends if end.done() and not following.done()]:
                 daemon = ends.pop(end)
                 end.result()  # raises the error of a failed restart
+                if daemon.role == "web":
+                    say(f"{daemon.describe_end()}; the job continues without the HTTP API")
+                    continue
                 if daemon.role != "worker" or not any(each.role == "worker" for each in ends.values()):
                     raise Failed(daemon.describe_end())
                 say(f"{daemon.describe_end()}; the job continues with the other workers")
@@ -301,6 +314,7 @@ def _resume_command(options: LocalOptions) -> str:
         f"--workers {options.workers}"
         + (f" --shards {options.shards}" if options.shards else "")
         + (" --supervise" if options.supervise else "")
+        + (f" --web --web-listen {options.web}" if options.web else "")
         + "".join(f" --allow-models {name}" for name in options.allowed_models)
         + (f" --code {options.code}" if options.code is not None else "")
     )

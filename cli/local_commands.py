@@ -10,8 +10,10 @@ import click
 from cli.job_commands import job_config
 from cli.options import (
     LOG_LEVELS,
+    WEB_ADDRESS,
     FiniteRange,
     WholeNumber,
+    address_option,
     allow_models_option,
     code_option,
     option,
@@ -63,6 +65,10 @@ _log_level_option = option(
     help="Number of tokens of sample text to generate at the end; 0 for none.",
 )
 @option("--supervise", is_flag=True, help="Restart daemons that die, as systemd would.")
+@option("--web", is_flag=True, help="Serve the HTTP API too, while the command runs.")
+@address_option(
+    "--web-listen", default=WEB_ADDRESS, help="Address of the HTTP API; port 0 takes any free one."
+)
 @_log_level_option
 @allow_models_option
 @code_option
@@ -79,6 +85,8 @@ def local(
     resume: bool,
     sample_tokens: int,
     supervise: bool,
+    web: bool,
+    web_listen: str,
     log_level: str,
     allowed_models: tuple[str, ...],
     code: Path | None,
@@ -110,6 +118,7 @@ def local(
             code=code,
             timeline=timeline,
             supervise=supervise,
+            web=web_listen if web else "",
         ),
         output,
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cli.job_commands import job_config
 from cli.options import (
     DEFAULT_MFU,
-    AggregatorTarget,
     FiniteRange,
     LinkRate,
     WholeNumber,
@@ -23,6 +23,9 @@ from cli.options import (
 from cli.output import Output
 from services.errors import Refused
 from services.sizing.chips import CHIPS
+
+if TYPE_CHECKING:
+    from services.jobs.target import AggregatorTarget
 
 
 @click.command()

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +18,17 @@ import click
 
 from cli.output import Output
 from services.errors import Refused
+from services.jobs.target import AggregatorTarget
 from services.transport.addresses import split_address, split_addresses
 
 if TYPE_CHECKING:
     from services.instrumentation.timeline import TimelineOptions
-    from services.transport.security import Security
 
 Command = Callable[..., Any]
 
 AGGREGATOR_ADDRESS = "127.0.0.1:7070"
 OPTIMIZER_ADDRESS = "127.0.0.1:7071"
+WEB_ADDRESS = "127.0.0.1:7080"
 ANY_PORT = "127.0.0.1:0"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_MFU = 0.2
@@ -90,23 +90,6 @@ class LinkRate(FiniteRange):
         if not found:
             self.fail(f"{value!r} given, expected bits a second such as 10G or 940M", param, ctx)
         return super().convert(float(found[1]) * _RATE_UNITS[found[2]], param, ctx)
-
-
-@dataclass(frozen=True)
-class AggregatorTarget:
-    """Address of an aggregator, and how to connect to it.
-
-    Attributes:
-        address: `HOST:PORT` of the aggregator, or a comma-separated list of it and its standbys.
-        security: own certificate, and the authority to trust.
-        timeout_seconds: longest wait for an answer.
-        token: token to show in place of a certificate; empty for none.
-    """
-
-    address: str
-    security: Security
-    timeout_seconds: float
-    token: str = ""
 
 
 def option(name: str, *rest: Any, **settings: Any) -> Callable[[Command], Command]:
@@ -201,12 +184,33 @@ def client_options(command: Command) -> Command:
     return with_target
 
 
-def daemon_options(listen: str) -> Callable[[Command], Command]:
+def daemon_options(listen: str, *, tensors: bool = True) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of every daemon, as the dict `daemon` for `DaemonOptions`.
 
     Args:
         listen: default of `--listen`.
+        tensors: whether the daemon exchanges tensors, and has the options about them.
     """
+
+    def tensor_options(command: Command) -> Command:
+        if not tensors:
+            return command
+        for add in (
+            option(
+                "--tensor-port",
+                type=WholeNumber(0, 65535),
+                default=0,
+                help="Port for tensor streams, on the host of --listen; 0 takes any free one.",
+            ),
+            timeline_options,
+            option(
+                "--no-shared-memory",
+                is_flag=True,
+                help="Send tensors over the network even between processes of one host.",
+            ),
+        ):
+            command = add(command)
+        return command
 
     def decorate(command: Command) -> Command:
         @option(
@@ -218,7 +222,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
         @address_option(
             "--listen",
             default=listen,
-            help="Address to serve gRPC on; port 0 takes any free one.",
+            help=f"Address to serve {'gRPC' if tensors else 'HTTP'} on; port 0 takes any free one.",
         )
         @address_option("--metrics-listen", default=ANY_PORT, help="Address to serve /metrics on.")
         @_tls_options
@@ -235,18 +239,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             "--ready-file", help="File to write ports and process id to, as JSON, once the daemon serves."
         )
         @option("--exit-with-parent", is_flag=True, help="Stop when standard input is closed.")
-        @option(
-            "--no-shared-memory",
-            is_flag=True,
-            help="Send tensors over the network even between processes of one host.",
-        )
-        @timeline_options
-        @option(
-            "--tensor-port",
-            type=WholeNumber(0, 65535),
-            default=0,
-            help="Port for tensor streams, on the host of --listen; 0 takes any free one.",
-        )
+        @tensor_options
         @config_option
         @functools.wraps(command)
         def with_daemon(
@@ -263,9 +256,9 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             log_format: str,
             ready_file: Path | None,
             exit_with_parent: bool,
-            no_shared_memory: bool,
-            timeline: TimelineOptions | None,
-            tensor_port: int,
+            no_shared_memory: bool = False,
+            timeline: TimelineOptions | None = None,
+            tensor_port: int = 0,
             **rest: Any,
         ) -> Any:
             if sys.stderr.isatty():

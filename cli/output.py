@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from cli.words import spell_duration
 from services.printable import counted, escape, printable
-from services.protocol.activities import efficiency
 
 if TYPE_CHECKING:
     from protos import jobs_pb2
@@ -93,15 +92,10 @@ def _escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def state_name(job: jobs_pb2.Job) -> str:
-    """Return `queued`, `running`, `paused`, `succeeded`, `failed` or `cancelled`."""
-    from protos import jobs_pb2
-
-    return str(jobs_pb2.JobState.Name(job.state)).lower()
-
-
 def job_state(job: jobs_pb2.Job) -> str:
     """Return a job's state for people: a running one that lacks workers or the optimizer is `waiting`."""
+    from services.jobs.fields import state_name
+
     if job.pausing:
         return "pausing"
     return "waiting" if job.waiting and not job.position else state_name(job)
@@ -113,71 +107,6 @@ def job_phase(job: jobs_pb2.Job) -> str:
         batches = counted(job.evaluation_batches, "batch", "batches")
         return f"evaluating, {job.evaluated_batches} of {batches}"
     return _PHASES.get(job.phase, job.phase)
-
-
-def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
-    """Return a job as JSON values; None stands for what isn't known yet."""
-    return {
-        "job": job.id,
-        "name": job.name,
-        "owner": job.owner or None,
-        "state": state_name(job),
-        "phase": job.phase or None,
-        "started_from": f"{job.start.job}:{job.start.step}" if job.HasField("start") else None,
-        "detail": job.detail or None,
-        "priority": job.priority,
-        "pausing": job.pausing,
-        "position": job.position or None,
-        "estimated_start_seconds": job.estimated_start_seconds
-        if job.HasField("estimated_start_seconds")
-        else None,
-        "min_workers": job.min_workers or None,
-        "max_workers": job.max_workers or None,
-        "waiting": job.waiting or None,
-        "workers": job.workers,
-        "efficiency": efficiency(job.worker_seconds),
-        "worker_seconds": dict(sorted(job.worker_seconds.items())),
-        "evaluated_batches": job.evaluated_batches if job.evaluation_batches else None,
-        "evaluation_batches": job.evaluation_batches or None,
-        "step": job.step,
-        "steps": job.steps,
-        "loss": job.loss if job.HasField("loss") else None,
-        "validation_loss": job.validation_loss if job.HasField("validation_loss") else None,
-        "validation_step": job.validation_step if job.HasField("validation_loss") else None,
-        "checkpoint": job.checkpoint or None,
-        "checkpoint_step": job.checkpoint_step if job.checkpoint else None,
-        "model_sha256": job.model_sha256 or None,
-        "parameters": job.parameters or None,
-        "flops_per_token": job.flops_per_token or None,
-        "tokens_per_second": job.tokens_per_second,
-        "samples_per_second": job.samples_per_second or None,
-        "mfu": job.mfu if job.HasField("mfu") else None,
-        "seconds_left": job.seconds_left if job.HasField("seconds_left") else None,
-        "skipped": job.skipped or None,
-        "excluded": {each.worker: each.reason for each in job.excluded} or None,
-        "claims": [
-            {
-                "workers": [one.worker for one in each.claimants],
-                "standing": _standing(each, own=each == job.claims[0]),
-                "fingerprint": dict(sorted(each.fingerprint.items())),
-                "layout_hash": each.layout_hash,
-                "elements": each.elements,
-            }
-            for each in job.claims
-        ]
-        or None,
-        "generation": job.generation,
-        "submitted_seconds": job.submitted_seconds or None,
-        "started_seconds": job.started_seconds or None,
-        "ended_seconds": job.ended_seconds or None,
-    }
-
-
-def _standing(claim: jobs_pb2.Claim, *, own: bool) -> str:
-    """Return what a claim means for its workers: whether the job goes by it, and for how long."""
-    if own:
-        return "bound" if claim.bound else "taken"
-    return "contends" if claim.contends else "differs"
 
 
 def claim_lines(claims: list[dict[str, Any]]) -> str:

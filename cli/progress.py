@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cli.output import Output, clock, job_phase, job_state, state_name, time_left
+from cli.output import Output, clock, job_phase, job_state, time_left
 from cli.words import spell_number
+from services.jobs.fields import state_name
 from services.printable import escape
 
 if TYPE_CHECKING:

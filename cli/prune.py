@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
-from cli.client import JobsClient
-from cli.options import AggregatorTarget
-from cli.output import Output, state_name
+from cli.output import Output
 from protos import jobs_pb2
 from services.caps import MOST_JOBS
 from services.errors import Failed, Refused
+from services.jobs.client import JobsClient
+from services.jobs.fields import state_name
+from services.jobs.target import AggregatorTarget
 from services.printable import counted
 from services.protocol.bounds import MAX_NAMED_JOBS
 

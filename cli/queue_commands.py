@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.command_group import WholeLineGroup
-from cli.options import AggregatorTarget, WholeNumber, client_options, output_options, path_option
+from cli.options import WholeNumber, client_options, output_options, path_option
 from cli.output import Output
 from services.caps import MOST_PRIORITY
 from services.printable import counted, printable_path
 
 if TYPE_CHECKING:
     from aggregator.storage.queue_check import QueueSummary
+    from services.jobs.target import AggregatorTarget
 
 _state_dir_option = path_option("--state-dir", required=True, help="State dir of the aggregator.")
 _file_argument = click.argument("file", type=click.Path(path_type=Path))

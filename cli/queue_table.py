@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from cli.client import JobsClient
 from cli.job_table import SHORT_ID_CHARACTERS
-from cli.output import Output, job_fields, job_state
+from cli.output import Output, job_state
 from cli.tables import fit_table, wrap
 from cli.watch import Picture
 from cli.words import short_duration
 from protos.jobs_pb2 import PAUSED, QUEUED, RUNNING, Job, ListRequest
+from services.jobs.client import JobsClient
+from services.jobs.fields import job_fields
 from services.printable import escape
 
 _LIVE = ListRequest(states=[QUEUED, RUNNING, PAUSED])

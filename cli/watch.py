@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cli.client import JobsClient, Unreachable
-from cli.options import AggregatorTarget
 from cli.output import Output, clock
 from cli.tables import wrap
 from cli.words import spell_duration
 from services.errors import Failed
+from services.jobs.client import JobsClient, Unreachable
+from services.jobs.target import AggregatorTarget
 from services.printable import escape
 from services.timeouts import STANDARD_TIMEOUTS
 

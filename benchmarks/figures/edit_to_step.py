@@ -19,10 +19,10 @@ from pathlib import Path
 
 from benchmarks.harness.job_settings import BUILD, ROOT
 from benchmarks.harness.report import median, report
-from cli.client import JobsClient
-from cli.options import AggregatorTarget
 from protos import jobs_pb2
 from services.errors import Failed
+from services.jobs.client import JobsClient
+from services.jobs.target import AggregatorTarget
 from services.runtime.launcher import DaemonProcess, kill_all
 from services.transport.security import Security
 

@@ -16,9 +16,9 @@ from services.errors import Refused
 if TYPE_CHECKING:
     from services.transport.access.permissions import CallerKind
 
-KINDS = ("worker", "aggregator", "optimizer", "shard", "person", "developer", "admin", "metrics")
+KINDS = ("worker", "aggregator", "optimizer", "shard", "person", "developer", "admin", "metrics", "web")
 """Names of `CallerKind`, here because importing it takes as long as the whole command line."""
-DIALED_KINDS = ("worker", "aggregator", "optimizer", "shard")
+DIALED_KINDS = ("worker", "aggregator", "optimizer", "shard", "web")
 AUTHORITY_DAYS, DAEMON_DAYS, PERSON_DAYS = 3650.0, 365.0, 90.0
 VALID_DAYS = FiniteRange(min=0, min_open=True, max=AUTHORITY_DAYS)
 

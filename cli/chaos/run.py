@@ -12,15 +12,16 @@ from typing import Any
 
 from cli.chaos.cluster import Cluster
 from cli.chaos.plan import Fault, draw_plan
-from cli.client import JobsClient
 from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job
 from cli.local import ANSWER_SECONDS, lock_state_dir
-from cli.options import AggregatorTarget
-from cli.output import Output, job_fields, job_line
+from cli.output import Output, job_line
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
+from services.jobs.client import JobsClient
+from services.jobs.fields import job_fields
+from services.jobs.target import AggregatorTarget
 from services.printable import counted
 from services.tasks import start_awaited
 from services.transport.security import Security

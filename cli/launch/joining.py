@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
-from cli.client import JobsClient
 from cli.jobs import retry_unreachable
 from cli.launch.plan import LaunchPlan
 from cli.launch.sites import THIS_MACHINE
 from services.errors import Failed
+from services.jobs.client import JobsClient
 from services.runtime.launcher import READY_SECONDS
 
 _POLL_SECONDS = 0.1

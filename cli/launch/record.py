@@ -14,10 +14,10 @@ from cli.launch.cluster import Member
 from cli.launch.command_line import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from cli.launch.openssh import OpenSSH
 from cli.launch.sites import Site
-from cli.options import AggregatorTarget
 from services.durable_files import new_file
 from services.errors import Refused
 from services.input_files import NoSuchFile, read_input_file
+from services.jobs.target import AggregatorTarget
 from services.printable import printable_path
 from services.system_errors import system_error
 from services.transport.security import Security

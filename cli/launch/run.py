@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from cli.client import JobsClient
 from cli.jobs import Submission, follow, queue_job, raise_unless_succeeded
 from cli.launch.agent.job_watch import read_ended_job
 from cli.launch.agent.link import AgentLink, RunEnded
@@ -35,13 +34,15 @@ from cli.launch.sites import (
     raise_errors,
     reach_all,
 )
-from cli.output import Output, job_fields, job_line
+from cli.output import Output, job_line
 from cli.progress import ProgressView
 from cli.tracking import leave_trackers_to_aggregator
 from mesh.backend import drives_chips
 from protos import jobs_pb2
 from services.config.job import JobConfig
 from services.errors import Failed, Refused, TiermeshError
+from services.jobs.client import JobsClient
+from services.jobs.fields import job_fields
 from services.tasks import start_awaited
 from services.threads import finish_in_thread
 

@@ -9,6 +9,9 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from services.config.refusals import format_value
@@ -17,7 +20,51 @@ from services.errors import Refused, RefusedWithPaths
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 """Tiermesh's own tree; its `configs/` has the folders of `tt-train/configs/`."""
 
+_SHIPPED = REPOSITORY_ROOT / "configs"
+_supplied: ContextVar[Mapping[str, Path] | None] = ContextVar("supplied", default=None)
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+
+
+class NotSupplied(Refused):
+    """A config names a file that did not come with it.
+
+    Attributes:
+        path: path of the file, as the config has it.
+    """
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
+@contextmanager
+def only_supplied(files: Mapping[str, Path]) -> Iterator[None]:
+    """Let configs that are read in the block name these files, and configs that Tiermesh ships, and nothing else here.
+
+    It is for configs of people that may not read this host's files.
+
+    Args:
+        files: places of the files, by their paths as configs have them.
+    """
+    token = _supplied.set(files)
+    try:
+        yield
+    finally:
+        _supplied.reset(token)
+
+
+def _find_supplied(text: str, field: str, files: Mapping[str, Path], kind: str) -> Path:
+    if text in files:
+        return files[text]
+    for folder in (_SHIPPED / kind, _SHIPPED, REPOSITORY_ROOT):
+        place = Path(os.path.normpath(folder / text))
+        if place.is_relative_to(_SHIPPED) and _is_there(place, folder=False):
+            return place
+    quoted = json.dumps(text, ensure_ascii=False)
+    raise NotSupplied(
+        f"{field}: {quoted} did not come with the config, expected its file; send it, too", text
+    )
 
 
 def find_include(text: str, *, field: str, folder: Path, kind: str) -> Path:
@@ -41,6 +88,9 @@ def find_include(text: str, *, field: str, folder: Path, kind: str) -> Path:
     Raises:
         Refused: there is no such file.
     """
+    supplied = _supplied.get()
+    if supplied is not None:
+        return _find_supplied(text, field, supplied, kind)
     path, roots = _expand(text, field), _roots(folder)
     places = [folder / path, Path.cwd() / path]
     for root in roots:
@@ -74,6 +124,9 @@ def find_data(text: str, *, field: str, folder: Path) -> Path:
     Raises:
         Refused: there is no such file.
     """
+    supplied = _supplied.get()
+    if supplied is not None:
+        return _find_supplied(text, field, supplied, "")
     path, roots = _expand(text, field), _roots(folder)
     places = [folder / path, Path.cwd() / path, *(root / path for root in roots)]
     data_folder = os.environ.get("TIERMESH_DATA")

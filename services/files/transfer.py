@@ -116,7 +116,7 @@ async def upload_missing(
     """
     for first in range(0, len(refs), BOUNDS["MissingRequest.files"].count):
         asked = refs[first : first + BOUNDS["MissingRequest.files"].count]
-        offsets = await _ask_missing(channel, asked, metadata)
+        offsets = await ask_missing(channel, asked, metadata)
         for ref in asked:
             offset = min(offsets.get(ref.sha256, ref.size), ref.size)
             if tell is not None:
@@ -125,7 +125,7 @@ async def upload_missing(
                 await _upload_one(channel, source, ref, offset, metadata, tell)
 
 
-async def _ask_missing(
+async def ask_missing(
     channel: grpc.aio.Channel, refs: Sequence[pb.FileRef], metadata: Metadata
 ) -> dict[str, int]:
     """Return the offsets at which the upload of the files that a peer lacks continues, by SHA-256."""

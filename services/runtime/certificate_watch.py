@@ -29,6 +29,7 @@ _KINDS = {
     "worker": {CallerKind.WORKER},
     "aggregator": {CallerKind.AGGREGATOR, CallerKind.SHARD},
     "optimizer": {CallerKind.OPTIMIZER},
+    "web": {CallerKind.WEB},
 }
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -24,6 +24,7 @@ from services.tasks import start_task
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.addresses import join_address, split_address
 from services.transport.http2.server import Handler, StreamServer
+from services.transport.ports.admission import ConnectionLimits, Refusal
 from services.transport.security import Security
 from services.transport.server import start_server
 
@@ -72,15 +73,8 @@ class DaemonOptions:
         self.security.refuse_exposed("--metrics-listen", self.metrics_listen)
 
 
-class Service(Protocol):
+class AnyService(Protocol):
     """A role's service, which moves bytes, keeps time and persists effects."""
-
-    @property
-    def service_names(self) -> tuple[str, ...]:
-        """Full names of the gRPC services that the role offers."""
-
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Return the handlers of these gRPC services."""
 
     async def start(self, tensor_port: int = 0) -> None:
         """Load what is on disk. Calls are answered from then on.
@@ -96,6 +90,17 @@ class Service(Protocol):
         """Finish work under way, notify peers, and close files."""
 
 
+class Service(AnyService, Protocol):
+    """Service that is called by gRPC."""
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """Full names of the gRPC services that the role offers."""
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Return the handlers of these gRPC services."""
+
+
 @runtime_checkable
 class TensorService(Protocol):
     """Service whose data streams have a port of their own."""
@@ -104,8 +109,43 @@ class TensorService(Protocol):
         """Return the handlers of that port, by method."""
 
 
+class MainPort(Protocol):
+    """The open port of `--listen`."""
+
+    @property
+    def port(self) -> int:
+        """Number of the port."""
+
+    @property
+    def people_port(self) -> int:
+        """Port for people that show tokens; 0 if there is none."""
+
+    def set_serving(self, serving: bool) -> None:
+        """Set what health checks report: whether the role can do its work. Calls are served either way."""
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Accept no new calls, give open ones `grace_seconds` to end, then cancel them."""
+
+
+RunService = TypeVar("RunService", bound=AnyService)
+OpenPort = Callable[
+    [RunService, DaemonOptions, ConnectionLimits, Callable[[Refusal], None]], Awaitable[MainPort]
+]
+"""Opens the port of `--listen` for a service, within limits, and with a counter of refused connections."""
+
+
 def run_role(
     role: str, options: DaemonOptions, build: Callable[[], tuple[Service, CollectorRegistry]]
+) -> int:
+    """Run a role that is called by gRPC until it ends or is stopped; see `run_service`."""
+    return run_service(role, options, build, _open_grpc_port)
+
+
+def run_service(
+    role: str,
+    options: DaemonOptions,
+    build: Callable[[], tuple[RunService, CollectorRegistry]],
+    open_port: OpenPort[RunService],
 ) -> int:
     """Run a role until it ends or is stopped.
 
@@ -114,6 +154,7 @@ def run_role(
         options: options from the command line.
         build: function that imports and constructs the service, and returns it with the registry of its metrics. It is
             called after memory and threads are set up, since that must happen before numpy is imported.
+        open_port: function that opens the role's main port.
 
     Returns:
         Exit code: see `services.errors.ExitCode`.
@@ -126,14 +167,17 @@ def run_role(
     log.debug("allocator %s", "tuned" if tuned else "not tuned")
 
     return process.run_daemon(
-        lambda: _serve(role, options, build),
+        lambda: _serve(role, options, build, open_port),
         exit_with_parent=options.exit_with_parent,
         ready_file=options.ready_file,
     )
 
 
 async def _serve(
-    role: str, options: DaemonOptions, build: Callable[[], tuple[Service, CollectorRegistry]]
+    role: str,
+    options: DaemonOptions,
+    build: Callable[[], tuple[RunService, CollectorRegistry]],
+    open_port: OpenPort[RunService],
 ) -> None:
     failpoints.arm(os.environ)
     check_own_certificate(role, options.name, options.security)
@@ -141,20 +185,7 @@ async def _serve(
     certificate = CertificateWatch(options.security, registry, role)
     limits = limit_ports(raise_descriptor_limit())
     connections = ConnectionMetrics(registry, role)
-    # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
-    # because numpy must not be imported before the set-up above.
-    from services.tensors.kernels import arithmetic
-
-    arithmetic.load_kernels()
-    server = await start_server(
-        options.listen,
-        options.security,
-        service.handlers(),
-        service.service_names,
-        limits=limits.main,
-        count_refusal=connections.counter_of("main"),
-        people_listen=options.people_listen,
-    )
+    server = await open_port(service, options, limits.main, connections.counter_of("main"))
     tensors: StreamServer | None = None
     metrics: MetricsServer | None = None
     watching = start_task(certificate.run(), "watch of the own certificate")
@@ -191,6 +222,28 @@ async def _serve(
         await server.stop(STANDARD_TIMEOUTS.grace)
         if metrics is not None:
             metrics.stop()
+
+
+async def _open_grpc_port(
+    service: Service,
+    options: DaemonOptions,
+    limits: ConnectionLimits,
+    count_refusal: Callable[[Refusal], None],
+) -> MainPort:
+    # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
+    # because numpy must not be imported before the set-up above.
+    from services.tensors.kernels import arithmetic
+
+    arithmetic.load_kernels()
+    return await start_server(
+        options.listen,
+        options.security,
+        service.handlers(),
+        service.service_names,
+        limits=limits,
+        count_refusal=count_refusal,
+        people_listen=options.people_listen,
+    )
 
 
 def _announce(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from services.errors import Refused
 
@@ -82,6 +82,13 @@ class AddressRotation:
 
     def __len__(self) -> int:
         return len(self._addresses)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._addresses)
+
+    def start_with(self, address: str) -> None:
+        """Begin a round with one of the addresses."""
+        self._position = self._round_start = self._addresses.index(address)
 
     @property
     def current(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from services.errors import Refused
 from services.input_files import read_input_file
 from services.printable import printable_path
-from services.transport.access.identity import CertificateIdentity, identify
+from services.transport.access.identity import CertificateIdentity, hosts_of, identify
 from services.transport.access.revocations import read_revoked
 from services.transport.access.tokens import read_tokens
 from services.transport.access.watched_files import WatchedFiles
@@ -146,6 +146,10 @@ class Security:
         """
         return None if self.cert is None else identify(_read("--tls-cert", self.cert))
 
+    def own_hosts(self) -> frozenset[str]:
+        """Return the names and addresses of hosts in the own certificate."""
+        return frozenset() if self.cert is None else hosts_of(_read("--tls-cert", self.cert))
+
     def server_credentials(self, *, certificates: bool = True) -> grpc.ServerCredentials | None:
         """Return the credentials of one port of a gRPC server, which follow the files; None means plain text.
 
@@ -211,32 +215,33 @@ class Security:
             certificate_chain=_read("--tls-cert", self.cert) if self.cert else None,
         )
 
-    def server_context(self, *, protocol: str = "h2") -> ssl.SSLContext | None:
+    def server_context(self, *, protocol: str = "h2", certificates: bool = True) -> ssl.SSLContext | None:
         """Return the equivalent of `server_credentials` for Python's `ssl`; None means plain text.
 
         Args:
             protocol: protocol that is negotiated by ALPN.
+            certificates: as of `server_credentials`.
 
         Raises:
             Refused: an authority is given, but no certificate of the server.
         """
         if not self.tls:
             return None
-        files = WatchedFiles(self._server_files(), lambda: self._load_server_context(protocol))
+        files = WatchedFiles(self._server_files(), lambda: self._load_server_context(protocol, certificates))
 
         def use_newest(handshake: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
             handshake.context = files.content()
 
-        context = self._load_server_context(protocol)
+        context = self._load_server_context(protocol, certificates)
         context.sni_callback = use_newest  # called in every handshake, whether the client names a host or not
         return context
 
-    def _load_server_context(self, protocol: str) -> ssl.SSLContext:
+    def _load_server_context(self, protocol: str, certificates: bool) -> ssl.SSLContext:
         assert self.cert is not None
         self._check_pair()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
-        if self.ca:
+        if self.ca and certificates:
             context.load_verify_locations(self.ca)
             context.verify_mode = ssl.CERT_REQUIRED
         return _with_protocol(context, protocol)

@@ -119,7 +119,7 @@ def test_an_incomplete_download_never_looks_complete(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cli.client._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("services.jobs.client._RETRY_SECONDS", 0.01)
     fault(aggregator)
     target = tmp_path / "target"
     assert run(aggregator, target) == code
@@ -143,7 +143,10 @@ def test_a_repeated_command_goes_on_where_it_stopped(
     aggregator.read.clear()
     for pieces in stops:
         aggregator.silent_after = len(aggregator.read) + pieces
-        with patch("cli.client._RETRY_SECONDS", 0.0), patch("cli.client.STANDARD_TIMEOUTS", SHORT):
+        with (
+            patch("services.jobs.client._RETRY_SECONDS", 0.0),
+            patch("services.jobs.client.STANDARD_TIMEOUTS", SHORT),
+        ):
             if run(aggregator, target) == 0:
                 break
         assert not (target / "step-00000500").exists(), "it appears complete or not at all"

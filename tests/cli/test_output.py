@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cli.output import Output, job_fields, job_line
+from cli.output import Output, job_line
 from protos.jobs_pb2 import RUNNING, Exclusion, Job
+from services.jobs.fields import job_fields
 
 
 def test_faulty_workers_are_named_with_the_reason() -> None:

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-import cli.client
-from cli.client import JobsClient
+import services.jobs.client
 from cli.main import main
-from cli.options import AggregatorTarget
 from cli.output import Output
-from cli.uploads import InputFiles, upload_inputs
+from cli.uploads import upload_inputs
 from protos.files_pb2 import FileRef
 from services.caps import Cap, CapReached
 from services.config.job_inputs import JobInput
@@ -23,6 +21,9 @@ from services.corpora.conversion import converted
 from services.corpora.token_file import describe_token_file
 from services.errors import Failed, Refused
 from services.files.store import FileStore
+from services.jobs.client import JobsClient
+from services.jobs.input_files import InputFiles
+from services.jobs.target import AggregatorTarget
 from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, make_ref
 from services.timeouts import Timeouts
 from services.transport.security import Security
@@ -51,7 +52,7 @@ def large(tmp_path: Path) -> JobInput:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.client, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(services.jobs.client, "_RETRY_SECONDS", 0.01)
 
 
 def upload(fake: FakeAggregator, *inputs: JobInput, timeout_seconds: float = 20.0) -> None:
@@ -146,7 +147,7 @@ def test_an_upload_does_not_wait_for_another_person_s_upload_of_the_same_file(
 def test_an_upload_that_gets_no_further_fails(
     fake: FakeAggregator, large: JobInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.client, "STANDARD_TIMEOUTS", Timeouts.from_heartbeat(0.005))
+    monkeypatch.setattr(services.jobs.client, "STANDARD_TIMEOUTS", Timeouts.from_heartbeat(0.005))
     fail_first(fake, monkeypatch, *[Failed("the disk is away")] * 1000)
     with pytest.raises(Failed, match=r"; it got no further for .* s, repeat the command to go on"):
         upload(fake, large)

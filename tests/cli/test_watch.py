@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cli import watch
-from cli.client import Unreachable
 from cli.main import main
 from cli.output import Output
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job
+from services.jobs.client import Unreachable
 from tests.support.fake_aggregator import FakeAggregator
 
 RUNNING = Job(id="job-1", name="tiny", state=jobs_pb2.RUNNING, step=3, steps=10)
@@ -42,7 +42,7 @@ def test_a_watched_job_is_shown_to_its_end_over_an_outage(
             raise found
         return found
 
-    monkeypatch.setattr("cli.client.JobsClient.job", answer)
+    monkeypatch.setattr("services.jobs.client.JobsClient.job", answer)
     assert main(["status", "job-1", "--watch", "--aggregator", aggregator.address, "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.err.count("state     running") == 3 and captured.err.count("state     succeeded") == 1
@@ -61,7 +61,7 @@ def test_a_watch_gives_up_after_a_long_outage_and_at_once_if_nothing_ever_answer
             return answers.pop()
         raise Unreachable("aggregator here: no answer")
 
-    monkeypatch.setattr("cli.client.JobsClient.jobs", answer)
+    monkeypatch.setattr("services.jobs.client.JobsClient.jobs", answer)
     monkeypatch.setattr(watch, "OUTAGE_SECONDS", 0.0)
     for _ in range(2):
         assert main(["jobs", "--watch", "--aggregator", aggregator.address]) == 1

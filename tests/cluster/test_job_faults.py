@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cli.client import JobsClient
-from cli.options import AggregatorTarget
 from protos import jobs_pb2 as jobs
 from services.errors import TiermeshError
+from services.jobs.client import JobsClient
+from services.jobs.target import AggregatorTarget
 from services.transport.security import Security
 from tests.support.anything import is_one_line
 from tests.support.cluster.daemon import LIMIT_SECONDS, eventually

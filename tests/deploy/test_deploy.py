@@ -13,7 +13,7 @@ from cli.main import tiermesh
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ROLES = ("worker", "aggregator", "optimizer")
-COMMANDS = {**{role: [role] for role in ROLES}, "shard": ["aggregator", "--shard"]}
+COMMANDS = {**{role: [role] for role in ROLES}, "shard": ["aggregator", "--shard"], "web": ["web"]}
 """Command line of each unit."""
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from cli.client import JobsClient, Unreachable
 from cli.jobs import ENDED, OUTAGE_SECONDS, retry_unreachable
 from cli.launch.agent.protocol import RunOver, WatchJob
-from cli.options import AggregatorTarget
 from protos import jobs_pb2
 from services.errors import Refused, TiermeshError
+from services.jobs.client import JobsClient, Unreachable
+from services.jobs.target import AggregatorTarget
 from services.printable import one_line
 from services.protocol.plain_text import make_printable
 from services.transport.security import Security

@@ -113,11 +113,28 @@ def identify(certificate: bytes) -> CertificateIdentity:
         ) from None
 
 
+def hosts_of(certificate: bytes) -> frozenset[str]:
+    """Return the names and addresses by which the host of a certificate, PEM, is dialed."""
+    from cryptography import x509
+
+    names = _alternative_names(x509.load_pem_x509_certificate(certificate))
+    if names is None:
+        return frozenset()
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return frozenset({*names.get_values_for_type(x509.DNSName), *addresses})
+
+
 def _uris(certificate: x509.Certificate) -> list[str]:
     from cryptography import x509
 
+    names = _alternative_names(certificate)
+    return [] if names is None else names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName | None:
+    from cryptography import x509
+
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return []
-    return names.get_values_for_type(x509.UniformResourceIdentifier)
+        return None

@@ -21,6 +21,7 @@ class CallerKind(Enum):
     DEVELOPER = "developer"
     ADMIN = "admin"
     METRICS = "metrics"
+    WEB = "web"
 
 
 Callers = frozenset[CallerKind]

@@ -55,9 +55,19 @@ Tokens = Mapping[str, TokenRecord]
 """Tokens by id."""
 
 
+def draw_token() -> str:
+    """Return a new token, which is nobody's."""
+    return f"tm_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
+
+
+def is_token(text: str) -> bool:
+    """Return whether a text has the form of a token."""
+    return _TOKEN.fullmatch(text) is not None
+
+
 def make_token(kind: CallerKind, name: str, expires_seconds: float) -> tuple[str, TokenRecord]:
     """Return a new token, which only its owner may keep, and its record, which the aggregator keeps."""
-    token = f"tm_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
+    token = draw_token()
     check_name("name", name)
     return token, TokenRecord(token.split("_")[1], kind, name, int(expires_seconds), _hash(token))
 

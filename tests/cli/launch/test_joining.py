@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from cli.client import JobsClient, Unreachable
 from cli.launch.joining import wait_until_joined
 from cli.launch.plan import LaunchPlan, Rank, Role
 from protos import jobs_pb2
 from services.errors import Failed
+from services.jobs.client import JobsClient, Unreachable
 
 
 def _rank(number: int, role: Role, host: str) -> Rank:

@@ -42,6 +42,7 @@ _MODULES = {
         "optimizer.engine",
     ),
     "optimizer": ("optimizer.daemon", "optimizer.service"),
+    "web": ("web.daemon", "web.service"),
 }
 """Modules that the server of each role imports before the first request, in addition to the commands."""
 _HTTP_MODULES = ("uvicorn.protocols.http.auto", "uvicorn.lifespan.off", "encodings.idna")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
@@ -12,7 +14,6 @@ import google_crc32c
 import grpc
 from google.protobuf.message import Message
 
-from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
 from protos.files_pb2 import FileRef, ReadFileRequest
 from protos.jobs_pb2_grpc import JobsStub
@@ -20,7 +21,15 @@ from services.errors import Failed, NotYet, Refused, TiermeshError
 from services.files.errors import FileDamaged, FileMissing, UploadUnderWay, WrongFile
 from services.files.fetch import MAX_WRONG_FILES, fetch_once
 from services.files.store import FileStore
-from services.files.transfer import MAX_DAMAGED, FileSource, upload_missing
+from services.files.transfer import (
+    MAX_DAMAGED,
+    FileSource,
+    Metadata,
+    ask_missing,
+    receive_pieces,
+    upload_missing,
+)
+from services.jobs.target import AggregatorTarget
 from services.printable import printable
 from services.protocol.checksums import set_checksum
 from services.protocol.plain_text import make_printable
@@ -52,6 +61,18 @@ _PASSING = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL, grpc.St
 Reply = TypeVar("Reply", bound=Message)
 
 
+class CallRefused(Refused):
+    """Refusal of a call by the aggregator.
+
+    Attributes:
+        code: gRPC status of the answer.
+    """
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Unreachable(Failed):
     """The aggregator, or another role that it needs for the answer, can't be reached at the moment."""
 
@@ -77,9 +98,7 @@ class JobsClient:
         self._addresses = AddressRotation(addresses)
         self._timeout_seconds = target.timeout_seconds
         self._security = target.security
-        self._metadata = ((AUTHORIZATION_KEY, authorization(target.token)),) if target.token else ()
-        if target.token and not target.security.tls:
-            self._check_token_stays_here(addresses)
+        self._metadata = self._show(target.token)
         channels = [open_channel(each, target.security) for each in addresses]
         self._channels = dict(zip(addresses, channels, strict=True))
         self._stubs = dict(zip(addresses, map(JobsStub, channels), strict=True))
@@ -90,8 +109,28 @@ class JobsClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
         for channel in self._channels.values():
             await channel.close()
+
+    def for_caller(self, token: str) -> JobsClient:
+        """Return a client that shows another token, empty for none; it uses the connections of this one."""
+        client = copy.copy(self)
+        client._addresses = copy.copy(self._addresses)
+        client._metadata = self._show(token)
+        return client
+
+    def prefer(self, address: str) -> None:
+        """Call this one of the addresses first from now on, which has answered another client."""
+        self._addresses.start_with(address)
+
+    def is_connected(self) -> bool:
+        """Return whether there is a connection to one of the addresses, and begin to connect to the others."""
+        states = [channel.get_state(try_to_connect=True) for channel in self._channels.values()]
+        return grpc.ChannelConnectivity.READY in states
 
     @property
     def address(self) -> str:
@@ -106,14 +145,17 @@ class JobsClient:
     def _stub(self) -> JobsStub:
         return self._stubs[self.address]
 
-    @staticmethod
-    def _check_token_stays_here(addresses: Sequence[str]) -> None:
-        for address in addresses:
+    def _show(self, token: str) -> Metadata:
+        """Return the metadata that shows a token; refuse one that would leave this host in plain text."""
+        if not token:
+            return ()
+        for address in () if self._security.tls else self._addresses:
             if not is_loopback(split_address("--aggregator", address)[0]):
                 raise Refused(
                     f"--token-file: --aggregator {address} would get the token in plain text; give --tls-ca, or "
                     "an address of this host"
                 )
+        return ((AUTHORIZATION_KEY, authorization(token)),)
 
     async def _find_leader(self) -> None:
         """Select the address that answers for the cluster, starting with the one that did last."""
@@ -196,6 +238,32 @@ class JobsClient:
             lambda: asyncio.sleep(0),
         )
 
+    async def lacks(self, ref: FileRef) -> bool:
+        """Return whether the aggregator lacks a file, which this person may upload."""
+        await self._find_leader()
+        try:
+            return bool(await ask_missing(self._channel, [ref], self._metadata))
+        except grpc.aio.AioRpcError as error:
+            raise await self._explain("Missing", error) from None
+        except asyncio.TimeoutError:
+            raise self._no_answer("Missing") from None
+
+    async def read(self, request: ReadFileRequest) -> AsyncGenerator[bytes, None]:
+        """Yield a range of known length of a checkpoint's file, piece by piece, and no more of it."""
+        await self._find_leader()
+        left = request.length
+        try:
+            async with contextlib.aclosing(receive_pieces(self._channel, request, self._metadata)) as pieces:
+                async for piece in pieces:
+                    yield piece.data[:left]
+                    left -= len(piece.data)
+                    if left <= 0:
+                        return
+        except grpc.aio.AioRpcError as error:
+            raise await self._explain("Read", error) from None
+        except asyncio.TimeoutError:
+            raise self._no_answer("Read") from None
+
     async def _transfer(
         self,
         method: str,
@@ -273,7 +341,7 @@ class JobsClient:
             request.MergeFrom(only)
         for _ in range(_MOST_PAGES):
             request.limit = 0 if limit is None else limit - len(found)
-            reply = await self._ask("List", request, jobs_pb2.ListReply)
+            reply = await self.page(request)
             found += reply.jobs
             request.page_token = reply.next_page_token
             if not reply.next_page_token or (limit is not None and len(found) >= limit):
@@ -340,10 +408,15 @@ class JobsClient:
             yield line
 
     async def metrics(self, request: jobs_pb2.MetricsRequest) -> AsyncGenerator[jobs_pb2.MetricsRows, None]:
-        """Yield the parts of a job's history."""
-        limited = self._timeout_seconds
-        async for part in self._stream("Metrics", request, jobs_pb2.MetricsRows, limit_seconds=limited):
+        """Yield the history of a job's metrics, part by part."""
+        async for part in self._stream(
+            "Metrics", request, jobs_pb2.MetricsRows, limit_seconds=self._timeout_seconds
+        ):
             yield part
+
+    async def page(self, request: jobs_pb2.ListRequest) -> jobs_pb2.ListReply:
+        """Return a page of jobs."""
+        return await self._ask("List", request, jobs_pb2.ListReply)
 
     async def checkpoint(self, job: str, step: int | None, before: int = 0) -> cluster_pb2.CheckpointFiles:
         """Return the files of a checkpoint; `step` None selects the newest one before a step, 0 for any."""
@@ -411,7 +484,7 @@ class JobsClient:
     async def _explain(self, method: str, error: grpc.aio.AioRpcError) -> TiermeshError:
         code, details = error.code(), " ".join((error.details() or "").split())
         if code in _BAD_INPUT:
-            return Refused(details)
+            return CallRefused(code, details)
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             if (
                 self._channel.get_state() == grpc.ChannelConnectivity.READY

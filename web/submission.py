@@ -1,0 +1,171 @@
+"""A job made of a config whose files are named by their SHA-256, as `tiermesh submit` makes one of files on its host.
+
+The files were sent before, and are in a store. For the time that the config is read, they have names in a folder of
+their own, so that nothing else of this host can be named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from protos import jobs_pb2
+from services.config.job import JobConfig
+from services.config.job_inputs import inputs_of_job, relocate_inputs
+from services.config.load import load_job_document
+from services.config.paths import NotSupplied, only_supplied
+from services.config.refusals import format_value
+from services.errors import Failed, Refused
+from services.files.store import FileStore
+from services.jobs.client import JobsClient
+from services.jobs.input_files import InputFiles
+from services.printable import printable_path
+from services.threads import finish_in_thread
+from services.yaml_text import YAML_BYTES, parse_yaml
+from web.problems import Problem
+
+MOST_FILES = 64
+LONGEST_PATH = 1024
+_READERS = 2
+"""Number of configs that are read at the same time; a corpus takes a while."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Submission(BaseModel):
+    """Body of `POST /v1/jobs`: a config, and the files that it names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: str | dict[str, Any] = Field(description="Text of the job's YAML file, or its content.")
+    overrides: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=1000,
+        description="Settings that win over the config's, by dotted key.",
+    )
+    files: dict[str, Sha256] = Field(
+        default_factory=dict,
+        max_length=MOST_FILES,
+        description="SHA-256 of each further file, by its path as the config has it.",
+    )
+    name: str = Field(default="", max_length=200, description="Name for people, over the config's.")
+    request_id: str = Field(
+        default="", max_length=64, description="The same in repetitions of a call, which yield the same job."
+    )
+
+
+class Submitter:
+    """Makes jobs of submissions.
+
+    Args:
+        store: the files that were sent.
+        folder: folder for the time of a submission, on the disk of the store.
+    """
+
+    def __init__(self, store: FileStore, folder: Path) -> None:
+        self._store = store
+        self._folder = folder
+        self._readers = asyncio.Semaphore(_READERS)
+
+    async def submit(self, client: JobsClient, submission: Submission) -> tuple[jobs_pb2.Job, list[str]]:
+        """Queue a job, and return it with notices about its config.
+
+        Raises:
+            Problem: a file is not here.
+            Refused: the config is wrong, or the aggregator refuses the job or a file.
+        """
+        self._check_files(submission.files)
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix="submission-") as name:
+            folder = Path(name)
+            places = self._place_files(submission.files, folder)
+            async with self._readers:
+                config, notices, files = await finish_in_thread(_read, submission, places, folder)
+            by_place = {str(place): Path(text) for text, place in places.items()}
+            spec_json = relocate_inputs(config, by_place).to_json()
+            await _upload(client, files)
+            job = await client.submit(submission.name or config.name, spec_json, submission.request_id)
+            await _upload(client, files)  # the job keeps its files now; another's may have pushed one out
+        return job, notices
+
+    def _check_files(self, files: Mapping[str, str]) -> None:
+        """Check that the files are here (Problem)."""
+        for path, sha256 in files.items():
+            if len(path) > LONGEST_PATH or PurePosixPath(path).name in ("", "..") or "\0" in path:
+                raise Refused(f"files: {path!r:.100} given, expected a path of a file; correct it")
+            if self._store.last_use_seconds(sha256) is None:
+                raise _missing(path, sha256)
+
+    def _place_files(self, files: Mapping[str, str], folder: Path) -> dict[str, Path]:
+        """Give files their names in a folder, and return their places by path. Those of one folder stay together."""
+        places: dict[str, Path] = {}
+        folders: dict[PurePosixPath, Path] = {}
+        for path, sha256 in files.items():
+            parent = PurePosixPath(path).parent
+            place = folders.setdefault(parent, folder / str(len(folders)))
+            place.mkdir(exist_ok=True)
+            places[path] = place / PurePosixPath(path).name
+            try:
+                os.link(self._store.path_of(sha256), places[path])
+            except FileNotFoundError:
+                raise _missing(path, sha256) from None
+            except OSError as error:
+                raise Failed(
+                    f"files: {path!r:.100}: can't get its name ({error.strerror}); give a shorter one, or look at the "
+                    "disk of --state-dir"
+                ) from None
+        return places
+
+
+def _missing(path: str, sha256: str | None) -> Problem:
+    text = f"files: {path!r:.200} is not here, expected a file of the config; send it by PUT /v1/files/SHA256"
+    return Problem(422, "missing-file", text, missing=[{"path": path, "sha256": sha256}])
+
+
+def _read(
+    submission: Submission, places: Mapping[str, Path], folder: Path
+) -> tuple[JobConfig, list[str], InputFiles]:
+    """Return the job of a submission, notices about it, and the files that the aggregator needs; in a thread."""
+    overrides = [f"{key}={json.dumps(value)}" for key, value in submission.overrides.items()]
+    try:
+        with only_supplied(places):
+            document = _document(submission.config)
+            config, notices = load_job_document(document, folder=folder, overrides=overrides)
+            # Nobody here follows the job, so the aggregator writes its trackers.
+            tracking = config.tracking.model_copy(update={"written_by": "aggregator"})
+            config = config.model_copy(update={"tracking": tracking})
+            return config, notices, InputFiles(inputs_of_job(config))
+    except NotSupplied as error:
+        raise _missing(error.path, submission.files.get(error.path)) from None
+    except Refused as refused:
+        raise Refused(_without_places(str(refused), places, folder)) from None
+
+
+def _document(config: str | dict[str, Any]) -> dict[Any, Any]:
+    if isinstance(config, dict):
+        return config
+    size = len(config.encode())
+    if size > YAML_BYTES:
+        raise Refused(f"config: {size} bytes given, expected at most {YAML_BYTES}; shorten it")
+    document = parse_yaml(config, "config")
+    if not isinstance(document, dict):
+        raise Refused(f"config: {format_value(document)} given, expected a mapping of sections; correct it")
+    return document
+
+
+def _without_places(text: str, places: Mapping[str, Path], folder: Path) -> str:
+    """Return an error's text with the caller's paths in place of those of this host."""
+    for path, place in places.items():
+        text = text.replace(printable_path(place), path).replace(str(place), path)
+    return text.replace(f"{folder}/", "")
+
+
+async def _upload(client: JobsClient, files: InputFiles) -> None:
+    if files.refs:
+        await client.upload(files, files.refs, lambda *_: None, files.check_sent)
