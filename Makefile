@@ -27,9 +27,10 @@ unexport PYTHONDONTWRITEBYTECODE
 pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile $(HYPOTHESIS)
 
 # A stamp's name contains the checksum of its inputs. Changed constraints give a new .venv, a changed pyproject.toml
-# reinstalls Tiermesh, and both also work when an earlier commit is checked out.
+# reinstalls Tiermesh, and both also work when an earlier commit is checked out. The sdk goes first: until version 0.1
+# its distribution's name was the application's, so pip removes what is left of that, the command included.
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
-installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml | cksum | tr ' ' -)
+installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml sdk/pyproject.toml | cksum | tr ' ' -)
 
 .PHONY: help install demo test test-all test-slow test-hardware simulate fuzz lint bench lock protos clean
 
@@ -39,7 +40,9 @@ help:
 install: $(installed)
 
 $(installed): $(packages)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@for folder in sdk .; do \
+	    $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e $$folder || exit; \
+	done
 	@rm -f .venv/.installed-*
 	@touch $@
 
@@ -89,7 +92,7 @@ bench: install
 lock:
 	$(UV) pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-annotate --custom-compile-command "make lock" --extra dev \
-	    pyproject.toml -o constraints.txt
+	    pyproject.toml sdk/pyproject.toml -o constraints.txt
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

@@ -24,7 +24,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "logs": Entry("cli.job_commands:logs", ("logs 1124-174210-k3fd --follow",)),
         "metrics": Entry(
             "cli.job_commands:metrics",
-            ("metrics 1124-174210-k3fd", "metrics 1124-174210-k3fd --csv --columns loss,mfu > curves.csv"),
+            ("metrics 1124-174210-k3fd", "metrics 1124-174210-k3fd --csv --columns loss,mfu"),
         ),
         "queue": Entry(
             "cli.queue_commands:queue",

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, TypeAlias
 
-from cli.client import JobsClient
-from cli.options import AggregatorTarget
 from cli.output import Output
 from cli.tables import fit_table
 from protos.jobs_pb2 import MetricsColumn, MetricsRequest, MetricsRows
 from services.errors import Failed
+from services.jobs.client import JobsClient
+from services.jobs.target import AggregatorTarget
 from services.printable import counted
 
 TABLE_ROWS = 20

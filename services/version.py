@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 
-DISTRIBUTION = "tiermesh"
+DISTRIBUTION = "tiermesh-cluster"
 UNKNOWN_VERSION = "0+unknown"
 """Version of a checkout that is on the path without being installed. A valid version below every release (PEP 440)."""
 

@@ -54,7 +54,7 @@ def check_trackers(names: Sequence[str], where: str) -> None:
         if entry.package and find_spec(entry.package) is None:
             raise Refused(
                 f"training_config.tracking: {name} given, but {entry.package} is not installed {where}; "
-                f"run there: pip install 'tiermesh[{name}]'"
+                f"run there: pip install 'tiermesh-cluster[{name}]'"
             )
         if entry.variable and not os.environ.get(entry.variable):
             raise Refused(

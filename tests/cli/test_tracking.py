@@ -45,7 +45,10 @@ def test_a_missing_package_is_refused_with_the_command(
     monkeypatch.setattr("services.tracking.catalogue.find_spec", lambda package: None)
     wandb = "tracking={trackers: [wandb], written_by: submitter}"
     assert main(["submit", str(job_file), wandb, "--aggregator", aggregator.address, "--follow"]) == 2
-    assert "wandb is not installed here; run there: pip install 'tiermesh[wandb]'" in capsys.readouterr().err
+    assert (
+        "wandb is not installed here; run there: pip install 'tiermesh-cluster[wandb]'"
+        in capsys.readouterr().err
+    )
     assert not aggregator.submitted
 
 

@@ -24,12 +24,18 @@ PAGES = sorted(
 )
 FOLDERS = (
     "protos|services|plane|mesh|training|compute|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs"
-    "|tests"
+    "|tests|sdk"
 )
 
 OTHER_PROGRAMS_FLAGS = {"--pid"}
 MOST_WORDS = 1300
-LONG_PAGES = {"docs/configuration.md", "docs/contract.md", "benchmarks/README.md", "CHANGELOG.md"}
+LONG_PAGES = {
+    "docs/configuration.md",
+    "docs/python-reference.md",
+    "docs/contract.md",
+    "benchmarks/README.md",
+    "CHANGELOG.md",
+}
 """Reference tables and lists, which are looked up rather than read."""
 PARTS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 """Suffixes of the series of a metric family."""

@@ -416,7 +416,8 @@ def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) ->
     assert micro_batches == 4, "a verification is no training"
 
 
-def test_a_build_that_hangs_does_not_keep_a_worker_from_stopping() -> None:
+def test_a_build_that_hangs_does_not_keep_a_worker_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_thread, "STOP_SECONDS", 0.2)
     begun, never = threading.Event(), threading.Event()
 
     def hang(*_: Any, **__: Any) -> Any:

@@ -171,7 +171,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command(monkeypatch
     check_trackers(["csv", "jsonl"], "here")
     for each, package in (("wandb", "wandb"), ("tensorboard", "tensorboardX"), ("mlflow", "mlflow")):
         with pytest.raises(
-            Refused, match=rf"{package} is not installed at the aggregator; .*tiermesh\[{each}\]"
+            Refused, match=rf"{package} is not installed at the aggregator; .*tiermesh-cluster\[{each}\]"
         ):
             check_trackers([each], "at the aggregator")
 
