@@ -75,11 +75,8 @@ class AggregatorService:
     """An aggregator that leads. It is constructed on the event loop.
 
     Args:
-        name: the aggregator's name.
         state_dir: the folder of the queue and, in 2-tier, of the checkpoints.
         optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
-        security: the certificates to use.
-        metrics: the aggregator's metrics.
         data_dir: the folder of files that workers may read by their SHA-256; None for none.
         record: the file to record the core's calls in; None for no recording.
         heartbeat_seconds: the heartbeat that all timeouts follow from.
@@ -92,10 +89,7 @@ class AggregatorService:
         retention: limits on what ended jobs leave, by what goes.
 
     Attributes:
-        core: the aggregator's core.
         register: all jobs, for people.
-        journal: the logs of all jobs.
-        history: the histories of all jobs' figures.
         files: the files that messages refer to.
         pruner: removes what ended jobs have left.
         stored: the checkpoints on the optimizer's disk.

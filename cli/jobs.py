@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from cli.output import Output, job_line
 from protos import jobs_pb2
 from services.errors import Failed, TiermeshError
-from services.jobs.client import JobsClient, Unanswered, Unreachable
+from services.jobs.client import JobsClient
+from services.jobs.connection import Unanswered, Unreachable
 from services.jobs.fields import job_fields, state_name
 from services.jobs.target import AggregatorTarget
 from services.timeouts import STANDARD_TIMEOUTS

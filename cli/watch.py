@@ -15,7 +15,8 @@ from cli.output import Output, clock
 from cli.tables import wrap
 from cli.words import spell_duration
 from services.errors import Failed
-from services.jobs.client import JobsClient, Unreachable
+from services.jobs.client import JobsClient
+from services.jobs.connection import Unreachable
 from services.jobs.target import AggregatorTarget
 from services.printable import escape
 from services.timeouts import STANDARD_TIMEOUTS

@@ -11,7 +11,8 @@ from typing import Annotated, TypeAlias
 
 from fastapi import Depends, Request
 
-from services.jobs.client import JobsClient, Unreachable
+from services.jobs.client import JobsClient
+from services.jobs.connection import Unreachable
 
 log = logging.getLogger("tiermesh.web")
 

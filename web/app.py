@@ -85,7 +85,7 @@ async def list_jobs(
     client: Client,
     limit: Annotated[int, Query(ge=1, le=MOST_JOBS_OF_PAGE)] = 100,
     page_token: Annotated[str, Query(max_length=20)] = "",
-    state: Annotated[list[str], Query(max_length=len(_STATES))] = [],  # noqa: B006  # FastAPI copies it
+    state: Annotated[tuple[str, ...], Query(max_length=len(_STATES))] = (),
     owner: Annotated[str, Query(max_length=200)] = "",
     name: Annotated[str, Query(max_length=200)] = "",
 ) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from protos import jobs_pb2
 from services.errors import TiermeshError
-from services.jobs.client import JobsClient, Unreachable
+from services.jobs.client import JobsClient
+from services.jobs.connection import Unreachable
 from services.tasks import start_awaited
 from web.problems import problem_of, refused
 from web.values import finite, job_values, rfc3339
@@ -87,7 +88,8 @@ async def follow(client: JobsClient, job: str, last: EventId | None) -> AsyncGen
                         missed = [each async for each in _missed(client, job, last)] if last else []
                         if event.job.state in _ENDED and last and not missed and not begun:
                             return
-                        for last, text in missed:  # noqa: B007  # the last one counts afterwards
+                        for identifier, text in missed:
+                            last = identifier
                             yield text
                         # The state is no line of the log, so its id stands before the events of its millisecond.
                         last = max(last or EventId(0, 0), EventId(round(event.seconds * 1000), 0))

@@ -10,7 +10,7 @@ import grpc
 
 from services.errors import Failed, NotYet, Refused, TiermeshError, name_internal_error
 from services.files.errors import FileMissing, NoRoom, UploadUnderWay, WrongFile
-from services.jobs.client import CallRefused, Unreachable
+from services.jobs.connection import CallRefused, Unreachable
 from services.printable import FAILURE_CHARACTERS, printable
 
 PROBLEM_TYPE = "application/problem+json"

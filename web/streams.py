@@ -18,7 +18,8 @@ from fastapi.responses import Response, StreamingResponse
 
 from protos import jobs_pb2
 from protos.files_pb2 import ReadFileRequest
-from services.jobs.client import CallRefused, JobsClient
+from services.jobs.client import JobsClient
+from services.jobs.connection import CallRefused
 from web.aggregator import Client
 from web.events import EventId, follow
 from web.problems import Problem

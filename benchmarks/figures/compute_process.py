@@ -1,28 +1,23 @@
 """compute_process: CPU time of a step with the worker's compute process, over that of a tree without one.
 
-TIERMESH_BENCH_BEFORE names the other tree, a worktree with a .venv of a commit before the compute process. Sets of
-daemons of both trees alternate: 2 tiers, 1 worker, the GPT with 10.7 M parameters.
+TIERMESH_BENCH_BEFORE names the other tree, a worktree of a commit before the compute process. Sets of daemons of both
+trees alternate, by the Python of this one: 2 tiers, 1 worker, the GPT with 10.7 M parameters.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import math
 import os
-import signal
 import statistics
-import subprocess
 import time
-import urllib.request
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from benchmarks.harness.job_settings import ROOT, data_dir
-from benchmarks.harness.local_cluster import state_dir
+from benchmarks.harness.job_settings import BUILD, ROOT
 from benchmarks.harness.report import Skipped, report
-from services.errors import Failed
+from benchmarks.harness.watched_cluster import WatchedCluster, next_event
 
 NAME = "compute_process"
 BOUND = 1.03
@@ -36,8 +31,6 @@ PAIRS = 6
 STUDENT_T = 2.571
 """0.975 quantile of Student's t for 5 degrees of freedom, those of 6 pairs."""
 WARM_UP_STEPS, STEPS = 3, 15
-LIMIT_SECONDS = 600.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,10 @@ def run() -> bool:
     if BEFORE not in os.environ:
         raise Skipped(f"set {BEFORE} to a worktree of a commit before the compute process")
     before, after = Path(os.environ[BEFORE]).resolve(), ROOT
-    pairs = [(_measure(before, f"before-{pair}"), _measure(after, f"after-{pair}")) for pair in range(PAIRS)]
+    pairs = [
+        (asyncio.run(_measure(before, f"before-{pair}")), asyncio.run(_measure(after, f"after-{pair}")))
+        for pair in range(PAIRS)
+    ]
     cpu, wall = (
         [getattr(late, name) / getattr(early, name) for early, late in pairs]
         for name in ("cpu_seconds", "seconds")
@@ -88,56 +84,15 @@ def _interval(ratios: list[float]) -> tuple[float, float, float]:
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
-def _measure(tree: Path, name: str) -> Step:
+async def _measure(tree: Path, name: str) -> Step:
     """Run a set of daemons of a tree, and return the time of a step after its warm-up."""
-    state = state_dir(f"{NAME}/{name}")
-    state.mkdir(parents=True)
-    command = [
-        str(tree / ".venv/bin/python"), "-m", "cli.main", "local", str(tree / CONFIG), "--tiers", "2",
-        "--workers", "1", "--state-dir", str(state), "--sample-tokens", "0",
-    ]  # fmt: skip
-    for override in OVERRIDES:
-        command += ["--set", override]
-    environment = {**os.environ, "TIERMESH_DATA": str(data_dir())}
-    with (state / "local.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tree)
-    try:
-        first = _wait_for_step(process, state, WARM_UP_STEPS)
-        last = _wait_for_step(process, state, int(first[0]) + STEPS)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-    steps = last[0] - first[0]
-    return Step((last[1] - first[1]) / steps, (last[2] - first[2]) / steps)
-
-
-def _wait_for_step(process: subprocess.Popen[bytes], state: Path, step: int) -> tuple[float, float, float]:
-    """Wait until a number of steps are over; return the number, the cluster's CPU seconds, and the time."""
-    deadline_seconds = time.monotonic() + LIMIT_SECONDS
-    while process.poll() is None and time.monotonic() < deadline_seconds:
-        try:
-            steps = _steps(state)
-        except (OSError, ValueError, KeyError):
-            steps = 0.0
-        if steps >= step:
-            return steps, _cpu_seconds(process.pid), time.monotonic()
-        time.sleep(0.02)  # a step takes seconds
-    raise Failed(f"step {step} was not over within {LIMIT_SECONDS:g} s; see {state}/local.log")
-
-
-def _steps(state: Path) -> float:
-    port = json.loads((state / "logs" / "aggregator.ready.json").read_text())["metrics_port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    samples = {sample.name: sample.value for family in families for sample in family.samples}
-    return float(samples["tiermesh_step_seconds_count"])
-
-
-def _cpu_seconds(process: int) -> float:
-    """Return the CPU time of all processes that a process has started, and of theirs."""
-    total = 0.0
-    for thread in Path(f"/proc/{process}/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / _TICKS + _cpu_seconds(int(child))
-    return total
+    async with WatchedCluster(BUILD / NAME / name, tree=tree) as cluster:
+        job = await cluster.submit(
+            str(tree / CONFIG), *(word for each in OVERRIDES for word in ("--set", each))
+        )
+        async with aclosing(cluster.client.watch(job)) as events:
+            first = await next_event(events, lambda event: event.job.step >= WARM_UP_STEPS)
+            cpu_seconds, seconds = cluster.cpu_seconds(), time.monotonic()
+            last = await next_event(events, lambda event: event.job.step >= first.job.step + STEPS)
+            steps = last.job.step - first.job.step
+            return Step((cluster.cpu_seconds() - cpu_seconds) / steps, (time.monotonic() - seconds) / steps)

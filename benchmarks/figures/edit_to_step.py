@@ -8,28 +8,18 @@ The figure is the longest of some rounds.
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
-from pathlib import Path
 
 from benchmarks.harness.job_settings import BUILD, ROOT
 from benchmarks.harness.report import median, report
+from benchmarks.harness.watched_cluster import WatchedCluster, next_event
 from protos import jobs_pb2
-from services.errors import Failed
-from services.jobs.client import JobsClient
-from services.jobs.target import AggregatorTarget
-from services.runtime.launcher import DaemonProcess, kill_all
-from services.transport.security import Security
 
 NAME = "edit_to_step"
 BOUND_SECONDS = 3.0
 ROUNDS = 9
-LIMIT_SECONDS = 60.0
 _JOB = """
 training_config: {data_path: text.txt, project_name: edited, max_steps: 2, batch_size: 4}
 transformer_config: {model_type: "mixer:Mixer", max_sequence_length: 64, width: 64, layers: 2}
@@ -38,16 +28,7 @@ transformer_config: {model_type: "mixer:Mixer", max_sequence_length: 64, width: 
 
 def run() -> bool:
     """Measure the rounds and report the longest."""
-    folder = BUILD / NAME
-    shutil.rmtree(folder, ignore_errors=True)
-    code = folder / "code"
-    code.mkdir(parents=True)
-    for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):
-        text = (ROOT / "docs" / page).read_text()
-        (code / name).write_text(text.split("```python\n")[1].split("```")[0])
-    (folder / "text.txt").write_text("".join(f"{number} comes next.\n" for number in range(2000)))
-    (folder / "job.yaml").write_text(_JOB)
-    rounds = asyncio.run(_measure(folder, code / "mixer.py"))
+    rounds = asyncio.run(_measure())
     seconds = [each[0] for each in rounds]
     return report(
         NAME,
@@ -60,23 +41,18 @@ def run() -> bool:
     )
 
 
-async def _measure(folder: Path, model: Path) -> list[tuple[float, float]]:
+async def _measure() -> list[tuple[float, float]]:
     """Return for each round the seconds until the first step, and until the command has ended."""
-    daemons: list[DaemonProcess] = []
-    source = model.read_text()
-    try:
-        aggregator = DaemonProcess("aggregator", "aggregator", folder, ["--state-dir", str(folder / "state")])
-        daemons.append(aggregator.start())
-        await aggregator.wait_ready()
-        options = ["--aggregator", aggregator.address, "--state-dir", str(folder / "worker"), "--accept-code"]
-        daemons.append(DaemonProcess("worker", "worker", folder, options).start())
-        await daemons[-1].wait_ready()
-        async with JobsClient(AggregatorTarget(aggregator.address, Security(), LIMIT_SECONDS)) as client:
-            return [
-                await _round(client, aggregator.address, model, edited) for edited in _edits(source, ROUNDS)
-            ]
-    finally:
-        kill_all(daemons)
+    async with WatchedCluster(BUILD / NAME, worker_options=("--accept-code",)) as cluster:
+        code = cluster.folder / "code"
+        code.mkdir()
+        for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):
+            text = (ROOT / "docs" / page).read_text()
+            (code / name).write_text(text.split("```python\n")[1].split("```")[0])
+        (cluster.folder / "text.txt").write_text("".join(f"{number} comes next.\n" for number in range(2000)))
+        (cluster.folder / "job.yaml").write_text(_JOB)
+        edits = _edits((code / "mixer.py").read_text(), ROUNDS)
+        return [await _round(cluster, edited) for edited in edits]
 
 
 def _edits(source: str, count: int) -> Iterator[str]:
@@ -85,34 +61,13 @@ def _edits(source: str, count: int) -> Iterator[str]:
         yield source.replace("initial_deviation=0.02", f"initial_deviation={0.02 + 0.001 * number}")
 
 
-async def _round(client: JobsClient, address: str, model: Path, edited: str) -> tuple[float, float]:
+async def _round(cluster: WatchedCluster, edited: str) -> tuple[float, float]:
     began = time.perf_counter()
-    model.write_text(edited)
-    words = ["submit", "job.yaml", "--code", "code", "--json", "--aggregator", address]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "cli.main", *words],
-        cwd=model.parent.parent,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_SECONDS,
-    )
-    if done.returncode != 0:
-        raise Failed(f"tiermesh {' '.join(words)}: {done.stderr.strip()}")
+    (cluster.folder / "code" / "mixer.py").write_text(edited)
+    job = await cluster.submit("job.yaml", "--code", "code")
     submitted = time.perf_counter() - began
-    first_step = await asyncio.wait_for(_follow(client, json.loads(done.stdout)["job"]), LIMIT_SECONDS)
-    return first_step - began, submitted
-
-
-async def _follow(client: JobsClient, job: str) -> float:
-    """Wait for the end of a job; return when its first step was made."""
-    first_step = 0.0
-    async with aclosing(client.watch(job)) as events:
-        async for event in events:
-            if event.job.step >= 1 and not first_step:
-                first_step = time.perf_counter()
-            if event.job.state == jobs_pb2.FAILED:
-                raise Failed(f"the job failed: {event.job.detail}")
-    return first_step
+    async with aclosing(cluster.client.watch(job)) as events:
+        await next_event(events, lambda event: event.job.step >= 1)
+        first_step = time.perf_counter() - began
+        await next_event(events, lambda event: event.job.state == jobs_pb2.SUCCEEDED)
+    return first_step, submitted

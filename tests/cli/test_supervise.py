@@ -15,7 +15,8 @@ from cli import local
 from cli.output import Output
 from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, RestartBackoff, supervise
 from protos.jobs_pb2 import Job
-from services.jobs.client import JobsClient, Unreachable
+from services.jobs.client import JobsClient
+from services.jobs.connection import Unreachable
 from services.runtime.launcher import DaemonProcess
 from tests.cli.test_local import daemon_pid, rest_of, run, training
 from tests.support.gated_model import ALLOWED, Gate

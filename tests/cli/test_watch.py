@@ -15,7 +15,7 @@ from cli.main import main
 from cli.output import Output
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job
-from services.jobs.client import Unreachable
+from services.jobs.connection import Unreachable
 from tests.support.fake_aggregator import FakeAggregator
 
 RUNNING = Job(id="job-1", name="tiny", state=jobs_pb2.RUNNING, step=3, steps=10)

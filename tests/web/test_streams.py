@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protos import jobs_pb2
@@ -158,12 +159,11 @@ def test_another_path_is_no_file_of_a_checkpoint(web: Web, stored: FakeAggregato
 
 def test_metrics_are_columns(web: Web, fake: FakeAggregator) -> None:
     def part(steps: list[float], losses: list[float], names: list[str]) -> jobs_pb2.MetricsRows:
-        pack = lambda values: struct.pack(f"<{len(values)}d", *values)  # noqa: E731
         return jobs_pb2.MetricsRows(
             steps_per_row=1,
             columns=[
-                jobs_pb2.MetricsColumn(name="step", kind="value", values=pack(steps)),
-                jobs_pb2.MetricsColumn(name="loss", kind="value", values=pack(losses)),
+                jobs_pb2.MetricsColumn(name="step", kind="value", values=np.array(steps, "<f8").tobytes()),
+                jobs_pb2.MetricsColumn(name="loss", kind="value", values=np.array(losses, "<f8").tobytes()),
                 jobs_pb2.MetricsColumn(name="waited_for", kind="text", texts=names),
             ],
         )

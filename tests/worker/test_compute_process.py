@@ -160,7 +160,11 @@ LIES = {
         _become(gradients_computed=compute_pb2.GradientsComputed()),
         "without all gradients",
     ),
-    "a message of no use here": ("begin_gradient", _become(done=compute_pb2.Done()), "done, expected one of"),
+    "a message that belongs elsewhere": (
+        "begin_gradient",
+        _become(done=compute_pb2.Done()),
+        "done, expected one of",
+    ),
 }
 
 

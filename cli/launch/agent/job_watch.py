@@ -15,7 +15,8 @@ from cli.jobs import ENDED, OUTAGE_SECONDS, retry_unreachable
 from cli.launch.agent.protocol import RunOver, WatchJob
 from protos import jobs_pb2
 from services.errors import Refused, TiermeshError
-from services.jobs.client import JobsClient, Unreachable
+from services.jobs.client import JobsClient
+from services.jobs.connection import Unreachable
 from services.jobs.target import AggregatorTarget
 from services.printable import one_line
 from services.protocol.plain_text import make_printable

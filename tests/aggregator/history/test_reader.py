@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,9 +157,9 @@ def test_columns_come_in_the_order_of_the_table_with_the_step_first(long: Path) 
         ),
     ],
 )
-def test_what_is_refused_is_explained(request_: dict[str, object], text: str) -> None:
+def test_what_is_refused_is_explained(request_: dict[str, Any], text: str) -> None:
     with pytest.raises(Refused) as caught:
-        check_request(MetricsRequest(**request_))  # type: ignore[arg-type]
+        check_request(MetricsRequest(**request_))
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
 

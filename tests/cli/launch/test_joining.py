@@ -11,7 +11,8 @@ from cli.launch.joining import wait_until_joined
 from cli.launch.plan import LaunchPlan, Rank, Role
 from protos import jobs_pb2
 from services.errors import Failed
-from services.jobs.client import JobsClient, Unreachable
+from services.jobs.client import JobsClient
+from services.jobs.connection import Unreachable
 
 
 def _rank(number: int, role: Role, host: str) -> Rank:

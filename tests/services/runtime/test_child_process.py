@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -66,15 +67,14 @@ def run() -> Iterator[Run]:
 
 def _ends(pid: int, seconds: float = 10) -> bool:
     """Return whether a process ends in time, also one that is not this process's child; zombies have ended."""
-    deadline_seconds = time.monotonic() + seconds
-    while time.monotonic() < deadline_seconds:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.01)
-    return False
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], seconds)[0])
+    finally:
+        os.close(process)
 
 
 def test_it_inherits_a_socket_and_an_environment(run: Run) -> None:

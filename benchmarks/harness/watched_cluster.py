@@ -1,0 +1,144 @@
+"""An aggregator in 2 tiers with one worker, and the events of its jobs: for figures of a single worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.harness.job_settings import ROOT, data_dir
+from protos import jobs_pb2
+from services.errors import Failed
+from services.jobs.client import JobsClient
+from services.jobs.target import AggregatorTarget
+from services.runtime.launcher import (
+    DaemonProcess,
+    environment_without_options,
+    kill_all,
+    spawn_subprocess,
+)
+from services.transport.security import Security
+
+LIMIT_SECONDS = 120.0
+
+
+class WatchedCluster:
+    """Async context manager that runs the daemons, with the Python of this process.
+
+    Args:
+        folder: new folder of their state and logs.
+        tree: the tree of Tiermesh whose code runs.
+        worker_options: further options of the worker.
+
+    Attributes:
+        client: calls the aggregator.
+    """
+
+    client: JobsClient
+
+    def __init__(self, folder: Path, *, tree: Path = ROOT, worker_options: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self._environment = {
+            **environment_without_options(),
+            "PYTHONPATH": str(tree),
+            "TIERMESH_DATA": str(data_dir()),
+        }
+        self._spawn = partial(spawn_subprocess, environment=self._environment, folder=tree)
+        self._worker_options = worker_options
+        self.daemons: list[DaemonProcess] = []
+
+    async def __aenter__(self) -> WatchedCluster:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        try:
+            aggregator = await self._start("aggregator")
+            self._address = aggregator.address
+            await self._start("worker", "--aggregator", self._address, *self._worker_options)
+        except BaseException:
+            kill_all(self.daemons)
+            raise
+        self.client = JobsClient(AggregatorTarget(self._address, Security(), LIMIT_SECONDS))
+        return self
+
+    async def _start(self, role: str, *options: str) -> DaemonProcess:
+        state = ("--state-dir", str(self.folder / role))
+        daemon = DaemonProcess(role, role, self.folder, (*state, *options), spawn=self._spawn)
+        self.daemons.append(daemon.start())
+        await daemon.wait_ready()
+        return daemon
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        kill_all(self.daemons)
+        await self.client.close()
+
+    async def submit(self, *words: str) -> str:
+        """Run `tiermesh submit` in a process of its own, as a person does; return the job's id (Failed)."""
+        return await asyncio.to_thread(self._submit, words)
+
+    def _submit(self, words: tuple[str, ...]) -> str:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "cli.main",
+                "submit",
+                *words,
+                "--json",
+                "--aggregator",
+                self._address,
+            ],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_SECONDS,
+        )
+        if done.returncode != 0:
+            raise Failed(f"tiermesh submit {' '.join(words)}: {done.stderr.strip()}")
+        return str(json.loads(done.stdout)["job"])
+
+    def processes(self, daemon: str) -> list[int]:
+        """Return the ids of the processes that a daemon has started."""
+        threads = Path(f"/proc/{self._find(daemon).pid}/task").glob("*/children")
+        return [int(child) for each in threads for child in each.read_text().split()]
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the daemons, and of the processes that they have started."""
+        ticks = 0
+        for daemon in self.daemons:
+            for process in (daemon.pid, *self.processes(daemon.name)):
+                fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def _find(self, name: str) -> DaemonProcess:
+        return next(each for each in self.daemons if each.name == name)
+
+
+async def next_event(
+    events: AsyncIterator[jobs_pb2.JobEvent], is_it: Callable[[jobs_pb2.JobEvent], bool]
+) -> jobs_pb2.JobEvent:
+    """Return the next event of a kind. The others are skipped.
+
+    Raises:
+        Failed: the job failed, or no event came in time.
+    """
+    while True:
+        try:
+            event = await asyncio.wait_for(anext(events), LIMIT_SECONDS)
+        except (asyncio.TimeoutError, StopAsyncIteration):
+            raise Failed(f"no such event of the job within {LIMIT_SECONDS:g} s, or before its end") from None
+        if event.job.state == jobs_pb2.FAILED:
+            raise Failed(f"the job failed: {event.job.detail}")
+        if is_it(event):
+            return event
