@@ -1,6 +1,6 @@
 # make install        make .venv with everything that demo and test need; .venv/bin/tiermesh is the command
 # make demo           train a small GPT on a 3-tier cluster of processes on this machine
-# make test           run lint, then the tests (about 6 minutes on 2 cores); PROCESSES=0 runs them one by one
+# make test           run lint, then the tests (about 8 minutes on 2 cores); PROCESSES=0 runs them one by one
 # make test-all       run the `long` tests that make test leaves out; CI runs both
 # make test-slow      run the tests that take minutes each
 # make test-hardware  run training steps on a real mesh or a simulator (TT_METAL_SIMULATOR) and compare the emulator
