@@ -1,3 +1,3 @@
 """Version of this package, which is that of the cluster it was made with."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
