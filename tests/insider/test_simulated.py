@@ -20,9 +20,9 @@ from tests.insider.mutations import MUTATIONS
 from tests.insider.seeds import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEEDS, SEEDS = 160, 800
+QUICK_SEEDS, SEEDS = 80, 500
 """`make test` runs the first seeds, `make test-all` the others."""
-QUICK_ROW_SEEDS, ROW_SEEDS = 12, 160
+QUICK_ROW_SEEDS, ROW_SEEDS = 8, 100
 """The same, of seeds with rows. They take twice as long."""
 MUTATION_SEEDS = 60
 

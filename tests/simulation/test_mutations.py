@@ -9,7 +9,7 @@ with all faults, and 3 with only the faults that reveal it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count, islice
 
@@ -28,15 +28,22 @@ from tests.simulation.simulated_cluster import SimulatedCluster
 
 MUTATION_SEEDS = 300
 """Number of seeds to try. The rarest of the other mutations fails one seed of a hundred."""
-RARE = {"counts_duplicates", "drops_a_commit_while_evaluating", "forgets_orphans"}
+RARE = {"counts_duplicates", "drops_a_commit_while_evaluating"}
 """Mutations that take many seeds, and so are left to `make test-all`."""
+RAREST = {"forgets_orphans"}
+"""Mutations that take so many that they are left to `make test-slow`."""
+
+
+def _marks(mutation: Callable[[pytest.MonkeyPatch], None]) -> Sequence[pytest.MarkDecorator]:
+    marks = [pytest.mark.long] if mutation.__name__ in RARE | RAREST else []
+    return [*marks, pytest.mark.slow] if mutation.__name__ in RAREST else marks
 
 
 @pytest.mark.parametrize(
     ("mutation", "fault_kinds"),
     [
         *(
-            pytest.param(mutation, (), marks=pytest.mark.long if mutation.__name__ in RARE else ())
+            pytest.param(mutation, (), marks=_marks(mutation))
             for mutation in MUTATIONS
             if mutation not in FAULTS_THAT_SHOW
         ),

@@ -25,7 +25,7 @@ from tests.simulation.mutations import (
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
-QUICK_SEEDS, SEEDS = 4, 60
+QUICK_SEEDS, SEEDS = 3, 20
 """Usual seeds have jobs with pipelines too, see `SPLIT_JOBS`."""
 MUTATION_SEEDS = 60
 SOON_FOUND = (drops_a_piece, puts_chunks_together_without_all_pieces)
@@ -73,7 +73,7 @@ def run_parted(seeds: range) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(1, 2), id="usual"), pytest.param(range(2, 16), marks=pytest.mark.long)]
+    "seeds", [pytest.param(range(1, 2), id="usual"), pytest.param(range(2, 7), marks=pytest.mark.long)]
 )
 def test_links_that_stay_broken_are_tried_ever_more_rarely_until_they_heal(seeds: range) -> None:
     lost = run_parted(seeds)
@@ -112,7 +112,7 @@ def test_a_mutation_fails_a_seed(
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(6, 7), id="usual"), pytest.param(range(12), marks=pytest.mark.long)]
+    "seeds", [pytest.param(range(6, 7), id="usual"), pytest.param(range(6), marks=pytest.mark.long)]
 )
 def test_a_stage_whose_device_hangs_is_named_within_one_stall(seeds: range) -> None:
     """The checks are those of `Faults`: no other worker is named, and none that hangs is missed."""
@@ -153,7 +153,7 @@ def run_liars(seeds: range) -> int:
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(2), id="usual"), pytest.param(range(2, 32), marks=pytest.mark.long)]
+    "seeds", [pytest.param(range(2), id="usual"), pytest.param(range(2, 12), marks=pytest.mark.long)]
 )
 def test_a_lying_stage_is_found(seeds: range) -> None:
     assert run_liars(seeds) > len(seeds) // 2

@@ -69,11 +69,12 @@ class Cell:
     def in_make_test(self) -> bool:
         """Whether `make test` runs the cell on ttnn. `make test-all` runs the other cells.
 
-        It runs a third, in which every model, every strategy on each of its meshes, and every board occur.
+        It runs a third, in which every model, every strategy on each of its meshes, and every board occur: of such
+        thirds the quickest one.
         """
         models, strategies = list(MODELS), [*STRATEGIES, GENERATE]
         place = models.index(self.model) + strategies.index(self.strategy) + list(MESHES).index(self.mesh)
-        return place % 3 == 0
+        return place % 3 == 2
 
 
 def format_mesh(mesh: Shape) -> str:
