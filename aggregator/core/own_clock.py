@@ -16,6 +16,7 @@ class OwnClock:
         self._longest_pause_seconds = longest_pause_seconds
         self._born_seconds: float | None = None
         self._last_tick_seconds: float | None = None
+        self._last_input_seconds = 0.0
         self._stopped_seconds = 0.0
 
     def note_input(self, monotonic_seconds: float) -> None:
@@ -24,8 +25,10 @@ class OwnClock:
             self._born_seconds = monotonic_seconds
         last = self._last_tick_seconds
         if last is not None and monotonic_seconds - last > self._longest_pause_seconds:
-            self._stopped_seconds += monotonic_seconds - last
+            # It ran until the input before, whose time must not come again.
+            self._stopped_seconds += monotonic_seconds - max(last, self._last_input_seconds)
             self._last_tick_seconds = monotonic_seconds
+        self._last_input_seconds = monotonic_seconds
 
     def note_tick(self, monotonic_seconds: float) -> None:
         """Note that the process was running at this time."""

@@ -55,13 +55,13 @@ class Pace:
         Returns:
             Duration of the step in seconds; None if it is unknown.
         """
-        duration = None if self._begun_seconds is None else now - self._begun_seconds
+        duration = 0.0 if self._begun_seconds is None else max(0.0, now - self._begun_seconds)
         self._begun_seconds = now
-        if duration is not None and duration > 0:
+        if duration:
             self._steps.append(duration)
             self._job.step_seconds = median_low(self._steps)
         self._estimate()
-        return duration if duration else None
+        return duration or None
 
     def note_evaluated(self, evaluated: int, batches: int, now: float) -> None:
         """Note how many of its batches the evaluation under way has evaluated."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.core.own_clock import OwnClock
 from tests.support.dialogues.aggregator import training
 
 
@@ -24,3 +28,15 @@ def test_the_first_message_after_a_pause_excuses_all_workers() -> None:
     dialogue = training(1, 2)
     dialogue.later(1.25, 1, 2)
     assert dialogue.later(60.0, 1) == [], "the words of one are read before the first look"
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=30))
+def test_the_clock_never_goes_back(inputs: list[tuple[int, bool]]) -> None:
+    clock, now, before = OwnClock(5.0), 0.0, 0.0
+    for later, is_tick in inputs:
+        now += later
+        clock.note_input(now)
+        if is_tick:
+            clock.note_tick(now)
+        assert clock.now(now) >= before, "a step would have taken less than no time"
+        before = clock.now(now)
