@@ -1,3 +1,3 @@
 """Version of this package, which is that of the cluster it was made with."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0.dev0"
