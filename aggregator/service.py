@@ -258,7 +258,7 @@ class AggregatorService:
     def _optimizer_connected(self, name: str, hello: pb.Hello | None) -> None:
         for told in self._wiring.read_memories(hello):
             self.feed(told)
-        self.feed(ev.OptimizerConnected(name))
+        self.feed(ev.OptimizerConnected(name, self._wiring.read_features(hello)))
         self.pruner.wake()
 
     async def run(self) -> None:

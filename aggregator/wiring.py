@@ -215,10 +215,19 @@ class Wiring:
         own = read_host_memory()
         told = ToldMemory(own.host, own.total_bytes, own.free_bytes)
         yield ev.MemoryTold("aggregator", self._name, told)
+        for role, peer in self._peers(optimizer):
+            told = ToldMemory(peer.host, peer.memory_bytes, peer.memory_free_bytes)
+            yield ev.MemoryTold(role, peer.name, told)
+
+    def read_features(self, optimizer: Hello | None) -> dict[str, tuple[str, ...]]:
+        """Return the features of optimizer and shards in other processes, by peer as people call it."""
+        return {f"{role} {peer.name}": tuple(peer.features) for role, peer in self._peers(optimizer)}
+
+    def _peers(self, optimizer: Hello | None) -> Iterator[tuple[str, Hello]]:
+        """Yield the role and the Hello of optimizer and shards in other processes."""
         for role, peer in [("optimizer", optimizer), *(("shard", each.hello) for each in self.shards)]:
             if peer is not None:
-                told = ToldMemory(peer.host, peer.memory_bytes, peer.memory_free_bytes)
-                yield ev.MemoryTold(role, peer.name, told)
+                yield role, peer
 
     def _make_data_plane(
         self, planes: PlaneGroup, on_sums_finished: Callable[[pb.FinishSum], None]

@@ -225,7 +225,7 @@ class AggregatorCore:
                 self._scheduler_input.note_memory(event.role, event.name, event.memory)
                 self.assignments.note_change()
             case OptimizerConnected():
-                self._optimizer_connected(event.name)
+                self._optimizer_connected(event)
             case OptimizerLost():
                 self._optimizer_lost(event.reason)
             case _ if isinstance(event, Request):
@@ -374,13 +374,14 @@ class AggregatorCore:
 
     # ---- the optimizer ----
 
-    def _optimizer_connected(self, name: str) -> None:
-        is_new, self.optimizer = not self.optimizer, name
+    def _optimizer_connected(self, event: OptimizerConnected) -> None:
+        is_new, self.optimizer = not self.optimizer, event.name
+        self._job_runs.peer_features = event.features
         for run in list(self.runs.values()):
             with self._job_runs.guard(run):
                 if is_new:
-                    run.report.note("member", f"optimizer {name} is connected")
-                run.open()
+                    run.report.note("member", f"optimizer {event.name} is connected")
+                self._job_runs.open(run)
 
     def _optimizer_lost(self, reason: str) -> None:
         for run in self.runs.values():

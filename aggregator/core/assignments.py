@@ -185,14 +185,11 @@ class Assignments:
                 room[job] -= 1
                 self._lent.add(member.session)
                 return job
-        refusing = [job for job in room if member.name in self._excluded_by(job)]
+        refusing = [job for job in room if self._input.find_bar(member, job)]
         if refusing and len(refusing) == len(room):
             self._lent.add(member.session)
             return refusing[0]  # which says why it takes no part
         return ""
-
-    def _excluded_by(self, job: str) -> set[str]:
-        return {each.worker for each in self._jobs.records[job].job.excluded}
 
     def _point(self, member: Member, target: str, now: float) -> None:
         self._targets.pop(member.session, None)

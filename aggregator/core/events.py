@@ -117,9 +117,15 @@ class MemoryTold:
 
 @dataclass(frozen=True)
 class OptimizerConnected:
-    """The link to the optimizer is up."""
+    """The link to the optimizer is up.
+
+    Attributes:
+        name: the optimizer's name.
+        features: names of the features of the optimizer or the shards, by peer, of those in other processes.
+    """
 
     name: str
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

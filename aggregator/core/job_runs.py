@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from aggregator.core.assignments import Assignments
@@ -12,8 +12,9 @@ from aggregator.core.live_jobs import LiveJobs
 from aggregator.core.running_job import RunningJob
 from aggregator.core.setting_aside import count_start, note_crash, take_back_start
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import PAUSED, QUEUED
+from protos.jobs_pb2 import FAILED, PAUSED, QUEUED
 from services.errors import Refusal, name_internal_error
+from services.protocol.features import find_lack
 from services.protocol.plan import JobPlan
 
 
@@ -31,6 +32,7 @@ class JobRuns:
         by_id: as above.
         jobs: as above.
         assignments: as above.
+        peer_features: names of the features of the optimizer or the shards, by peer, of those in other processes.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class JobRuns:
         self.by_id = by_id
         self.jobs = jobs
         self.assignments = assignments
+        self.peer_features: Mapping[str, Collection[str]] = {}
         self._make_run = make_run
         self._out = out
 
@@ -62,7 +65,7 @@ class JobRuns:
             run = self._start(record, plan, now, unix_seconds)
             if run is not None and optimizer:
                 with self.guard(run):
-                    run.open()
+                    self.open(run)
         for run, members in self.assignments.departures():
             with self.guard(run):
                 leaving = [each for each in members if run.lets_go(each, now)]
@@ -101,6 +104,15 @@ class JobRuns:
             if not run.ended:
                 take_back_start(run.job)
                 run.report.save()
+
+    def open(self, run: RunningJob) -> None:
+        """Have the optimizer open a job, unless it or a shard lacks a feature that the job needs: then the job ends."""
+        for peer, features in self.peer_features.items():
+            lack = find_lack(run.job.id, run.plan.features, features)
+            if lack is not None:
+                run.end(FAILED, f"{peer} {lack}")
+                return
+        run.open()
 
     # ---- errors and ends ----
 

@@ -16,6 +16,7 @@ from aggregator.core.scheduling.room import JobNeeds
 from aggregator.core.scheduling.views import JobView, State, WorkerView
 from protos.cluster_pb2 import Hello
 from protos.jobs_pb2 import Job
+from services.protocol.features import find_lack
 from services.protocol.plan import JobPlan
 
 UNMEASURED_MOVE_SECONDS = 30.0
@@ -304,14 +305,21 @@ class SchedulerInput:
         for job in jobs:
             record, misfit = self._jobs.records[job], self._find_believed(member, job)
             reason = "" if misfit is None or (lasting and misfit.may_pass) else misfit.reason
-            for each in record.job.excluded:
-                if each.worker == member.name:
-                    reason = each.reason
+            reason = self.find_bar(member, job) or reason
             if running is not None and job != member.job and not reason:
                 reason = self._memories.find_small(member.name, record.needs, running)
             if reason:
                 found[job] = reason
         return found
+
+    def find_bar(self, member: Member, job: str) -> str:
+        """Return why a worker can't serve a job for as long as its process lives; empty if it may."""
+        record = self._jobs.records[job]
+        for each in record.job.excluded:
+            if each.worker == member.name:
+                return each.reason
+        needed = record.plan.features if isinstance(record.plan, JobPlan) else ()
+        return str(find_lack(job, needed, member.features) or "")
 
     def _find_believed(self, member: Member, job: str) -> Misfit | None:
         """Return why a worker does not fit a job; None if that is not believed, or no longer."""

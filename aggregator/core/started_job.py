@@ -110,7 +110,7 @@ class StartedJob:
         self.plan = plan
         self.members: dict[int, Member] = {}
         members = self.members
-        self.admission = Admission(job, exact=plan.exact, timeouts=timeouts, now=now)
+        self.admission = Admission(job, exact=plan.exact, features=plan.features, timeouts=timeouts, now=now)
         self.report = JobReport(job, record.spec_json, plan, partial(worker_seconds, job.id), out)
         self.printed = PrintedLines(members, self.report)
         self.quorum = Quorum(

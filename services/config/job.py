@@ -44,6 +44,7 @@ from services.config.pipeline import PipelineConfig, check_pipeline
 from services.config.refusals import validation_refused
 from services.errors import Refused
 from services.printable import printable_path
+from services.protocol.features import needed_features
 from services.protocol.plan import (
     MOST_EVALUATION_BATCHES,
     EvaluationBatches,
@@ -311,6 +312,7 @@ class JobConfig(ConfigRecord):
             learning_rate=self.optimizer.lr,
             schedule=Schedule(**self.schedule.model_dump()),
             clip_grad_norm=self.clip_grad_norm,
+            features=needed_features(self.model_dump(mode="json")),
         )
 
     def to_json(self) -> str:

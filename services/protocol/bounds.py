@@ -162,6 +162,7 @@ BOUNDS: Mapping[str, Bound] = {
     "ClusterStatus.waits": Bound(count=MAX_WAITS),
     "ClusterStatus.workers": Bound(count=MAX_WORKERS),
     "Evaluated.losses": Bound(count=MAX_LEASE_BATCHES),
+    "Hello.features": Bound(bytes=_WORD.bytes, count=64),
     "Findings.losses": Bound(count=MAX_MICRO_BATCHES),
     "Claim.claimants": Bound(count=16),
     "Job.claims": Bound(count=8),

@@ -16,6 +16,7 @@ from protos.cluster_pb2 import Hello, Welcome
 from services.errors import Refusal
 from services.names import NAME_FORM, is_name
 from services.printable import printable
+from services.protocol.features import name_features
 from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN, PROTOCOL_VERSION
 
 _NAME_CHARACTERS = 60
@@ -115,6 +116,7 @@ def make_hello(role: Role, name: str, **fields: Any) -> Hello:
     return Hello(
         protocol=PROTOCOL_VERSION,
         protocol_min=PROTOCOL_MIN,
+        features=name_features(),
         role=role.value,
         name=name,
         **{"shard_count": 1, **fields},

@@ -163,6 +163,7 @@ class JobPlan:
         learning_rate: learning rate of its optimizer, before the schedule.
         schedule: learning rate and beta1 over the steps.
         clip_grad_norm: global norm to which gradients are clipped; None: no clipping.
+        features: names of the features that its peers must have.
     """
 
     steps: int
@@ -189,6 +190,7 @@ class JobPlan:
     learning_rate: float = 3e-4
     schedule: Schedule = Schedule()
     clip_grad_norm: float | None = None
+    features: tuple[str, ...] = ()
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""

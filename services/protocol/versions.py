@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 PROTOCOL_VERSION = 10
 """Newest version of the protocol that this program speaks."""
-PROTOCOL_MIN = PROTOCOL_VERSION
-"""Oldest version of the protocol that this program speaks."""
+PROTOCOL_MIN = 10
+"""Oldest version of the protocol that this program speaks: the newest of the minor version of Tiermesh before."""
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
 """Largest generation and epoch. Both are 32 bits in messages: the epoch is the upper half of a lease id."""
 MAX_EPOCH_LEAP = 1 << 16

@@ -5,7 +5,7 @@ A worker that says otherwise of the job than its own claim does could compute ot
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from aggregator.core.membership.claims import DIFFERENCES_CHARACTERS, Claims, describe_differences
 from aggregator.core.membership.members import Member
@@ -14,6 +14,7 @@ from protos.jobs_pb2 import Claim, Job
 from services.errors import Refusal
 from services.printable import printable
 from services.protocol.bounds import MAX_WORKERS
+from services.protocol.features import find_lack
 from services.protocol.fingerprint import CODE, own_code_of
 from services.timeouts import Timeouts
 
@@ -24,6 +25,7 @@ class Admission:
     Args:
         job: the job's record.
         exact: whether a worker's fingerprint must match that of the job's own claim.
+        features: names of the features that a worker must have.
         timeouts: the cluster's timeouts.
         now: the time, on the monotonic clock.
 
@@ -33,16 +35,24 @@ class Admission:
         layout_counts: whether that layout is the job's, whatever workers say.
     """
 
-    def __init__(self, job: Job, *, exact: bool, timeouts: Timeouts, now: float) -> None:
+    def __init__(
+        self, job: Job, *, exact: bool, features: Sequence[str], timeouts: Timeouts, now: float
+    ) -> None:
         self.claims = Claims(job, exact=exact, now=now, comeback_seconds=timeouts.comeback)
         self.layout_hash = ""
         self.layout_counts = False
+        self._job = job.id
         self._exact = exact
+        self._features = features
         self._unfit_seconds = timeouts.unfit  # long enough for a person to repair a mesh
         self._comeback_seconds = timeouts.comeback
         self._admitted: set[str] = set()
         self._unable_since_seconds: float | None = None
         self._expected_until_seconds = now + timeouts.comeback if job.claims else now
+
+    def check_features(self, member: Member) -> Refusal | None:
+        """Return which feature a worker lacks that the job needs; None if it has them all."""
+        return find_lack(self._job, self._features, member.features)
 
     def check_layout(self, claim: Claim) -> Refusal | None:
         """Return why a worker that has built the layout of this claim can't take part; None if it can."""

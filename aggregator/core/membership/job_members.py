@@ -54,9 +54,13 @@ class JobMembers:
         self._ends_at_seconds: float | None = None  # as of the last `check_hope`
 
     def enter(self, member: Member) -> bool:
-        """Prepare a worker for the job; return False if it is excluded, and so sent away."""
+        """Prepare a worker for the job; return False if it lacks a feature or is excluded, and so sent away."""
         member.forget_build()
         self._admission.claims.enter(member.name)
+        lack = self._admission.check_features(member)
+        if lack is not None:
+            self.refuse(member, lack)
+            return False
         refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.incarnation)
         if refusal is not None:
             member.refusal = refusal

@@ -113,6 +113,7 @@ class Member:
         failures: the number of its leases that failed in a row.
         printed: limits the lines that its job's code prints.
         left_out_lines: number of these lines that were left out, and not reported yet.
+        features: names of the features that it has.
         voice: first of the names that its certificate is bound to; empty if it is bound to none.
         claim: what it said last of its job; None if it has said nothing.
         dissents: whether it is refused because it says otherwise than the job, or contradicts itself.
@@ -151,6 +152,7 @@ class Member:
         default_factory=lambda: TokenBucket(PRINTED_LINES_A_SECOND, PRINTED_BURST_LINES)
     )
     left_out_lines: int = 0
+    features: tuple[str, ...] = ()
     voice: str = ""
     claim: Claim | None = None
     dissents: bool = False
@@ -168,6 +170,7 @@ class Member:
             hello.incarnation,
             now,
             connected_seconds=now,
+            features=tuple(hello.features),
             voice=event.voice,
             pipeline_address=event.pipeline_address,
             brought=(hello.job, StageRun(hello.first_stage, hello.stages)) if hello.stages else None,

@@ -212,6 +212,8 @@ def message_with(field: FieldDescriptor, text: str) -> pb.WorkerMessage:
     body = getattr(pb, owner.name)()
     if is_map(field):
         getattr(body, field.name)["key"] = text
+    elif field.is_repeated:
+        getattr(body, field.name).append(text)
     else:
         setattr(body, field.name, text)
     body_field = "hello" if isinstance(body, pb.Hello) else "ready"
