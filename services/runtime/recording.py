@@ -25,7 +25,7 @@ from services.system_errors import system_error
 Core = TypeVar("Core")
 
 FORMAT_VERSION = 9
-"""Version of the format, in a recording's first line. It rises when lines or recorded types change."""
+"""Version of the format, in a recording's first line. It rises when older recordings can't be read any more."""
 INPUTS = ("handle",)
 """Methods that take an input and return effects."""
 PULLS = ("next_weights",)
