@@ -252,6 +252,6 @@ class AggregatorConnection:
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(
                 f"the process at {self.address} is not an aggregator, or has another version: it does not know the "
-                f"call {method}; correct --aggregator, or install the same version"
+                f"call {method}; correct --aggregator, or upgrade the older one"
             )
         return Failed(f"aggregator {self.address}: {method}: {code.name.lower()}: {details}")

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import TypeVar
 
 from benchmarks.harness.hosts import LOOPBACK, Host
-from services.runtime.launcher import DaemonProcess, environment_without_options
+from services.runtime.launcher import DaemonProcess, Spawn, environment_without_options
 from tests.support.cluster.fork_server import ROLES, fork_server, spawner
 
 LIMIT_SECONDS = 60.0
@@ -86,6 +86,7 @@ class Daemon(DaemonProcess):
         module: Python module that runs in place of the command.
         host: where the daemon runs; on another host than LOOPBACK its ports can't be reached from here.
         settings: further environment variables.
+        spawn: starts the process in another way, with an environment of its own.
     """
 
     def __init__(
@@ -98,11 +99,12 @@ class Daemon(DaemonProcess):
         module: str = "cli.main",
         host: Host = LOOPBACK,
         settings: Mapping[str, str] | None = None,
+        spawn: Spawn | None = None,
     ) -> None:
         settings = settings or {}
-        if host == LOOPBACK:
+        if spawn is None and host == LOOPBACK:
             spawn = spawner(role, environment(kernels), settings)
-        else:
+        elif spawn is None:
             spawn = host.spawner({**environment(kernels), **settings})
         options = [*host.flags, *map(str, arguments)]
         if role == "worker" and "--state-dir" not in options:

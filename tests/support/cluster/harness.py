@@ -14,7 +14,7 @@ from cli.chaos.proxy import ProxyTarget
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.instrumentation import failpoints
-from services.runtime.launcher import kill_all
+from services.runtime.launcher import Spawn, kill_all
 from tests.support.cluster import held_steps
 from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, eventually, tls_flags
 from tests.support.cluster.relay import Relay
@@ -44,6 +44,7 @@ class Cluster:
         kernels: value of TIERMESH_KERNELS for every daemon.
         worker_module: module that runs as a worker, in place of the command.
         modules: the same for other roles, by role; "shard" for shards alone. What changes holds for later starts.
+        spawns: by role, or "shard", how daemons of another build start; the others start in the usual way.
         failpoints: function that returns the failpoints of a daemon about to start, from its role or "shard". They are
             logged to `failpoints.log` in `folder`. None for no failpoints.
         steps: number of steps that its jobs make until `allow_steps` or `finish`; None for no limit.
@@ -67,6 +68,7 @@ class Cluster:
         kernels: str = "numpy",
         worker_module: str = "cli.main",
         modules: Mapping[str, str] | None = None,
+        spawns: Mapping[str, Spawn | None] | None = None,
         failpoints: Callable[[str], str] | None = None,
         steps: int | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Cluster:
         self._steps = steps
         self.folder = folder
         self.modules = {"worker": worker_module, **(modules or {})}
+        self.spawns = dict(spawns or {})
         self._kernels = kernels
         self.tiers = tiers
         self.closed = False
@@ -144,7 +147,14 @@ class Cluster:
         if self._steps is not None and role == "worker":
             settings[held_steps.VARIABLE] = str(self._steps_file)
         daemon = Daemon(
-            role, name, self.folder, *options, kernels=self._kernels, module=module, settings=settings
+            role,
+            name,
+            self.folder,
+            *options,
+            kernels=self._kernels,
+            module=module,
+            settings=settings,
+            spawn=self.spawns.get(kind),
         )
         self.daemons.append(daemon)
         return daemon
