@@ -104,8 +104,8 @@ class Admission:
     def find_end(self, members: Collection[Member], now: float) -> float | None:
         """Return when the job ends since no worker can take part: all are refused or unfit; None while there is hope.
 
-        One voice may lie, so it can't end the job before others had time to come. A worker that dissents says nothing
-        of the job.
+        One voice may lie, so it can't end the job before others had time to come. A worker that dissents, or lacks a
+        feature, says nothing of the job.
         """
         able = any(member.refusal is None and member.unfit is None for member in members)
         if able or not members or self._admitted:
@@ -113,7 +113,7 @@ class Admission:
             return None
         if self._unable_since_seconds is None:
             self._unable_since_seconds = now
-        voices = {member.voice for member in members if not member.dissents}
+        voices = {each.voice for each in members if not each.dissents and self.check_features(each) is None}
         wait_seconds = 0.0
         if any(member.unfit is not None for member in members):
             wait_seconds = self._unfit_seconds

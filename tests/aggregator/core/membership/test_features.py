@@ -65,7 +65,7 @@ def test_the_job_fails_if_no_worker_with_the_feature_comes() -> None:
     dialogue = Dialogue()
     dialogue.optimizer()
     dialogue.submit(**WHEELS)
-    dialogue.hello(1, voice="w1")
+    dialogue.hello(1)
     assert dialogue.job().state == RUNNING, "another one may come"
     while dialogue.job().state == RUNNING and dialogue.now < 100 + 2 * STANDARD_TIMEOUTS.comeback:
         dialogue.later(1.25, 1)
