@@ -126,6 +126,8 @@ class ClusterCheck:
     async def run(self, request: CheckRequest) -> AsyncGenerator[CheckResult, None]:
         """Check the meshes of idle workers at once, then one link after another; yield each result.
 
+        Workers that a process has joined have no mesh.
+
         The check ends with the iterator.
 
         Raises:
@@ -134,7 +136,8 @@ class ClusterCheck:
         """
         _check_request(request)
         serving = {session: member.job for session, member in self._members.items() if member.job}
-        sessions = [each for each in self._sessions.all() if each.number not in serving]
+        joined = {session for session, member in self._members.items() if member.external_job}
+        sessions = [each for each in self._sessions.all() if each.number not in serving.keys() | joined]
         if serving and not sessions:
             jobs = ", ".join(sorted(set(serving.values())))
             raise NotYet(

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 BYTES_PER_PARAMETER = 20
 """Memory of an aggregator with 2 tiers for a parameter: AdamW's weight, gradient and two arrays, and the weight for
 workers, all in float32. A job with a larger model could have it killed for memory, and again after each restart."""
+JOIN_SOCKET = Path("/run/tiermesh/worker.sock")
+"""Default path of the socket at which processes join a worker."""
 DEFAULT_CACHE_GB = 200
 """Default size of a worker's cache of files, in GB."""
 
@@ -108,6 +110,23 @@ def make_worker_command(make_step: str = "") -> click.Command:
         is_flag=True,
         help="Import code that comes with jobs (`tiermesh submit --code`). It runs with the rights of this process.",
     )
+    @option(
+        "--external",
+        is_flag=True,
+        help="Let a process of a user compute the gradients, which joins at --socket (docs/external-workers.md).",
+    )
+    @path_option(
+        "--socket",
+        show_default=str(JOIN_SOCKET),
+        help="Unix socket at which processes join (with --external).",
+    )
+    @option(
+        "--allow-user",
+        "allowed_users",
+        multiple=True,
+        metavar="USER|@GROUP",
+        help="User, by name or number, or group that may join; repeatable.  [default: the user of this process]",
+    )
     @daemon_options(ANY_PORT)
     def command(
         *,
@@ -119,9 +138,14 @@ def make_worker_command(make_step: str = "") -> click.Command:
         advertise: str,
         allowed_models: tuple[str, ...],
         accepts_code: bool,
+        external: bool,
+        socket: Path | None,
+        allowed_users: tuple[str, ...],
         daemon: dict[str, Any],
     ) -> int:
         """Run a worker, which computes gradients on this host's mesh."""
+        own = {"--data": data_dir, "--allow-models": allowed_models, "--accept-code": accepts_code}
+        _check_external(external, own, {"--socket": socket, "--allow-user": allowed_users})
         from worker.daemon import WorkerOptions, run
 
         options = WorkerOptions(
@@ -133,11 +157,27 @@ def make_worker_command(make_step: str = "") -> click.Command:
             advertise=advertise,
             allowed_models=allowed_models,
             accepts_code=accepts_code,
+            join_socket=(socket or JOIN_SOCKET) if external else None,
+            allowed_users=allowed_users,
             **daemon,
         )
         return run(options, make_step=make_step)
 
     return command
+
+
+def _check_external(external: bool, own: Mapping[str, object], joining: Mapping[str, object]) -> None:
+    """Reject flags of an external worker without `--external`, and those of others with it (Refused)."""
+    for flag, value in joining.items():
+        if value and not external:
+            raise Refused(
+                f"{flag}: given without --external, but only external workers are joined; add --external"
+            )
+    for flag, value in own.items():
+        if value and external:
+            raise Refused(
+                f"{flag}: given with --external, but the process that joins has the model and the data; remove it"
+            )
 
 
 worker = make_worker_command()

@@ -85,6 +85,8 @@ def run(options: LocalOptions, output: Output) -> None:
         Failed: the job failed or was cancelled, a daemon that it needs ended, or the command was interrupted.
     """
     from aggregator.storage.backup import QUEUE_FILE
+    from services.config.load import names_external
+    from services.config.models import ExternalConfig
 
     if options.resume and options.overrides:
         raise Refused(
@@ -97,9 +99,14 @@ def run(options: LocalOptions, output: Output) -> None:
     if not options.resume:
         read = read_job(options.job, options.overrides, output, options.code)
         submission = replace(read, config=leave_trackers_to_aggregator(read.config))
+    external = (
+        names_external(options.job)
+        if submission is None
+        else isinstance(submission.config.model, ExternalConfig)
+    )
     with lock_state_dir(options.state_dir):
         started = time.monotonic()
-        job = asyncio.run(_run(options, submission, output))
+        job = asyncio.run(_run(options, submission, output, external=external))
         seconds = time.monotonic() - started
         output.say(job_line(job))
         sample = _sample(Path(job.checkpoint), options, output) if job.checkpoint else None
@@ -111,7 +118,9 @@ def run(options: LocalOptions, output: Output) -> None:
     raise_unless_succeeded(job)
 
 
-async def _run(options: LocalOptions, submission: Submission | None, output: Output) -> jobs_pb2.Job:
+async def _run(
+    options: LocalOptions, submission: Submission | None, output: Output, *, external: bool
+) -> jobs_pb2.Job:
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
@@ -119,13 +128,17 @@ async def _run(options: LocalOptions, submission: Submission | None, output: Out
         loop.add_signal_handler(number, main.cancel)
     job: jobs_pb2.Job | None = None
     try:
-        async with _cluster(options, output) as (target, daemons), JobsClient(target) as client:
+        cluster = _cluster(options, output, external=external)
+        async with cluster as (target, daemons), JobsClient(target) as client:
             with ProgressView(output) as view:
 
                 async def work() -> jobs_pb2.Job:
                     nonlocal job
                     job = await _submit_or_resume(client, options, submission, output)
                     view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
+                    for number in range(1, options.workers + 1) if external else ():
+                        socket = str(join_socket(options.state_dir, number))
+                        view.say(f"a process joins with: tiermesh.join({socket!r}, job={job.id!r}, ...)")
                     job = await follow(client, job.id, view)
                     return job
 
@@ -148,7 +161,7 @@ async def _run(options: LocalOptions, submission: Submission | None, output: Out
 
 @asynccontextmanager
 async def _cluster(
-    options: LocalOptions, output: Output
+    options: LocalOptions, output: Output, *, external: bool
 ) -> AsyncIterator[tuple[AggregatorTarget, list[DaemonProcess]]]:
     """Start the daemons, yield them ready, and stop them when the context ends."""
     daemons: list[DaemonProcess] = []
@@ -182,10 +195,11 @@ async def _cluster(
         allowed = [text for name in options.allowed_models for text in ("--allow-models", name)]
         allowed += ["--accept-code"] if options.code is not None else []
         worker_options = ["--state-dir", str(state / "workers"), *allowed]
-        workers = [
-            start("worker", f"worker-{number}", "--aggregator", aggregator.address, *worker_options)
-            for number in range(1, options.workers + 1)
-        ]
+        workers = []
+        for number in range(1, options.workers + 1):
+            joining = ["--external", "--socket", str(join_socket(state, number))] if external else []
+            arguments = ["--aggregator", aggregator.address, *worker_options, *joining]
+            workers.append(start("worker", f"worker-{number}", *arguments))
         await asyncio.gather(*(worker.wait_ready() for worker in workers))
         if options.web:
             # The last --listen counts: people choose this one.
@@ -276,6 +290,11 @@ def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | No
         return None
     output.say(f"sample of {counted(options.sample_tokens, 'token')}:")
     return generate_text(checkpoint, "\n", output, max_new_tokens=options.sample_tokens)
+
+
+def join_socket(state_dir: Path, number: int) -> Path:
+    """Return the socket at which processes join a worker of a cluster on this machine."""
+    return state_dir.absolute() / f"worker-{number}.sock"
 
 
 @contextmanager

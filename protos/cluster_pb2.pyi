@@ -57,7 +57,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes", "features")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes", "features", "external_job")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Hello(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_JOB_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     role: str
     name: str
@@ -109,7 +110,8 @@ class Hello(_message.Message):
     memory_bytes: int
     memory_free_bytes: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    external_job: str
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., external_job: _Optional[str] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "fetching", "mesh_checked", "link_checked", "printed", "own_crc32c")
@@ -355,12 +357,18 @@ class Window(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("job", "reason")
+    __slots__ = ("job", "reason", "final", "succeeded", "layout")
     JOB_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     job: str
     reason: str
-    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    final: bool
+    succeeded: bool
+    layout: str
+    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ..., final: _Optional[bool] = ..., succeeded: _Optional[bool] = ..., layout: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
     __slots__ = ("job", "lease", "layout", "files")

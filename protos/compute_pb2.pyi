@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToProcess(_message.Message):
-    __slots__ = ("call", "open_job", "use_memory", "load_weights", "make_weights", "describe_model", "compute_gradients", "evaluate_batch", "check_mesh", "close_job", "answer")
+    __slots__ = ("call", "open_job", "use_memory", "load_weights", "make_weights", "describe_model", "compute_gradients", "evaluate_batch", "check_mesh", "close_job", "answer", "refused", "finished")
     CALL_FIELD_NUMBER: _ClassVar[int]
     OPEN_JOB_FIELD_NUMBER: _ClassVar[int]
     USE_MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,8 @@ class ToProcess(_message.Message):
     CHECK_MESH_FIELD_NUMBER: _ClassVar[int]
     CLOSE_JOB_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     call: int
     open_job: OpenJob
     use_memory: UseMemory
@@ -32,7 +34,9 @@ class ToProcess(_message.Message):
     check_mesh: CheckMesh
     close_job: CloseJob
     answer: Answer
-    def __init__(self, call: _Optional[int] = ..., open_job: _Optional[_Union[OpenJob, _Mapping]] = ..., use_memory: _Optional[_Union[UseMemory, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., describe_model: _Optional[_Union[DescribeModel, _Mapping]] = ..., compute_gradients: _Optional[_Union[ComputeGradients, _Mapping]] = ..., evaluate_batch: _Optional[_Union[EvaluateBatch, _Mapping]] = ..., check_mesh: _Optional[_Union[CheckMesh, _Mapping]] = ..., close_job: _Optional[_Union[CloseJob, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
+    refused: Refused
+    finished: Finished
+    def __init__(self, call: _Optional[int] = ..., open_job: _Optional[_Union[OpenJob, _Mapping]] = ..., use_memory: _Optional[_Union[UseMemory, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., describe_model: _Optional[_Union[DescribeModel, _Mapping]] = ..., compute_gradients: _Optional[_Union[ComputeGradients, _Mapping]] = ..., evaluate_batch: _Optional[_Union[EvaluateBatch, _Mapping]] = ..., check_mesh: _Optional[_Union[CheckMesh, _Mapping]] = ..., close_job: _Optional[_Union[CloseJob, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class FromProcess(_message.Message):
     __slots__ = ("call", "hello", "mesh_opened", "gradient_ready", "gradient_done", "non_finite", "pass_ended", "memory_measured", "file_read", "need_weights", "begin_gradient", "send_array", "take_array", "done", "job_built", "model_described", "gradients_computed", "batch_evaluated", "mesh_checked", "failed")
@@ -79,10 +83,32 @@ class FromProcess(_message.Message):
     def __init__(self, call: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., mesh_opened: _Optional[_Union[MeshOpened, _Mapping]] = ..., gradient_ready: _Optional[_Union[GradientReady, _Mapping]] = ..., gradient_done: _Optional[_Union[GradientDone, _Mapping]] = ..., non_finite: _Optional[_Union[NonFinite, _Mapping]] = ..., pass_ended: _Optional[_Union[PassEnded, _Mapping]] = ..., memory_measured: _Optional[_Union[MemoryMeasured, _Mapping]] = ..., file_read: _Optional[_Union[FileRead, _Mapping]] = ..., need_weights: _Optional[_Union[NeedWeights, _Mapping]] = ..., begin_gradient: _Optional[_Union[BeginGradient, _Mapping]] = ..., send_array: _Optional[_Union[SendArray, _Mapping]] = ..., take_array: _Optional[_Union[TakeArray, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., job_built: _Optional[_Union[JobBuilt, _Mapping]] = ..., model_described: _Optional[_Union[ModelDescribed, _Mapping]] = ..., gradients_computed: _Optional[_Union[GradientsComputed, _Mapping]] = ..., batch_evaluated: _Optional[_Union[BatchEvaluated, _Mapping]] = ..., mesh_checked: _Optional[_Union[MeshChecked, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "job", "name")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    job: str
+    name: str
+    def __init__(self, version: _Optional[int] = ..., job: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason", "field", "value", "expected", "fix")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    field: str
+    value: str
+    expected: str
+    fix: str
+    def __init__(self, reason: _Optional[str] = ..., field: _Optional[str] = ..., value: _Optional[str] = ..., expected: _Optional[str] = ..., fix: _Optional[str] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class OpenJob(_message.Message):
     __slots__ = ("job", "spec_json", "places", "first_stage", "stages", "data_dir", "allowed_models", "code_folder")

@@ -1,4 +1,4 @@
-"""The compute process of this worker, as its daemon sees it: spawned, asked, and ended. docs/compute-protocol.md
+"""The compute process of this worker, as its daemon sees it: started, asked, and ended. docs/compute-protocol.md
 
 The device thread alone uses it. What the process says is checked where it is used; a process that contradicts itself
 is ended like one that has died, and costs the request under way alone.
@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from protos import compute_pb2 as pb
 from services.errors import Failed, TiermeshError
@@ -77,7 +77,7 @@ class RequestFailed(Failed):
 
 
 class Child(Protocol):
-    """A process with the other end of the socket pair."""
+    """A process with the other end of the socket."""
 
     def wait(self, seconds: float) -> bool:
         """Return whether it has ended; wait for that at most so many seconds."""
@@ -86,8 +86,22 @@ class Child(Protocol):
         """End it, by SIGTERM and then SIGKILL, and return why it has ended, in one line. It may have died before."""
 
 
-Spawn = Callable[[socket.socket, TakeLines], Child]
-"""Starts a compute process, given its end of the socket pair, which the caller closes, and what takes its output."""
+class Started(NamedTuple):
+    """A compute process that has been started, or has joined.
+
+    Attributes:
+        end: the daemon's end of the socket.
+        child: the process.
+        hello: its first message, if that was read.
+    """
+
+    end: socket.socket
+    child: Child
+    hello: pb.Hello | None = None
+
+
+Spawn = Callable[[TakeLines], Started]
+"""Starts a compute process, given what takes its output. Raises Failed."""
 
 
 def spawner(name: str, step: str) -> Spawn:
@@ -98,7 +112,7 @@ def spawner(name: str, step: str) -> Spawn:
         step: `module:factory` of the training step.
     """
 
-    def spawn(end: socket.socket, take_lines: TakeLines) -> ChildProcess:
+    def start(end: socket.socket, take_lines: TakeLines) -> ChildProcess:
         return ChildProcess(
             "compute",
             ("--socket", str(end.fileno()), "--name", name, "--step", step),
@@ -107,11 +121,25 @@ def spawner(name: str, step: str) -> Spawn:
             take_lines=take_lines,
         )
 
+    return over_socket_pair(start)
+
+
+def over_socket_pair(start: Callable[[socket.socket, TakeLines], Child]) -> Spawn:
+    """Return what starts processes that inherit one end of a socket pair, which is closed here afterwards."""
+
+    def spawn(take_lines: TakeLines) -> Started:
+        own, other = socket.socketpair()
+        with other, ExitStack() as opened:
+            opened.enter_context(own)
+            child = start(other, take_lines)
+            opened.pop_all()
+        return Started(own, child)
+
     return spawn
 
 
 class ComputeProcess:
-    """A process that has been spawned and has said Hello.
+    """A process that has been started and has said Hello.
 
     Attributes:
         mesh: facts of the mesh that it opened for a job; empty before.
@@ -121,16 +149,12 @@ class ComputeProcess:
     """
 
     def __init__(self, spawn: Spawn, take_lines: TakeLines) -> None:
-        own, other = socket.socketpair()
-        with other, ExitStack() as opened:
-            opened.enter_context(own)
-            self._child = spawn(other, take_lines)
-            opened.pop_all()
-        self._channel: DaemonChannel = Channel(own, pb.FromProcess)
+        end, self._child, hello = spawn(take_lines)
+        self._channel: DaemonChannel = Channel(end, pb.FromProcess)
         self.mesh = pb.MeshOpened()
         self._calls = 0
         self._lost: ProcessLost | None = None
-        version = self.receive(0, ("hello",)).hello.version
+        version = (hello or self.receive(0, ("hello",)).hello).version
         if version != PROTOCOL_VERSION:
             raise self.end(
                 f"version {version} of the protocol, expected {PROTOCOL_VERSION}; restart the worker, whose files have "
@@ -170,6 +194,8 @@ class ComputeProcess:
         try:
             message, _ = self._channel.receive()
             kind = message.WhichOneof("body")
+            if message.call == 0 and kind == "failed":  # it leaves
+                raise self.end(printable(message.failed.reason, FAILURE_CHARACTERS) or "without a reason")
             if message.call != call:
                 raise ValueError(f"{kind} of request {message.call}, expected one of request {call}")
             if kind not in expected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -32,6 +33,8 @@ class WorkerOptions(DaemonOptions):
             aggregator sees if `listen` is any address.
         allowed_models: `package.module` or `package.module:Factory` of users' own models that jobs may name.
         accepts_code: whether code that is sent with jobs may be imported.
+        join_socket: path of the socket at which processes of users join, in place of a mesh; None for none.
+        allowed_users: users and `@GROUP` that may join; empty for this process's user alone.
     """
 
     aggregator: str = field(kw_only=True)
@@ -42,6 +45,8 @@ class WorkerOptions(DaemonOptions):
     advertise: str = field(default="", kw_only=True)
     allowed_models: tuple[str, ...] = field(default=(), kw_only=True)
     accepts_code: bool = field(default=False, kw_only=True)
+    join_socket: Path | None = field(default=None, kw_only=True)
+    allowed_users: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def pipeline_host(self) -> str:
@@ -74,6 +79,8 @@ def run(options: WorkerOptions, *, make_step: str = "") -> int:
         from worker.service import WorkerService
 
         metrics = WorkerMetrics()
+        if options.join_socket is not None:
+            return _build_external(options, options.join_socket, metrics), metrics.registry
         service = WorkerService(
             name=options.name,
             aggregators=split_addresses("--aggregator", options.aggregator),
@@ -92,6 +99,23 @@ def run(options: WorkerOptions, *, make_step: str = "") -> int:
         return service, metrics.registry
 
     return run_role("worker", options, build)
+
+
+def _build_external(options: WorkerOptions, join_socket: Path, metrics: WorkerMetrics) -> Service:
+    from worker.external_worker import ExternalService, ExternalWorker
+    from worker.joining import AllowedUsers, JoinSocket
+
+    make_worker = partial(
+        ExternalWorker,
+        name=options.name,
+        aggregators=split_addresses("--aggregator", options.aggregator),
+        security=options.security,
+        data_dir=None,
+        metrics=metrics,
+        state_dir=options.state_dir,
+        shared_memory=options.shared_memory,
+    )
+    return ExternalService(JoinSocket(join_socket, AllowedUsers(options.allowed_users)), make_worker)
 
 
 def _check_advertised(name: str, host: str) -> None:

@@ -6,7 +6,6 @@ The event loop submits the core's effects as tasks. The thread answers with inpu
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,7 +32,7 @@ from services.runtime.child_output import TakeLines
 from services.runtime.metrics import WorkerMetrics
 from services.tasks import start_thread
 from services.tensors.chunk_messages import TensorChunk
-from worker.compute_process import STOP_SECONDS, Child, ComputeProcesses, MeshUnfit, ProcessLost
+from worker.compute_process import STOP_SECONDS, Child, ComputeProcesses, MeshUnfit, ProcessLost, Started
 from worker.core import events as ev
 from worker.device_watch import DeviceWatch
 from worker.file_exchange import ModelFiles
@@ -223,9 +222,10 @@ class DeviceThread:
 
     # ---- on the device thread ----
 
-    def _spawn(self, end: socket.socket, take_lines: TakeLines) -> Child:
-        self._child = self._builder.spawn(end, take_lines)
-        return self._child
+    def _spawn(self, take_lines: TakeLines) -> Started:
+        started = self._builder.spawn(take_lines)
+        self._child = started.child
+        return started
 
     def _take_lines(self, lines: Sequence[str]) -> None:
         """Pass on what the compute process prints, to this worker's log and the job's; called on a reader's thread."""
@@ -246,7 +246,8 @@ class DeviceThread:
     def _next_task(self) -> Callable[[], None] | None:
         """Wait for a task; after a time without a job, the mesh is closed."""
         try:
-            return self._tasks.get(timeout=KEEP_SECONDS if self._job is None else None)
+            ends_idle = self._job is None and not self._builder.is_external
+            return self._tasks.get(timeout=KEEP_SECONDS if ends_idle else None)
         except Empty:
             self._end_kept()
             return self._tasks.get()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from protos import compute_pb2 as pb
 from services.config.job import JobConfig
+from services.config.models import ExternalConfig
 from services.pipeline.split import StageRun
 from services.protocol.plan import WireTypes
 from services.sizing.flops import count_flops_per_token, find_peak_flops
@@ -62,6 +63,11 @@ class JobOnMesh:
         return self.stages is not None and self.stages.count < self.config.stages
 
     @property
+    def is_external(self) -> bool:
+        """Whether a process of a user computes the gradients, by code that Tiermesh does not know."""
+        return isinstance(self.config.model, ExternalConfig)
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes on the wire of one element of a gradient."""
         return bytes_per_element(self.wire.gradients)
@@ -98,12 +104,14 @@ class JobBuilder:
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path; None for none.
         code: the code of jobs' own models.
         clock: monotonic time in seconds.
+        is_external: whether its process has joined, so that none can be started in its place.
     """
 
     spawn: Spawn
     data_dir: Path | None = None
     code: CodeCache = field(default_factory=CodeCache)
     clock: Callable[[], float] = time.perf_counter
+    is_external: bool = False
 
     def build(
         self,

@@ -17,7 +17,7 @@ from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
 from services.corpora.token_file import TokenFileDamaged
-from services.errors import TiermeshError, describe_internal_error
+from services.errors import Failed, TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.pipeline.exchange import LocalExchange, PassExchange, WrongArray
@@ -28,12 +28,16 @@ from worker.core import events as ev
 from worker.device_watch import DeviceWatch
 from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobOnMesh
-from worker.lease_work import LeaseWork
+from worker.lease_work import LeaseWork, Sum
 from worker.observed_exchange import ObservedExchange
 from worker.row_exchange import LeaseDropped, NeighbourLost, OpenExchange, RowExchange
 from worker.weight_loader import WeightInbox
 
 log = logging.getLogger("tiermesh.worker")
+
+
+class NotRepeatable(Failed):
+    """A process of a user gives other bits when it computes a micro-batch again."""
 
 
 @dataclass
@@ -97,6 +101,7 @@ class LeaseRunner:
         self._watch = watch
         self._patience_seconds = patience_seconds
         self._run: _LeaseRun | None = None
+        self._tried: JobOnMesh | None = None  # external job of which a micro-batch was computed twice
         self._exchange: tuple[int, RowExchange] | None = None  # that of the lease under way, with the lease
         self._accepted: set[int] = set()  # not dropped yet
         self._dropped: set[int] = set()  # not forgotten yet
@@ -149,6 +154,8 @@ class LeaseRunner:
             return  # the core dropped it
         except TokenFileDamaged as error:
             self._report_damaged(job.job, error)
+        except NotRepeatable as error:
+            self._feed(ev.LoadFailed(job.job, str(error)))
         except NeighbourLost as lost:
             log.error("lease %d: worker %s is lost: %s", lease.lease, lost.neighbour, lost)
             self._feed(ev.LeaseFailed(lease.lease, str(lost), lost.neighbour))
@@ -168,6 +175,7 @@ class LeaseRunner:
     def clear(self) -> None:
         """Free all sums: the job is over."""
         self._sums.clear()
+        self._tried = None
 
     def fetch(self, entry: int) -> None:
         """Wait until the parameter of a layout entry is on the mesh; the lease under way is about to use it.
@@ -226,6 +234,8 @@ class LeaseRunner:
 
     def _train(self, run: _LeaseRun) -> None:
         job, lease, parts = run.job, run.lease, run.job.share.parts
+        if job.is_external and self._tried is not job:
+            self._try_twice(run)
         reported = len(parts)  # the core knows that pieces from this place on are computed
 
         def report_ready(index: int) -> None:
@@ -256,6 +266,32 @@ class LeaseRunner:
         if has_losses:
             self._metrics.set_rates(job.job, *job.meter.get_metrics())
         self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(result.checksums)))
+
+    def _try_twice(self, run: _LeaseRun) -> None:
+        """Compute the lease's first micro-batch twice before the lease, and compare the bits.
+
+        Raises:
+            NotRepeatable: they differ, and the job is exact.
+        """
+        job, lease = run.job, pb.Lease()
+        lease.CopyFrom(run.lease)
+        lease.count = 1
+        lease.checksums[:] = [lease.first]
+        gradient = np.empty(job.share.parts.elements, np.float32)
+        work = LeaseWork(job.step, lease, lambda: nullcontext(LocalExchange()), self._check_dropped)
+        first, second = (_describe_bits(work.sum(gradient, lambda offset: None)) for _ in range(2))
+        run.fetch_seconds = 0.0
+        run.non_finite.clear()
+        self._tried = job
+        if first == second:
+            return
+        text = (
+            f"the process gives other bits for the same micro-batch: {first}, then {second} (micro-batch {lease.first} "
+            f"of step {lease.step})"
+        )
+        if job.config.exact:
+            raise NotRepeatable(f"{text}; make its code deterministic, or submit the job with exact: false")
+        self._feed(ev.Printed(job.job, [f"{text}; the job accepts it (exact: false)"]))
 
     def _report_stages(self, run: _LeaseRun) -> None:
         """Report the times and the memory of a worker that computes a pipeline by its stages."""
@@ -311,6 +347,11 @@ class LeaseRunner:
         if self._is_dropped():
             raise LeaseDropped("dropped while it was computed")
         hit_failpoint("worker.pass")
+
+
+def _describe_bits(found: Sum) -> str:
+    """Return a micro-batch's loss and the checksum of its gradient: equal texts mean equal bits, but for NaNs."""
+    return f"loss {found.losses[0]!r}, gradient {found.checksums[0].crc32c:08x}"
 
 
 def describe_failure(error: Exception) -> str:

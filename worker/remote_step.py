@@ -91,8 +91,8 @@ class RemoteStep:
             self._memory = tuple(
                 SharedMemory(each) for each in (4 * elements[0], 4 * elements[1], array_bytes)
             )
-        except BaseException:
-            self._end("its job can't be built")
+        except BaseException as error:
+            self._end(f"its job can't be built: {error}")
             raise
         self.weights: Float32Array = self._memory[0].values[: 4 * elements[0]].view(np.float32)
         self._gradient: Float32Array = self._memory[1].values[: 4 * elements[1]].view(np.float32)

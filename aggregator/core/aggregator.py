@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from aggregator.core.assignments import Assignments
+from aggregator.core.dismissals import Dismissals
 from aggregator.core.events import (
     CheckClosed,
     CloseWorker,
@@ -128,6 +129,7 @@ class AggregatorCore:
         self._last_lease = epoch << 32  # so that no two epochs have the id of a lease in common
         self._out = Outbox()
         self.jobs = LiveJobs(records, max_parameters, self._out)
+        self._dismissals = Dismissals(self.jobs, self._out)
         self._scheduler_input = SchedulerInput(
             self.members,
             self.runs,
@@ -267,6 +269,7 @@ class AggregatorCore:
                 self.jobs.note_checked(effect.workers, effect.job)
             if isinstance(effect, SaveJob | Note) and effect.job.state not in (QUEUED, RUNNING, PAUSED):
                 effect.job.ended_seconds = effect.job.ended_seconds or clock.unix_seconds
+                self._dismissals.note_end(effect.job)
         return effects
 
     # ---- workers ----
@@ -292,6 +295,7 @@ class AggregatorCore:
                 ),
             )
         )
+        self._dismissals.check(member)
         self._scheduler_input.worker_connected(member, hello)
         self.assignments.note_change()
 
@@ -353,6 +357,8 @@ class AggregatorCore:
             silent = now - member.heard_seconds
             if silent > self.timeouts.silent:
                 self._close(member, f"silent for {silent:.1f} s", now)
+            else:
+                self._dismissals.check(member)
         for run in list(self.runs.values()):
             if run.ended:
                 continue

@@ -290,7 +290,21 @@ class SchedulerInput:
 
     def has_others(self, job: str) -> bool:
         """Return whether there are workers that don't serve a job, and are not known not to fit it."""
+        if self._is_external(job):
+            return True  # another process may join at any time
         return any(each.job != job and not self.find_misfits(each, [job]) for each in self._members.values())
+
+    def _is_external(self, job: str) -> bool:
+        plan = self._jobs.records[job].plan
+        return isinstance(plan, JobPlan) and plan.external
+
+    def _find_stranger(self, member: Member, job: str) -> str:
+        """Return why a worker is not for a job, whatever it says of it; empty if it may be."""
+        if member.external_job not in ("", job):
+            return f"its process has joined job {member.external_job}"
+        if self._is_external(job) and not member.external_job:
+            return "no process has joined it for the job"
+        return ""
 
     def find_misfits(self, member: Member, jobs: Collection[str], *, lasting: bool = False) -> dict[str, str]:
         """Return which of some jobs a worker does not fit, as far as is known, with the reasons.
@@ -305,7 +319,7 @@ class SchedulerInput:
         for job in jobs:
             record, misfit = self._jobs.records[job], self._find_believed(member, job)
             reason = "" if misfit is None or (lasting and misfit.may_pass) else misfit.reason
-            reason = self.find_bar(member, job) or reason
+            reason = self.find_bar(member, job) or self._find_stranger(member, job) or reason
             if running is not None and job != member.job and not reason:
                 reason = self._memories.find_small(member.name, record.needs, running)
             if reason:

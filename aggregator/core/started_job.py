@@ -201,7 +201,7 @@ class StartedJob:
         """End the job and have workers and optimizer drop it, perhaps with a checkpoint of its last COMMIT."""
         self.report.end(state, detail)
         for session in self.members:
-            self.orders.leave(session, detail)
+            self.orders.leave_for_good(session, detail, succeeded=state == SUCCEEDED)
         self.close(checkpoint=checkpoint)
 
     def stop(self, state: JobState, detail: str, now: float) -> None:

@@ -75,7 +75,7 @@ def describe_lack(run: RunningJob, now: float) -> str | None:
         if shortage is not None:
             return shortage
     if not run.members:
-        return "waits for a worker to connect"
+        return "waits for a process to join" if run.plan.external else "waits for a worker to connect"
     lacking = run.rows.describe_shortage(now)
     if lacking is not None:
         return f"{lacking}; {run.job.detail}" if run.job.detail else lacking

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cli.measure.report import Measurement, describe, describe_splits, format_figures, name_blocks
 from cli.output import Output
 from services.config.job import JobConfig
-from services.config.models import CustomConfig, RegressionConfig
+from services.config.models import CustomConfig, ExternalConfig, RegressionConfig
 from services.config.pipeline import count_blocks
 from services.errors import Failed, Refused
 from services.pipeline.split import BlockRange, StageRun
@@ -64,7 +64,7 @@ def run(path: Path, overrides: Sequence[str], options: MeasureOptions, output: O
 
     with show_reading(output):
         config, notices = load_job(path, overrides)
-    if isinstance(config.model, RegressionConfig):
+    if isinstance(config.model, RegressionConfig | ExternalConfig):
         raise Refused(
             f"training_config.model_type: {config.model.model_type} given, expected gpt2, llama or a model of your "
             "own with num_blocks, as blocks are measured; measure another job"

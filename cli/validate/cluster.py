@@ -15,7 +15,7 @@ from aggregator.core.leasing.planning import plan
 from cli.options import DEFAULT_MFU
 from mesh.backend import choose_dtype, may_drive_chips
 from services.config.job import JobConfig
-from services.config.models import CustomConfig, RegressionConfig
+from services.config.models import OwnConfig, RegressionConfig
 from services.errors import Refused
 from services.input_files import open_input_file
 from services.printable import counted, printable, printable_path
@@ -106,7 +106,7 @@ def find_computing(config: JobConfig, cluster: Cluster) -> Computing | str:
     Raises:
         Refused: the file of measured times can't be read, or is about another model, mesh or batch.
     """
-    if isinstance(config.model, RegressionConfig | CustomConfig) or config.vocabulary is None:
+    if isinstance(config.model, RegressionConfig | OwnConfig) or config.vocabulary is None:
         return "its operations are known to workers only"
     if cluster.measured is not None:
         return _read_measured(cluster.measured, config)

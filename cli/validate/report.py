@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cli.validate.cluster import Cluster, share_out
 from cli.validate.timing import advise_on_evaluation, describe_time
 from services.config.job import JobConfig
-from services.config.models import CustomConfig
+from services.config.models import OwnConfig
 from services.config.origins import Origins
 from services.config.parameters import model_parts
 from services.config.resolve.job import ResolvedJob
@@ -131,7 +131,7 @@ def _count_tokens(config: JobConfig, windows: int | None) -> dict[str, Any]:
 
 def _count_parameters(config: JobConfig) -> dict[str, int] | None:
     """Return the number of parameters in all and by part; None if only a worker knows it."""
-    if isinstance(config.model, CustomConfig) or config.vocabulary is None:
+    if isinstance(config.model, OwnConfig) or config.vocabulary is None:
         return None
     parts = {part.name: part.elements for part in model_parts(config.model, config.vocabulary)}
     return {"total": sum(parts.values()), **parts}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from services.config.device import DeviceConfig
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.models import (
+    AnyModelConfig,
     GPT2Config,
     RegressionConfig,
-    TransformerConfig,
 )
 from services.config.parameters import count_parameters
 from services.protocol.plan import MOST_EVALUATION_BATCHES
@@ -59,9 +59,7 @@ def check_step_size(
         )
 
 
-def check_batches(
-    model: TransformerConfig | RegressionConfig, batch_size: int, validation_batch_size: int
-) -> None:
+def check_batches(model: AnyModelConfig, batch_size: int, validation_batch_size: int) -> None:
     """Check the size of a micro-batch and of a validation batch, and the size of data that workers make.
 
     Raises:
@@ -97,7 +95,7 @@ def _check_regression_data(model: RegressionConfig, validation_batch_size: int) 
         )
 
 
-def check_model_size(model: TransformerConfig | RegressionConfig, vocabulary: int) -> None:
+def check_model_size(model: AnyModelConfig, vocabulary: int) -> None:
     """Check the number of parameters.
 
     Args:

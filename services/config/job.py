@@ -38,7 +38,7 @@ from services.config.job_parts import (
     WireConfigField,
 )
 from services.config.mesh_fit import check_mesh_fit
-from services.config.models import CustomConfig, ModelConfig, RegressionConfig
+from services.config.models import CustomConfig, ExternalConfig, ModelConfig, OwnConfig, RegressionConfig
 from services.config.parameters import model_parts
 from services.config.pipeline import PipelineConfig, check_pipeline
 from services.config.refusals import validation_refused
@@ -73,7 +73,8 @@ class JobConfig(ConfigRecord):
         steps: number of optimizer updates.
         batch_size: sequences (or samples) of a micro-batch, over all devices of a worker's mesh.
         validation_batch_size: sequences of a validation batch.
-        validation_batches: validation batches of an evaluation, taken at even distances; 0: all.
+        validation_batches: validation batches of an evaluation, taken at even distances; 0: all, or for external models
+            no evaluation.
         evaluation_batches: validation batches of an evaluation as they were counted; None if only workers can count.
         num_workers: number of workers that tt-train would have. It sizes the step, not the cluster.
         pipeline: stages that the model is split into; None for none. Each pipeline takes as many of those workers.
@@ -180,11 +181,11 @@ class JobConfig(ConfigRecord):
             )
         if self.start_from is not None:
             self._check_start(self.start_from)
-        if (self.data is None) != isinstance(self.model, RegressionConfig):
+        if (self.data is None) != isinstance(self.model, RegressionConfig | ExternalConfig):
             given = printable_path(self.data.files[0].path) if self.data else "none"
             raise ValueError(
                 f"training_config.data_path: {given} given with model_type {self.model.model_type}, expected a corpus "
-                "for language models and none for linear_regression and mlp; change one of the two"
+                "for language models and none for linear_regression, mlp and external; change one of the two"
             )
         return self
 
@@ -255,7 +256,7 @@ class JobConfig(ConfigRecord):
     def parameters(self) -> ParameterCount:
         """Number of the model's parameters, or their maximum where only workers can count them."""
         model = self.model
-        if isinstance(model, CustomConfig):
+        if isinstance(model, OwnConfig):
             return ParameterCount(model.max_parameters, "transformer_config.max_parameters")
         vocabulary = self.vocabulary
         if vocabulary is not None:
@@ -264,6 +265,8 @@ class JobConfig(ConfigRecord):
         return ParameterCount(largest, f"a vocabulary of {MOST_WIDTH} tokens, as only workers can count them")
 
     def _plan_evaluation(self) -> EvaluationBatches:
+        if isinstance(self.model, ExternalConfig):
+            return EvaluationBatches(self.validation_batches, "")
         if self.evaluation_batches is not None:
             return EvaluationBatches(self.evaluation_batches, "")
         if self.validation_batches:
@@ -313,6 +316,7 @@ class JobConfig(ConfigRecord):
             schedule=Schedule(**self.schedule.model_dump()),
             clip_grad_norm=self.clip_grad_norm,
             features=needed_features(self.model_dump(mode="json")),
+            external=isinstance(self.model, ExternalConfig),
         )
 
     def to_json(self) -> str:

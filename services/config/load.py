@@ -50,6 +50,17 @@ def load_job_with_origins(path: str | Path, overrides: Sequence[str] = ()) -> tu
     return _resolve(document, folder, overrides, origins), origins
 
 
+def names_external(path: Path) -> bool:
+    """Return whether a training config is that of an external job, without reading what it includes.
+
+    Raises:
+        Refused: the file can't be read.
+    """
+    document = read_document(path)
+    sections = (document.get(name) for name in ("training_config", "transformer_config"))
+    return any(isinstance(each, dict) and each.get("model_type") == "external" for each in sections)
+
+
 def load_job_document(
     document: dict[Any, Any],
     *,

@@ -5,14 +5,20 @@ from __future__ import annotations
 from math import gcd
 
 from services.config.device import DeviceConfig
-from services.config.models import GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
+from services.config.models import (
+    AnyModelConfig,
+    ExternalConfig,
+    GPT2Config,
+    LlamaConfig,
+    RegressionConfig,
+)
 
 TILE = 32
 """Rows and columns of the tiles that a device computes in."""
 
 
 def check_mesh_fit(
-    model: TransformerConfig | RegressionConfig,
+    model: AnyModelConfig,
     device: DeviceConfig,
     batch_size: int,
     validation_batch_size: int,
@@ -29,7 +35,7 @@ def check_mesh_fit(
                 f"training_config.{key}: {size} given, expected a multiple of the {devices} devices that "
                 f"share a batch; write for example {key}: {_round_up(size, devices)}"
             )
-    if not isinstance(model, RegressionConfig) and model.max_sequence_length % TILE:
+    if not isinstance(model, RegressionConfig | ExternalConfig) and model.max_sequence_length % TILE:
         raise ValueError(
             f"transformer_config.max_sequence_length: {model.max_sequence_length} given, expected a multiple of "
             f"{TILE}, as the device computes in tiles of {TILE} x {TILE}; write for example max_sequence_length: "
@@ -45,7 +51,7 @@ def check_mesh_fit(
         )
 
 
-def _check_tensor_parallel(model: TransformerConfig | RegressionConfig, device: DeviceConfig) -> None:
+def _check_tensor_parallel(model: AnyModelConfig, device: DeviceConfig) -> None:
     """Check that heads, and the width that they make up in whole tiles, divide over the tensor parallel devices.
 
     Vocabulary and hidden widths are padded on the mesh, so any size fits.

@@ -220,20 +220,28 @@ class MLPConfig(ConfigRecord):
         return self.output_features
 
 
-class CustomConfig(ConfigRecord):
+class OwnConfig(ConfigRecord):
+    """A model of the user, whose parameters only workers can count.
+
+    Attributes:
+        max_sequence_length: tokens of a training sequence.
+        max_parameters: maximum number of parameters.
+    """
+
+    max_sequence_length: SequenceLength = 128
+    max_parameters: ElementCount = MOST_OWN_PARAMETERS
+
+
+class CustomConfig(OwnConfig):
     """A language model built by a Python module of the user.
 
     Attributes:
         model_type: `package.module:Factory`, imported by workers that allow it.
-        max_sequence_length: tokens of a training sequence.
-        max_parameters: maximum number of parameters, as only workers can count them.
         runner_type: passed to the factory.
         options: all other keys of `transformer_config`, passed to the factory unchanged.
     """
 
     model_type: Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
-    max_sequence_length: SequenceLength = 128
-    max_parameters: ElementCount = MOST_OWN_PARAMETERS
     runner_type: RunnerType = "default"
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
@@ -246,6 +254,18 @@ class CustomConfig(ConfigRecord):
                     f"most {DEEPEST_OPTION} levels of lists and mappings; change it"
                 )
         return self
+
+
+class ExternalConfig(OwnConfig):
+    """A model whose gradients processes of users compute, which join workers (docs/external-workers.md).
+
+    Attributes:
+        model_type: discriminator of the model configs.
+        max_sequence_length: tokens of each of a micro-batch's `batch_size` samples, by which speeds are told.
+    """
+
+    model_type: Literal["external"] = "external"
+    max_sequence_length: SequenceLength = 1
 
 
 def _check_heads(heads: int, width: int) -> None:
@@ -268,15 +288,18 @@ TransformerConfig = GPT2Config | LlamaConfig | CustomConfig
 """Config of a language model."""
 RegressionConfig = LinearRegressionConfig | MLPConfig
 """Config of a model that makes its data from the seed."""
+AnyModelConfig = TransformerConfig | RegressionConfig | ExternalConfig
+"""Config of any model."""
 ModelConfig = Annotated[
     Annotated[GPT2Config, Tag("gpt2")]
     | Annotated[LlamaConfig, Tag("llama")]
     | Annotated[LinearRegressionConfig, Tag("linear_regression")]
     | Annotated[MLPConfig, Tag("mlp")]
-    | Annotated[CustomConfig, Tag("custom")],
+    | Annotated[CustomConfig, Tag("custom")]
+    | Annotated[ExternalConfig, Tag("external")],
     Discriminator(_model_tag),
 ]
-"""Config of a model that workers can build; `model_type` names its kind."""
+"""Config of a model that workers can train; `model_type` names its kind."""
 
 
 def find_own_module(model: ModelConfig) -> str | None:

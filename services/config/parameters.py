@@ -8,13 +8,13 @@ from itertools import pairwise
 from math import prod
 
 from services.config.models import (
-    CustomConfig,
+    AnyModelConfig,
     GPT2Config,
     LinearRegressionConfig,
     LlamaConfig,
     MLPConfig,
+    OwnConfig,
     RegressionConfig,
-    TransformerConfig,
 )
 
 
@@ -59,24 +59,24 @@ class ModelPart:
                 yield self.prefix.format(copy) + name, each.shape
 
 
-def count_parameters(model: TransformerConfig | RegressionConfig, vocabulary: int) -> int | None:
+def count_parameters(model: AnyModelConfig, vocabulary: int) -> int | None:
     """Return the number of a model's parameters; None for a user's own model, which only a worker can build.
 
     Args:
         model: config of the model.
         vocabulary: number of tokens, without the padding that a mesh adds; regression models have none.
     """
-    if isinstance(model, CustomConfig):
+    if isinstance(model, OwnConfig):
         return None
     return sum(part.elements for part in model_parts(model, vocabulary))
 
 
-def count_largest(model: TransformerConfig | RegressionConfig, vocabulary: int) -> int:
+def count_largest(model: AnyModelConfig, vocabulary: int) -> int:
     """Return the number of elements of a model's largest parameter; see `count_parameters` for the arguments.
 
     For a user's own model it is 0, as only a worker can build it.
     """
-    if isinstance(model, CustomConfig):
+    if isinstance(model, OwnConfig):
         return 0
     return max(prod(each.shape) for part in model_parts(model, vocabulary) for each in part.shapes.values())
 

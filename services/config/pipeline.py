@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from services.config.device import DeviceConfig
 from services.config.field_types import BlockCount, ConfigRecord
-from services.config.models import CustomConfig, GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
+from services.config.models import AnyModelConfig, CustomConfig, GPT2Config, LlamaConfig
 from services.config.refusals import format_value
 from services.errors import Refused
 from services.pipeline.schedule import Schedule, ScheduleKind, check_micro_batches
@@ -86,7 +86,7 @@ class PipelineConfig(ConfigRecord):
         return self
 
 
-def count_blocks(model: TransformerConfig | RegressionConfig) -> int:
+def count_blocks(model: AnyModelConfig) -> int:
     """Return the number of blocks of a model that a pipeline splits.
 
     A user's own model declares them as `transformer_config.num_blocks`.
@@ -111,7 +111,7 @@ def count_blocks(model: TransformerConfig | RegressionConfig) -> int:
 
 def check_pipeline(
     pipeline: PipelineConfig,
-    model: TransformerConfig | RegressionConfig,
+    model: AnyModelConfig,
     device: DeviceConfig,
     num_workers: int,
     gradient_accumulation_steps: int,

@@ -279,6 +279,14 @@ class CustomSection(Section):
     max_parameters: ElementCount = MOST_OWN_PARAMETERS
 
 
+class ExternalSection(Section):
+    """`transformer_config` of a job whose gradients processes of users compute."""
+
+    model_type: Literal["external"] = "external"
+    max_sequence_length: SequenceLength = 1
+    max_parameters: ElementCount = MOST_OWN_PARAMETERS
+
+
 class LinearRegressionSection(Section):
     """`linear_regression_config`, a section of Tiermesh's own: tt-train's example has these as arguments."""
 

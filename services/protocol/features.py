@@ -27,7 +27,9 @@ class Feature(NamedTuple):
     is_needed_by: Callable[[Mapping[str, Any]], bool]
 
 
-FEATURES: tuple[Feature, ...] = ()
+FEATURES: tuple[Feature, ...] = (
+    Feature("external", "0.3", lambda config: config["model"]["model_type"] == "external"),
+)
 """What this version has, and 0.2 lacks."""
 
 

@@ -95,7 +95,7 @@ class EvaluationBatches:
     """Number of held-out batches of an evaluation, to which every worker that reads the data is held.
 
     Attributes:
-        number: number of batches; or their maximum.
+        number: number of batches, 0 for no evaluation; or their maximum.
         maximum_of: for a maximum, the setting or reason that it follows from; empty for an exact number.
     """
 
@@ -164,6 +164,7 @@ class JobPlan:
         schedule: learning rate and beta1 over the steps.
         clip_grad_norm: global norm to which gradients are clipped; None: no clipping.
         features: names of the features that its peers must have.
+        external: whether processes of users compute its gradients, which join workers for this job alone.
     """
 
     steps: int
@@ -191,16 +192,19 @@ class JobPlan:
     schedule: Schedule = Schedule()
     clip_grad_norm: float | None = None
     features: tuple[str, ...] = ()
+    external: bool = False
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the weights after `step` updates are evaluated."""
+        if self.evaluation_batches.known == 0:
+            return False
         return step == self.steps or (
             step > 0 and self.evaluate_every > 0 and step % self.evaluate_every == 0
         )
 
     def evaluations_after(self, step: int) -> int:
         """Return how many evaluations are due of weights after more than `step` updates."""
-        if step >= self.steps:
+        if step >= self.steps or self.evaluation_batches.known == 0:
             return 0
         if not self.evaluate_every:
             return 1

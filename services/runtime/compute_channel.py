@@ -1,4 +1,4 @@
-"""Messages between a worker's daemon and its compute process, over a Unix socket pair (docs/compute-protocol.md)."""
+"""Messages between a worker's daemon and its compute process, over a Unix socket (docs/compute-protocol.md)."""
 
 from __future__ import annotations
 
@@ -54,13 +54,7 @@ class Channel(Generic[Sent, Received]):
             ChannelEnded: the other end is gone.
             Failed: the message is too large.
         """
-        content = message.SerializeToString()
-        if len(content) > MAX_MESSAGE_BYTES:
-            raise Failed(
-                f"{type(message).__name__}: {len(content)} bytes, expected at most {MAX_MESSAGE_BYTES}; "
-                "make the model's layout or files smaller"
-            )
-        data = _SIZE.pack(len(content)) + content
+        data = frame(message)
         try:
             if descriptors:
                 data = data[socket.send_fds(self._end, [data], descriptors) :]
@@ -112,6 +106,21 @@ class Channel(Generic[Sent, Received]):
     def close(self) -> None:
         """Close this end, which the other end is told."""
         self._end.close()
+
+
+def frame(message: Message) -> bytes:
+    """Return a message's bytes on the socket.
+
+    Raises:
+        Failed: the message is too large.
+    """
+    content = message.SerializeToString()
+    if len(content) > MAX_MESSAGE_BYTES:
+        raise Failed(
+            f"{type(message).__name__}: {len(content)} bytes, expected at most {MAX_MESSAGE_BYTES}; "
+            "make the model's layout or files smaller"
+        )
+    return _SIZE.pack(len(content)) + content
 
 
 DaemonChannel = Channel[ToProcess, FromProcess]

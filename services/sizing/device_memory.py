@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from services.config.job import JobConfig
-from services.config.models import CustomConfig, GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig
+from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, OwnConfig
 from services.config.parameters import ModelPart, model_parts
 from services.sizing.allocation import Allocator
 from services.sizing.blocks import SILU_BACKWARD_TENSORS, size_gpt2_block, size_llama_block
@@ -73,7 +73,7 @@ def estimate_device_memory(
         portion: the part of a language model that is on the mesh; None for the whole model.
     """
     model = config.model
-    if isinstance(model, CustomConfig):
+    if isinstance(model, OwnConfig):
         return None
     tokens = 1 if isinstance(model, (LinearRegressionConfig, MLPConfig)) else model.max_sequence_length
     share, validation_share = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.config.models import GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
+from services.config.models import AnyModelConfig, GPT2Config, LlamaConfig
 from services.config.parameters import model_parts
 
 PEAK_FLOPS_PER_CORE: Mapping[str, float] = {"wormhole_b0": 1.0e12, "blackhole": 1.35e12}
@@ -22,7 +22,7 @@ Source: tt-metal's tech report on matrix products (GEMM_FLOPS), at fidelity HiFi
 """
 
 
-def count_flops_per_token(model: TransformerConfig | RegressionConfig, vocabulary: int) -> int | None:
+def count_flops_per_token(model: AnyModelConfig, vocabulary: int) -> int | None:
     """Return 6N + 12LHQT, as tt-train counts it; None for a model that the formula is not about.
 
     Args:

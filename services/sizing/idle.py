@@ -6,7 +6,7 @@ from math import gcd
 
 from services.config.field_types import MOST_MICRO_BATCHES
 from services.config.job import JobConfig
-from services.config.models import RegressionConfig
+from services.config.models import ExternalConfig, RegressionConfig
 from services.printable import counted
 
 _MOST_CHANGE = 0.25
@@ -38,7 +38,9 @@ def advise_on_idle_workers(config: JobConfig, workers: int) -> str | None:
     if size != config.batch_size:
         settings += f" with batch_size: {size}"
     things, windows = (
-        ("samples", "samples") if isinstance(config.model, RegressionConfig) else ("sequences", "windows")
+        ("samples", "samples")
+        if isinstance(config.model, RegressionConfig | ExternalConfig)
+        else ("sequences", "windows")
     )
     before, after = config.sequences_per_step, have * parts * size
     kept = f"as many {things} a step" if before == after else f"{after} {things} a step in place of {before}"

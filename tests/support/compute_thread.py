@@ -15,7 +15,7 @@ from services.errors import name_internal_error
 from services.runtime.compute_channel import MEMORIES, Channel
 from services.tasks import start_thread
 from training.step import TrainingStep
-from worker.compute_process import Spawn
+from worker.compute_process import Spawn, over_socket_pair
 
 
 class ChangedChannel(Channel[FromProcess, ToProcess]):
@@ -81,4 +81,4 @@ def in_thread(
         open_mesh: opens a mesh.
         change: changes the process's messages, as a liar would.
     """
-    return lambda end, take_lines: ThreadChild(end, make_step, open_mesh, change)
+    return over_socket_pair(lambda end, take_lines: ThreadChild(end, make_step, open_mesh, change))

@@ -6,7 +6,6 @@ import math
 import os
 import queue
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +30,7 @@ from tests.support.compute_thread import in_thread
 from tests.support.hanging_step import HANGS
 from training.step import TrainingStep
 from worker import device_thread
-from worker.compute_process import TRAINING_STEP, Child, Spawn, spawner
+from worker.compute_process import TRAINING_STEP, Child, Spawn, Started, spawner
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
 from worker.job_on_mesh import JobBuilder
@@ -260,10 +259,11 @@ def test_a_pass_that_hangs_is_ended(
     monkeypatch.setattr(device_thread, "STOP_SECONDS", 1.0)
     spawned: list[Child] = []
 
-    def spawn(end: socket.socket, take_lines: TakeLines) -> Child:
+    def spawn(take_lines: TakeLines) -> Started:
         step = "tests.support.hanging_step:HangingStep" if not spawned else TRAINING_STEP
-        spawned.append(spawner("w", step)(end, take_lines))
-        return spawned[-1]
+        started = spawner("w", step)(take_lines)
+        spawned.append(started.child)
+        return started
 
     worker = make_worker(spawn)
     worker.load(worker.wait_for(ev.Built).elements)
@@ -289,9 +289,10 @@ def test_a_killed_process_is_replaced_and_its_death_has_a_reason(
 ) -> None:
     spawned: list[Child] = []
 
-    def spawn(end: socket.socket, take_lines: TakeLines) -> Child:
-        spawned.append(spawner("w", TRAINING_STEP)(end, take_lines))
-        return spawned[-1]
+    def spawn(take_lines: TakeLines) -> Started:
+        started = spawner("w", TRAINING_STEP)(take_lines)
+        spawned.append(started.child)
+        return started
 
     worker = make_worker(spawn)
     worker.load(worker.wait_for(ev.Built).elements)
@@ -348,9 +349,10 @@ def test_a_death_without_a_lease_is_told_at_the_next_weights(
     """Then the job is dropped, and built again when the aggregator says so."""
     spawned: list[Child] = []
 
-    def spawn(end: socket.socket, take_lines: TakeLines) -> Child:
-        spawned.append(spawner("w", TRAINING_STEP)(end, take_lines))
-        return spawned[-1]
+    def spawn(take_lines: TakeLines) -> Started:
+        started = spawner("w", TRAINING_STEP)(take_lines)
+        spawned.append(started.child)
+        return started
 
     worker = make_worker(spawn)
     elements = worker.wait_for(ev.Built).elements
@@ -371,9 +373,10 @@ def test_a_death_without_a_lease_is_told_at_the_next_weights(
 def test_a_process_that_died_between_two_jobs_is_not_kept(make_worker: Callable[[Spawn], Worker]) -> None:
     spawned: list[Child] = []
 
-    def spawn(end: socket.socket, take_lines: TakeLines) -> Child:
-        spawned.append(in_thread()(end, take_lines))
-        return spawned[-1]
+    def spawn(take_lines: TakeLines) -> Started:
+        started = in_thread()(take_lines)
+        spawned.append(started.child)
+        return started
 
     worker = make_worker(spawn)
     worker.wait_for(ev.Built)

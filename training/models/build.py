@@ -9,7 +9,14 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from mesh.transfer import upload, upload_into
-from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
+from services.config.models import (
+    ExternalConfig,
+    GPT2Config,
+    LinearRegressionConfig,
+    LlamaConfig,
+    MLPConfig,
+    ModelConfig,
+)
 from services.errors import Refused
 from services.pipeline.split import BlockRange
 from training.autograd.variable import Parameter
@@ -51,6 +58,11 @@ def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Col
             return LinearRegression(config)
         case MLPConfig():
             return MLP(config)
+        case ExternalConfig():
+            raise Refused(
+                "training_config.model_type: external: its processes have the model, expected a worker that they join; "
+                "start it with --external"
+            )
         case _:
             return build_custom_model(config, vocabulary, mesh, allowed_models)
 
@@ -77,7 +89,7 @@ def build_range(
     match config:
         case GPT2Config() | LlamaConfig():
             model = _build_blocks(config, vocabulary, mesh, blocks)
-        case LinearRegressionConfig() | MLPConfig():
+        case LinearRegressionConfig() | MLPConfig() | ExternalConfig():
             raise Refused(
                 f"transformer_config.model_type: {config.model_type} has no blocks, expected gpt2 or llama for a "
                 "pipeline; train it without one"

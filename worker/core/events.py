@@ -182,7 +182,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """Weights can't be put on the mesh.
+    """The job can't go on here: weights can't be put on the mesh, or its bits can't be relied on.
 
     Attributes:
         job: id of the job.

@@ -50,6 +50,20 @@ class WorkerOrders:
         """Order a worker to drop the job."""
         self._out.put(ToWorker(worker, pb.Leave(job=self._job, reason=reason)))
 
+    def leave_for_good(
+        self, worker: int, reason: str, *, succeeded: bool = False, layout_hash: str = ""
+    ) -> None:
+        """Order a worker to drop the job, which is over or refuses it.
+
+        Args:
+            worker: session of the worker.
+            reason: reason, for people.
+            succeeded: whether the job has succeeded.
+            layout_hash: hash of the job's layout, for a worker that has another one; empty if there is none.
+        """
+        leave = pb.Leave(job=self._job, reason=reason, final=True, succeeded=succeeded, layout=layout_hash)
+        self._out.put(ToWorker(worker, leave))
+
     # ---- to a row ----
 
     def initialise(self, session: int) -> int:

@@ -65,7 +65,7 @@ class JobMembers:
         if refusal is not None:
             member.refusal = refusal
             self._admission.withdraw(member.name)
-            self._orders.leave(member.session, str(refusal))
+            self._orders.leave_for_good(member.session, str(refusal))
         return refusal is None
 
     def build(self, member: Member, now: float, stages: StageRun) -> None:
@@ -138,7 +138,9 @@ class JobMembers:
         member.building_since_seconds = member.fetch = member.claim_wait = None
         self._admission.withdraw(member.name)
         self._report.note_refusal(member.name, refusal)
-        self._orders.leave(member.session, str(refusal))
+        own = self._admission.claims.own
+        layout_hash = self._admission.layout_hash or (own.layout_hash if own is not None else "")
+        self._orders.leave_for_good(member.session, str(refusal), layout_hash=layout_hash)
 
     def count_failure(self, member: Member, reason: str) -> Refusal | None:
         """Count a failed lease; return why its worker must be refused, None if it may go on."""

@@ -114,6 +114,7 @@ class Member:
         printed: limits the lines that its job's code prints.
         left_out_lines: number of these lines that were left out, and not reported yet.
         features: names of the features that it has.
+        external_job: job that a process of a user has joined it for; empty for a worker of the cluster's own.
         voice: first of the names that its certificate is bound to; empty if it is bound to none.
         claim: what it said last of its job; None if it has said nothing.
         dissents: whether it is refused because it says otherwise than the job, or contradicts itself.
@@ -153,6 +154,7 @@ class Member:
     )
     left_out_lines: int = 0
     features: tuple[str, ...] = ()
+    external_job: str = ""
     voice: str = ""
     claim: Claim | None = None
     dissents: bool = False
@@ -172,6 +174,7 @@ class Member:
             connected_seconds=now,
             features=tuple(hello.features),
             voice=event.voice,
+            external_job=hello.external_job,
             pipeline_address=event.pipeline_address,
             brought=(hello.job, StageRun(hello.first_stage, hello.stages)) if hello.stages else None,
         )

@@ -13,7 +13,13 @@ from services.config.corpus import (
     summarize_text_file,
 )
 from services.config.job_parts import CorpusFile, DataConfig
-from services.config.models import CustomConfig, RegressionConfig, TransformerConfig
+from services.config.models import (
+    AnyModelConfig,
+    CustomConfig,
+    ExternalConfig,
+    RegressionConfig,
+    TransformerConfig,
+)
 from services.config.paths import find_data
 from services.config.refusals import format_value
 from services.config.resolve.model import ResolvedModel
@@ -40,7 +46,7 @@ class ResolvedData:
     """
 
     config: DataConfig | None
-    model: TransformerConfig | RegressionConfig
+    model: AnyModelConfig
     lengths: tuple[int | None, ...]
 
 
@@ -91,6 +97,8 @@ def resolve_data(
                 f"training_config.{key}: without effect: {model.model_type} makes its data from the seed"
             )
         return ResolvedData(None, model, (model.training_samples,))
+    if isinstance(model, ExternalConfig):
+        return ResolvedData(None, model, (None,))
     files = _find_files(training.data_path, folder)
     if any(file.sidecar is None for file in files):
         alphabet = frozenset[str]().union(*(file.alphabet for file in files))

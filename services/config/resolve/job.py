@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from services.config.foreign_keys import refuse_foreign_keys, refuse_misplaced_keys
 from services.config.job import MIN_CHECKED_WORKERS, JobConfig, check_spec_size
 from services.config.job_parts import SamplingConfig
+from services.config.models import ExternalConfig
 from services.config.refusals import validation_refused
 from services.config.resolve.batches import resolve_batches
 from services.config.resolve.data import resolve_data
@@ -26,7 +27,7 @@ from services.config.resolve.length import (
 from services.config.resolve.model import resolve_model
 from services.config.resolve.optimizer import resolve_optimizer, resolve_schedule, schedule_notices
 from services.config.resolve.pipeline import balance_pipeline, resolve_num_workers, resolve_pipeline
-from services.config.resolve.unsupported import check_supported, ineffective_settings
+from services.config.resolve.unsupported import check_external, check_supported, ineffective_settings
 from services.config.sections import (
     DeviceSection,
     EvalSection,
@@ -68,6 +69,8 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
     scheduler = parse_section(sections.get("scheduler_config"), "scheduler_config", SchedulerSection)
     try:
         resolved = resolve_model(sections, training, folder)
+        if isinstance(resolved.model, ExternalConfig):
+            check_external(sections)
         device, device_notices = resolve_device(sections.get("device_config"), training.mixed_precision)
         notices = [*ineffective_settings(sections, device), *resolved.notices, *device_notices]
         batches = resolve_batches(training, device, notices)

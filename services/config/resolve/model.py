@@ -11,20 +11,21 @@ from pydantic import ValidationError
 
 from services.config.job_parts import PretrainedConfig
 from services.config.models import (
+    AnyModelConfig,
     CustomConfig,
+    ExternalConfig,
     GPT2Config,
     LinearRegressionConfig,
     LlamaConfig,
     MLPConfig,
-    RegressionConfig,
     RopeScaling,
-    TransformerConfig,
 )
 from services.config.options import is_plain
 from services.config.refusals import dotted_name, format_value, validation_refused
 from services.config.sections import (
     MODEL_SECTIONS,
     CustomSection,
+    ExternalSection,
     LinearRegressionSection,
     MLPSection,
     RopeScalingSection,
@@ -41,6 +42,7 @@ _SECTION_OF = {
     "llama": "transformer_config",
     "linear_regression": "linear_regression_config",
     "mlp": "mlp_config",
+    "external": "transformer_config",
 }
 """Section of each model's settings. Those of a custom model are in `transformer_config`."""
 
@@ -58,7 +60,7 @@ class ResolvedModel:
         notices: a line for each model setting without effect.
     """
 
-    model: TransformerConfig | RegressionConfig
+    model: AnyModelConfig
     pretrained: PretrainedConfig | None = None
     notices: list[str] = field(default_factory=list)
 
@@ -87,6 +89,9 @@ def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder
         mlp = parse_section(sections.get("mlp_config"), "mlp_config", MLPSection)
         _check_data_is_made(mlp)
         return ResolvedModel(MLPConfig(**{**mlp.model_dump(), "hidden_features": tuple(mlp.hidden_features)}))
+    if name == "external":
+        external = parse_section(sections.get("transformer_config"), "transformer_config", ExternalSection)
+        return ResolvedModel(ExternalConfig(**external.model_dump(exclude={"model_type"})))
     if name is not None and ":" in name:
         return ResolvedModel(_custom(sections.get("transformer_config"), name))
     section = parse_section(sections.get("transformer_config"), "transformer_config", TransformerSection)

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.config.balance import balance_blocks, divide_evenly
 from services.config.device import DeviceConfig
-from services.config.models import GPT2Config, LlamaConfig, RegressionConfig, TransformerConfig
+from services.config.models import AnyModelConfig, GPT2Config, LlamaConfig
 from services.config.pipeline import MOST_STAGES, PipelineConfig, check_pipeline, count_blocks
 from services.config.refusals import format_value
 from services.config.sections import MultihostSection, PipelineSection
@@ -48,7 +48,7 @@ def resolve_num_workers(multihost: MultihostSection, notices: list[str]) -> int:
 def resolve_pipeline(
     multihost: MultihostSection,
     enable_pp: bool,
-    model: TransformerConfig | RegressionConfig,
+    model: AnyModelConfig,
     device: DeviceConfig,
     num_workers: int,
     gradient_accumulation_steps: int,
@@ -100,7 +100,7 @@ def resolve_pipeline(
 def balance_pipeline(
     pipeline: PipelineConfig | None,
     multihost: MultihostSection,
-    model: TransformerConfig | RegressionConfig,
+    model: AnyModelConfig,
     vocabulary: int | None,
 ) -> PipelineConfig | None:
     """Return a pipeline with balanced stages if its section asks for it, else unchanged.

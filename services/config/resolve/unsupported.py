@@ -73,6 +73,22 @@ _NOT_BUILT = (
     ),
 )
 
+_OWN_DATA = "the processes that join have their own data"
+_OWN_DEVICE = "the processes that join have their own devices"
+_NOT_EXTERNAL = {
+    "training_config.data_path": _OWN_DATA,
+    "training_config.tokenizer_type": _OWN_DATA,
+    "training_config.tokenizer_path": _OWN_DATA,
+    "training_config.vocabulary": _OWN_DATA,
+    "training_config.num_epochs": f"{_OWN_DATA}, of which only they know the length",
+    "training_config.epochs": f"{_OWN_DATA}, of which only they know the length",
+    "training_config.mixed_precision": _OWN_DEVICE,
+    "device_config": _OWN_DEVICE,
+    "multihost_config.pipeline_parallel_config": "each process that joins has the whole model",
+    "eval_config": "text is generated from gpt2 and llama only",
+}
+"""Settings that have no meaning for an external job, with the reason."""
+
 _FLOAT32_STATE = "the optimizer role always has float32 weights and state"
 _ONE_WORKER_INITIALIZES = "one worker makes the initial weights, and each chip gets its part of them"
 _EMBEDDING_PLACEMENT = "transformer_config.embedding_placement"
@@ -121,6 +137,20 @@ def check_supported(sections: Mapping[str, Any]) -> None:
         value = rule.value(sections)
         if rule.applies(value):
             raise Refused(f"{rule.field}: {format_value(value)} is not supported yet; {rule.text}")
+
+
+def check_external(sections: Mapping[str, Any]) -> None:
+    """Refuse settings that have no meaning for an external job (Refused).
+
+    Args:
+        sections: sections as read.
+    """
+    for field, reason in _NOT_EXTERNAL.items():
+        value = _Rule(field, _is_given, reason).value(sections)
+        if _is_given(value):
+            raise Refused(
+                f"{field}: {format_value(value)} given with model_type external, expected none, as {reason}; remove it"
+            )
 
 
 def ineffective_settings(sections: Mapping[str, Any], device: DeviceConfig) -> list[str]:
