@@ -6,6 +6,7 @@ The event loop submits the core's effects as tasks. The thread answers with inpu
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -197,6 +198,13 @@ class DeviceThread:
     def drop_leases(self) -> None:
         """End the lease under way after its micro-batch, or where it waits for weights, and all that wait for it."""
         self._leases.drop_all()
+
+    def finish(self) -> None:
+        """Drop all leases, and wait until the one under way has ended; the sums of others stay."""
+        finished = threading.Event()
+        self.drop_leases()
+        self._submit(finished.set)
+        finished.wait(STOP_SECONDS)
 
     def close(self) -> None:
         """Drop all leases, free the mesh and end the thread."""
@@ -390,7 +398,8 @@ class DeviceThread:
                 with self._watch.doing(pb.CLOSE_MESH):
                     job.close()
             except Exception as error:  # the next job may still be able to open the mesh
-                log.error("job %s: the mesh did not close: %s", job.job, describe_failure(error))
+                level = logging.INFO if self._builder.is_external else logging.ERROR
+                log.log(level, "job %s: the mesh did not close: %s", job.job, describe_failure(error))
         self._printing = ""
 
     def _load(self) -> None:

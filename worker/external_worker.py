@@ -137,7 +137,7 @@ class ExternalWorker(WorkerService):
 
     async def leave(self) -> None:
         """Tell the aggregator that the process has ended, and why, and wait until it has heard."""
-        await asyncio.to_thread(self._device.close)  # what the process has said before is told first
+        await asyncio.to_thread(self._device.finish)  # what the process has said before is told first
         if self._core.job is None:
             return
         reason = await asyncio.to_thread(self._joined.describe_end)
