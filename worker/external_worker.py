@@ -213,6 +213,8 @@ class ExternalService:
         """Let processes join until cancelled."""
         while True:
             joined = await self._joins.accept()
+            if self._serving is not None and self._joined is not None and self._joined.is_over:
+                await asyncio.wait([self._serving])
             if self._joined is not None:
                 joined.turn_away(
                     f"has to wait, as {self._joined} has joined", "give each process a worker of its own"

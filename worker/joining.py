@@ -153,6 +153,11 @@ class JoinedProcess:
         poll.register(self._end, select.POLLRDHUP)
         return bool(poll.poll(round(1000 * seconds)))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its part is over, or about to be."""
+        return bool(self.reason) or self.wait(0)
+
     async def wait_ended(self) -> None:
         """Wait until it has closed its end, or has ended."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()

@@ -71,6 +71,7 @@ def test_one_that_waits_for_a_paused_job_hears_of_its_end() -> None:
     dialogue.later(1)
     assert dialogue.job("a").state == PAUSED
     assert not any("leave" in line for line in join(dialogue, 1)), "it waits"
+    assert dialogue.status().workers[0].detail == "its process waits for job a"
     dialogue.cancel("a")
     assert any(line.startswith("1 <- leave: job a: cancelled") for line in dialogue.later(1, 1))
 
