@@ -357,18 +357,18 @@ class Window(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("job", "reason", "final", "succeeded", "layout")
+    __slots__ = ("job", "reason", "final", "succeeded", "layout_hash")
     JOB_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     job: str
     reason: str
     final: bool
     succeeded: bool
-    layout: str
-    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ..., final: _Optional[bool] = ..., succeeded: _Optional[bool] = ..., layout: _Optional[str] = ...) -> None: ...
+    layout_hash: str
+    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ..., final: _Optional[bool] = ..., succeeded: _Optional[bool] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
     __slots__ = ("job", "lease", "layout", "files")

@@ -148,9 +148,9 @@ class ExternalWorker(WorkerService):
     async def _explain(self, leave: pb.Leave) -> pb_compute.Refused:
         """Return why the process takes no part; if its layout is another one than the job's, in what they differ."""
         own = self._layout
-        if own is not None and leave.layout not in ("", own.hash):
+        if own is not None and leave.layout_hash not in ("", own.hash):
             try:
-                return describe_difference(own, await self._read_layout(leave.layout))
+                return describe_difference(own, await self._read_layout(leave.layout_hash))
             except (TiermeshError, grpc.aio.AioRpcError, asyncio.TimeoutError, ValueError) as error:
                 log.warning("job %s: its layout can't be read: %s", leave.job, error)
         return pb_compute.Refused(reason=leave.reason)

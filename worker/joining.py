@@ -11,6 +11,7 @@ import grp
 import logging
 import os
 import pwd
+import re
 import select
 import socket
 import stat
@@ -41,6 +42,7 @@ LONGEST_PATH_BYTES = 107
 """Longest path of a Unix socket."""
 
 _NAME_CHARACTERS = 60
+_JOB = re.compile(r"[\w.-]{1,30}", re.ASCII)
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -332,8 +334,9 @@ def _read_hello(end: socket.socket) -> pb.Hello | None:
     if hello.version != PROTOCOL_VERSION:
         fix = "install the version of the package tiermesh that belongs to the worker's"
         refuse(end, "speaks another version", fix, ("version", str(hello.version)), str(PROTOCOL_VERSION))
-    elif not hello.job:
-        refuse(end, "names no job", "name the job that it joins for", ("job", ""), "the id of a job")
+    elif not _JOB.fullmatch(hello.job):
+        found = ("job", printable(hello.job, _NAME_CHARACTERS))
+        refuse(end, "names no job", "name the job that it joins for", found, "the id of a job")
     else:
         return hello
     return None

@@ -13,7 +13,8 @@ from services.protocol.plan import JobPlan
 MOST_REMEMBERED = 256
 """Number of ended jobs of which processes are told how they ended, those that ended last."""
 
-_ID_CHARACTERS = 60
+_ID_CHARACTERS = 30
+"""Longest part of an id that is repeated; those of jobs are shorter."""
 
 
 class Dismissals:
@@ -58,5 +59,6 @@ class Dismissals:
         )
 
     def _dismiss(self, member: Member, reason: str, succeeded: bool) -> None:
-        leave = pb.Leave(job=member.external_job, reason=reason, final=True, succeeded=succeeded)
+        job = printable(member.external_job, _ID_CHARACTERS)
+        leave = pb.Leave(job=job, reason=reason, final=True, succeeded=succeeded)
         self._out.put(ToWorker(member.session, leave))

@@ -110,6 +110,7 @@ BOUNDS: Mapping[str, Bound] = {
     "cluster": _ID,
     "detail": _LINE,
     "id": _ID,
+    "external_job": _ID,
     "input": _NAME,
     "incarnation": _ID,
     "job": _ID,

@@ -33,7 +33,7 @@ training_config:
         (["--external", "--allow-models", "a"], "--allow-models: given with --external"),
         (
             ["--external", "--allow-user", "no-such-user"],
-            "--allow-user: 'no-such-user' is no user of this host",
+            '--allow-user: "no-such-user" is no user of this host',
         ),
         (["--external", "--socket", "none/s"], "--socket none/s: can't be made"),
     ],
@@ -42,7 +42,7 @@ def test_flags_of_external_workers_are_checked(
     flags: list[str], refusal: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     state = ["--state-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
-    if refusal.startswith(("--allow-user: '", "--socket none")):
+    if refusal.startswith(('--allow-user: "', "--socket none")):
         done = subprocess.run(
             [sys.executable, "-m", "cli.main", "worker", *flags, *state],
             cwd=ROOT, capture_output=True, text=True, timeout=60,

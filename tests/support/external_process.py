@@ -267,15 +267,9 @@ def main() -> int:
     parser.add_argument("--fingerprint", default="code 1")
     parser.add_argument("--fault", default="")
     options = parser.parse_args()
-    process = ExternalProcess(
-        options.socket,
-        options.job,
-        hidden=options.hidden,
-        fingerprint=options.fingerprint,
-        fault=options.fault,
-    )
+    settings = {"hidden": options.hidden, "fingerprint": options.fingerprint, "fault": options.fault}
     try:
-        process.serve()
+        ExternalProcess(options.socket, options.job, **settings).serve()
     except RefusedHere as refused:
         print(f"refused: {refused}")
         return 3

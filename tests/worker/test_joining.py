@@ -78,7 +78,11 @@ def test_a_process_joins_with_its_hello_and_has_a_name(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("hello", "field"),
-    [(pb.Hello(version=99, job="a"), "version"), (pb.Hello(version=PROTOCOL_VERSION), "job")],
+    [
+        (pb.Hello(version=99, job="a"), "version"),
+        (pb.Hello(version=PROTOCOL_VERSION), "job"),
+        (pb.Hello(version=PROTOCOL_VERSION, job="x" * 200), "job"),
+    ],
 )
 def test_a_wrong_hello_is_refused_by_field(path: Path, hello: pb.Hello, field: str) -> None:
     async def use(joins: JoinSocket) -> pb.ToProcess:

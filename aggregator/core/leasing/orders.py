@@ -61,7 +61,9 @@ class WorkerOrders:
             succeeded: whether the job has succeeded.
             layout_hash: hash of the job's layout, for a worker that has another one; empty if there is none.
         """
-        leave = pb.Leave(job=self._job, reason=reason, final=True, succeeded=succeeded, layout=layout_hash)
+        leave = pb.Leave(
+            job=self._job, reason=reason, final=True, succeeded=succeeded, layout_hash=layout_hash
+        )
         self._out.put(ToWorker(worker, leave))
 
     # ---- to a row ----

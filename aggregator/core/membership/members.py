@@ -234,7 +234,9 @@ class Member:
         """Why it takes no part in its job, or does not get on; empty if it does, or may soon."""
         waiting = self.claim_wait.reason if self.claim_wait is not None else None
         hang = f"{self.device}; look at its log and its devices, and restart it" if self.hangs else ""
-        joined = f"its process waits for job {self.external_job}" if self.external_job and not self.job else ""
+        joined = (
+            f"its process waits for job {self.external_job}" if self.external_job and not self.job else ""
+        )
         return str(self.refusal or self.unfit or waiting or hang or self.spare_reason or joined)
 
     def leave_job(self) -> None:

@@ -98,7 +98,7 @@ def test_a_refused_process_does_not_end_the_job() -> None:
         dialogue.clock,
     )
     (leave,) = (each.body for each in effects if isinstance(each, ev.ToWorker) and each.session == 2)
-    assert leave.final and not leave.succeeded and leave.layout == dialogue.layout.hash
+    assert leave.final and not leave.succeeded and leave.layout_hash == dialogue.layout.hash
     dialogue.give(ev.WorkerLost(1, "the link broke"))
     dialogue.give(ev.WorkerLost(2, "it was refused"))
     join(dialogue, 3)
