@@ -31,26 +31,13 @@ training_config:
         (["--external", "--data", "."], "--data: given with --external"),
         (["--external", "--accept-code"], "--accept-code: given with --external"),
         (["--external", "--allow-models", "a"], "--allow-models: given with --external"),
-        (
-            ["--external", "--allow-user", "no-such-user"],
-            '--allow-user: "no-such-user" is no user of this host',
-        ),
-        (["--external", "--socket", "none/s"], "--socket none/s: can't be made"),
     ],
 )
 def test_flags_of_external_workers_are_checked(
     flags: list[str], refusal: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     state = ["--state-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
-    if refusal.startswith(('--allow-user: "', "--socket none")):
-        done = subprocess.run(
-            [sys.executable, "-m", "cli.main", "worker", *flags, *state],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        code, printed = done.returncode, done.stderr
-    else:
-        code, printed = main(["worker", *flags, *state]), capsys.readouterr().err
-    assert code == 2 and refusal in printed
+    assert main(["worker", *flags, *state]) == 2 and refusal in capsys.readouterr().err
 
 
 @pytest.mark.long

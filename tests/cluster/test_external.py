@@ -211,6 +211,7 @@ def test_a_faulty_process_is_found_by_another(make_joins: Callable[..., Joins]) 
     assert [end_of(each) for each in processes] == ["finished"] * 2
 
 
+@pytest.mark.long
 def test_an_own_model_and_an_external_job_run_at_once(make_joins: Callable[..., Joins]) -> None:
     """Paused, it keeps its process; a worker that stops tells its process."""
     joins = make_joins(steps=1)
