@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,14 @@ class RecordFile:
             OSError: the disk failed.
         """
         os.ftruncate(self._file, 0)
+        self.write_header(first_step)
+
+    def write_header(self, first_step: int) -> None:
+        """Write the header, which says the step of the first record.
+
+        Raises:
+            OSError: the disk failed.
+        """
         header = np.zeros(1, _HEADER)
         header["version"], header["magic"] = _VERSION, _MAGIC
         header["record_bytes"], header["steps"] = self._type.itemsize, self.level
@@ -124,6 +133,29 @@ class RecordFile:
     def _write(self, data: bytes, offset: int) -> None:
         if os.pwrite(self._file, data, offset) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+
+def read_first_step(files: Sequence[RecordFile]) -> int | None:
+    """Return the first step of a history by the first header that is whole, as all say the same; None without steps.
+
+    Args:
+        files: the history's files; the first one is that of the steps.
+
+    Raises:
+        Failed: each header is damaged, or of another version.
+    """
+    damaged: Failed | None = None
+    for file in files:
+        try:
+            found = file.read_first_step()
+        except Failed as error:
+            damaged = damaged or error
+        else:
+            if found is not None or damaged is None:
+                return found
+    if damaged is not None:
+        raise damaged
+    return None
 
 
 def read_summaries(file: RecordFile, start: int, stop: int) -> Summaries:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.history.columns import COLUMNS, FIGURES, GENERATION, STEP, WAITED_FOR
-from aggregator.history.files import LEVELS, RecordFile, read_names, read_summaries
+from aggregator.history.files import LEVELS, RecordFile, read_first_step, read_names, read_summaries
 from aggregator.history.summaries import Summaries
 from protos.jobs_pb2 import MetricsColumn, MetricsRequest, MetricsRows
 from services.errors import Refused
@@ -63,7 +63,7 @@ def read_history(folder: Path, request: MetricsRequest) -> Iterator[MetricsRows]
             files = []
         for file in files:
             stack.callback(file.close)
-        first_step = files[0].read_first_step() if files else None
+        first_step = read_first_step(files)
         history = _History(folder, files, first_step or 0, request)
         if first_step is None:
             yield history.empty()

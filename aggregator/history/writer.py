@@ -20,7 +20,13 @@ from aggregator.history.columns import (
     unknown_blocks,
     unknown_step,
 )
-from aggregator.history.files import LEVELS, RecordFile, read_names, read_summaries
+from aggregator.history.files import (
+    LEVELS,
+    RecordFile,
+    read_first_step,
+    read_names,
+    read_summaries,
+)
 from protos.jobs_pb2 import RUNNING, JobEvent
 from services.errors import Failed
 from services.printable import printable
@@ -120,7 +126,7 @@ class _JobWriter:
                 self._files.append(RecordFile(folder, level, writable=True))
             self._steps = self._files[0]
             self._names = _Names(folder / "names")
-            self._first_step = self._steps.read_first_step()
+            self._first_step = read_first_step(self._files)
             self._generation = self._repair()
         except BaseException:
             self.close()
@@ -166,12 +172,18 @@ class _JobWriter:
             file.cut(steps // file.level)
 
     def _repair(self) -> int:
-        """Remove what a kill has cut short, and write the summaries that are missing; return the last generation."""
+        """Remove what a kill has cut short, and make headers that are damaged and summaries that are missing again.
+
+        Return the last generation.
+        """
         if self._first_step is None:
             return 0
-        for file in self._files[1:]:
-            if file.read_first_step() != self._first_step:
-                file.begin(self._first_step)
+        for file in self._files:
+            if not self._is_whole(file):
+                if file is self._steps:
+                    file.write_header(self._first_step)
+                else:
+                    file.begin(self._first_step)
         count = len(self._steps)
         while count:
             start = max(0, count - _PIECE_RECORDS)
@@ -187,6 +199,14 @@ class _JobWriter:
             return 0
         self._summarise(count - 1)
         return int(self._steps.read(count - 1, count)[GENERATION][0])
+
+    def _is_whole(self, file: RecordFile) -> bool:
+        """Return whether a file's header is as it should be; log a warning if it is damaged."""
+        try:
+            return file.read_first_step() == self._first_step
+        except Failed:
+            log.warning("%s: its header is damaged; it is made again from the other files", file.path)
+            return False
 
     def _summarise(self, place: int) -> None:
         """Write the summary of the blocks that have a step, if they are complete, and those that are missing."""

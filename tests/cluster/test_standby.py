@@ -6,11 +6,13 @@ import sqlite3
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from protos import jobs_pb2 as jobs
 from tests.cluster.test_kills import reported_steps
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, deep_config, spec_of, split_config
-from tests.support.cluster.daemon import Daemon, eventually, tiermesh
+from tests.support.cluster.daemon import LIMIT_SECONDS, Daemon, eventually, tiermesh
 from tests.support.cluster.harness import Cluster
 
 NOBODY = "127.0.0.1:1"
@@ -86,6 +88,12 @@ class Pair(Cluster):
         self.switch_to(self.second)
 
 
+def history_of(cluster: Cluster, job: str) -> list[int]:
+    """Return the steps that a job's history has rows of, in its order."""
+    parts = cluster.stub.Metrics(jobs.MetricsRequest(job=job, columns=["step"]), timeout=LIMIT_SECONDS)
+    return [int(each) for part in parts for each in np.frombuffer(part.columns[0].values, "<f8")]
+
+
 @pytest.mark.parametrize(
     ("tiers", "shards"),
     [pytest.param(2, 0, marks=pytest.mark.long), pytest.param(2, 2, marks=pytest.mark.long), (3, 0)],
@@ -102,6 +110,7 @@ def test_a_leader_that_is_killed(
         ended = pair.finish(job)
         assert bits(ended) == undisturbed
         assert ended.generation == (1 if tiers == 3 else 2)
+        assert history_of(pair, job) == list(range(1, STEPS + 1)), "the steps of both leaders"
         status = pair.status()
         assert (status.leader, status.epoch, len(status.standbys)) == ("standby", 2, 0)
         assert leads(pair.second)
@@ -148,6 +157,7 @@ def test_a_leader_that_wakes_up_late_has_no_effect(
         assert bits(pair.finish(job)) == undisturbed
         reported = reported_steps(pair, job)
         assert reported[-1] == STEPS
+        assert history_of(pair, job) == list(range(1, STEPS + 1))
         assert sum(reported[at] <= reported[at - 1] for at in range(1, len(reported))) <= 1, (
             "one takeover, one way back"
         )

@@ -163,8 +163,8 @@ def test_what_is_refused_is_explained(request_: dict[str, Any], text: str) -> No
     assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_history_can_be_read_while_it_is_written_and_copied(tmp_path: Path) -> None:
-    """Check that a reader sees rows that were whole at some time, and never another step's."""
+def test_a_history_can_be_read_and_copied_while_it_is_written(tmp_path: Path) -> None:
+    """Check that reader and backup see rows that were whole at some time, and never another step's."""
     history, ended = MetricsHistory(tmp_path), threading.Event()
 
     def write_all() -> None:
@@ -184,6 +184,13 @@ def test_a_history_can_be_read_while_it_is_written_and_copied(tmp_path: Path) ->
         for rows in (read(tmp_path, points=3), read(tmp_path, points=30)):
             lows = rows.get("loss/min", rows["step"])
             assert all(low <= end for low, end in zip(lows, rows["step"], strict=True))
+        backup = tmp_path / f"backup-{reads % 2}"
+        shutil.rmtree(backup, ignore_errors=True)
+        if (tmp_path / "a").exists():
+            shutil.copytree(tmp_path / "a", backup / "a")
+            write(backup, [step(1499, generation=3)])  # an aggregator goes on with it
+            found = losses(backup)
+            assert all(loss == float(number) for number, loss in found.items()) and 1499 in found
         reads += 1
     thread.join()
     assert len(losses(tmp_path)) == 1499

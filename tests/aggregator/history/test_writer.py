@@ -154,15 +154,34 @@ def test_a_full_disk_costs_rows_and_is_logged_once(
     assert line == "job a: rows of its metrics are lost from step 2 on: [Errno 28] No space left on device"
 
 
-def test_a_damaged_header_costs_the_history_and_not_the_job(
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("damage", [b"x" * 32, bytes(32), b"\xff" * 8])
+def test_a_damaged_header_is_made_again_from_the_other_files(
+    written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, level: int, damage: bytes
+) -> None:
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    before, path = read(tmp_path, points=50), RecordFile(tmp_path / "a", level).path
+    content = path.read_bytes()
+    path.write_bytes(damage + content[len(damage) :])
+    assert read(tmp_path, points=50) == before, "to read"
+    write(tmp_path, [step(4096)])
+    assert path.read_bytes() == content
+    assert read(tmp_path, points=50) == before
+    assert caplog.messages == [f"{path}: its header is damaged; it is made again from the other files"]
+
+
+def test_a_history_without_a_header_costs_its_rows_and_not_the_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, [step(1)])
-    path = RecordFile(tmp_path / "a", 1).path
-    path.write_bytes(b"x" * 500)
+    for level in LEVELS:
+        RecordFile(tmp_path / "a", level).path.write_bytes(b"x" * 500)
     write(tmp_path, [step(2), step(3)])
     (line,) = caplog.messages
     assert "header is damaged or of another version" in line and "move the folder elsewhere" in line
+    shutil.rmtree(tmp_path / "a")
+    write(tmp_path, [step(4)])
+    assert losses(tmp_path) == {4: 4.0}
 
 
 def test_a_job_that_stops_and_goes_on_has_one_history(tmp_path: Path) -> None:
