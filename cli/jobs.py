@@ -57,9 +57,9 @@ def read_job(path: Path, overrides: Sequence[str], output: Output, code: Path | 
     Raises:
         Refused: the config is wrong; the message names the first such setting. Or the code can't be sent.
     """
-    from cli.own_code import read_code
     from cli.reading_progress import show_reading
     from services.config.load import load_job
+    from services.jobs.own_code import read_code
 
     with show_reading(output):
         config, notices = load_job(path, overrides)

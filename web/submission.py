@@ -23,13 +23,15 @@ from services.config.load import load_job_document
 from services.config.paths import NotSupplied, only_supplied
 from services.config.refusals import format_value
 from services.errors import Failed, Refused
+from services.files.code_archive import MOST_ARCHIVE_BYTES
 from services.files.store import FileStore
 from services.jobs.client import JobsClient
 from services.jobs.input_files import InputFiles
+from services.jobs.own_code import add_code
 from services.printable import printable_path
 from services.threads import finish_in_thread
 from services.yaml_text import YAML_BYTES, parse_yaml
-from web.problems import Problem
+from web.problems import Problem, refused
 
 MOST_FILES = 64
 LONGEST_PATH = 1024
@@ -37,6 +39,15 @@ _READERS = 2
 """Number of configs that are read at the same time; a corpus takes a while."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Code(BaseModel):
+    """Code of the user's own model, which goes with the job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str = Field(min_length=1, max_length=LONGEST_PATH, description="Its folder, for people.")
+    sha256: Sha256 = Field(description="SHA-256 of its archive, which was sent.")
 
 
 class Submission(BaseModel):
@@ -55,6 +66,7 @@ class Submission(BaseModel):
         max_length=MOST_FILES,
         description="SHA-256 of each further file, by its path as the config has it.",
     )
+    code: Code | None = Field(default=None, description="Code of the user's own model.")
     name: str = Field(default="", max_length=200, description="Name for people, over the config's.")
     request_id: str = Field(
         default="", max_length=64, description="The same in repetitions of a call, which yield the same job."
@@ -82,11 +94,12 @@ class Submitter:
             Refused: the config is wrong, or the aggregator refuses the job or a file.
         """
         self._check_files(submission.files)
+        archive = b"" if submission.code is None else await finish_in_thread(self._read_code, submission.code)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix="submission-") as name:
             folder = Path(name)
             places = self._place_files(submission.files, folder)
             async with self._readers:
-                config, notices, files = await finish_in_thread(_read, submission, places, folder)
+                config, notices, files = await finish_in_thread(_read, submission, places, folder, archive)
             by_place = {str(place): Path(text) for text, place in places.items()}
             spec_json = relocate_inputs(config, by_place).to_json()
             await _upload(client, files)
@@ -101,6 +114,22 @@ class Submitter:
                 raise Refused(f"files: {path!r:.100} given, expected a path of a file; correct it")
             if self._store.last_use_seconds(sha256) is None:
                 raise _missing(path, sha256)
+
+    def _read_code(self, code: Code) -> bytes:
+        """Return the archive of a job's code (Problem, Refused)."""
+        try:
+            with self._store.path_of(code.sha256).open("rb") as file:
+                archive = file.read(MOST_ARCHIVE_BYTES + 1)
+        except FileNotFoundError:
+            raise _missing(code.path, code.sha256) from None
+        if len(archive) > MOST_ARCHIVE_BYTES:
+            raise refused(
+                "code.sha256",
+                code.sha256,
+                f"an archive of at most {MOST_ARCHIVE_BYTES} bytes",
+                "send the model's code alone",
+            )
+        return archive
 
     def _place_files(self, files: Mapping[str, str], folder: Path) -> dict[str, Path]:
         """Give files their names in a folder, and return their places by path. Those of one folder stay together."""
@@ -129,7 +158,7 @@ def _missing(path: str, sha256: str | None) -> Problem:
 
 
 def _read(
-    submission: Submission, places: Mapping[str, Path], folder: Path
+    submission: Submission, places: Mapping[str, Path], folder: Path, archive: bytes
 ) -> tuple[JobConfig, list[str], InputFiles]:
     """Return the job of a submission, notices about it, and the files that the aggregator needs; in a thread."""
     overrides = [f"{key}={json.dumps(value)}" for key, value in submission.overrides.items()]
@@ -140,11 +169,13 @@ def _read(
             # Nobody here follows the job, so the aggregator writes its trackers.
             tracking = config.tracking.model_copy(update={"written_by": "aggregator"})
             config = config.model_copy(update={"tracking": tracking})
-            return config, notices, InputFiles(inputs_of_job(config))
+            if submission.code is not None:
+                config = add_code(config, submission.code.path, archive)
+            return config, notices, InputFiles(inputs_of_job(config), archive)
     except NotSupplied as error:
         raise _missing(error.path, submission.files.get(error.path)) from None
-    except Refused as refused:
-        raise Refused(_without_places(str(refused), places, folder)) from None
+    except Refused as error:
+        raise Refused(_without_places(str(error), places, folder)) from None
 
 
 def _document(config: str | dict[str, Any]) -> dict[Any, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.output import Output
-from cli.own_code import read_code
 from cli.reading_progress import show_reading
 from cli.validate.cluster import Cluster
 from cli.validate.report import make_report
@@ -16,6 +15,7 @@ from mesh.backend import check_mesh_shape
 from services.config.load import load_job_with_origins
 from services.errors import Refused
 from services.files.code_archive import hash_archive, unpack_code
+from services.jobs.own_code import read_code
 from services.printable import counted
 
 

@@ -18,6 +18,7 @@ Read it in this order:
     records.py, curves.py   what calls return
     errors.py               what they raise
     job_files.py            the files that a config names
+    job_code.py             the code of a job's own model
     checkpoint_folder.py    a checkpoint as it arrives
     local_cluster.py        a cluster of daemons on this machine
 """

@@ -18,7 +18,7 @@ from tiermesh.checkpoint_folder import CheckpointFolder
 from tiermesh.curves import Curves, read_curves
 from tiermesh.errors import JobFailed, NotFound, NotYet, TiermeshError, Unreachable
 from tiermesh.exchange import Exchange
-from tiermesh.job_files import Config, JobFiles, read_blocks
+from tiermesh.job_files import Config, JobFiles
 from tiermesh.outage import Outage
 from tiermesh.records import (
     Checkpoint,
@@ -63,7 +63,12 @@ class Calls:
     # ---- jobs ----
 
     async def submit(
-        self, config: Config, overrides: Mapping[str, Any] | None = None, *, name: str | None = None
+        self,
+        config: Config,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        code: str | os.PathLike[str] | None = None,
     ) -> Job:
         """Queue a job, and send the cluster the files that its config names and that it lacks.
 
@@ -74,12 +79,14 @@ class Calls:
                 the working directory.
             overrides: settings that replace the file's, by their dotted name.
             name: name for people, in place of the config's.
+            code: folder with the code of the job's own model, at most 16 MiB. It is sent to workers, and not run here.
 
         Raises:
-            Refused: the config is wrong, or a file that it names can't be read.
+            Refused: the config is wrong, or a file that it names or the code can't be read.
+            NotAllowed: the caller may not submit jobs, or not send code with them.
             NotYet: the queue or a disk of the cluster is full.
         """
-        files = await self._transport.call(JobFiles.read, config, overrides or {})
+        files = await self._transport.call(JobFiles.read, config, overrides or {}, code)
         submission: dict[str, Any] = {
             "config": files.config,
             "overrides": dict(overrides or {}),
@@ -88,6 +95,8 @@ class Calls:
         }
         if name is not None:
             submission["name"] = name
+        if files.code is not None:
+            submission["code"] = {"path": files.code.path, "sha256": files.code.sha256}
         for _ in range(_MOST_FILE_ROUNDS):
             try:
                 answer = await self._exchange.post_again("/v1/jobs", submission, _SLOW_SECONDS)
@@ -95,26 +104,23 @@ class Calls:
                 if not error.missing:
                     raise
                 for path, sha256 in error.missing.items():
-                    await self._supply(files, path, is_named=sha256 is not None)
+                    await self._supply(files, path, sha256)
                 continue
             for notice in as_list(answer.get("notices", []), "notices"):
                 log.warning("%s", notice)
             return Job.read(answer.get("job"))
         raise Malformed("missing", _MOST_FILE_ROUNDS, "at most 64 files")
 
-    async def _supply(self, files: JobFiles, path: str, *, is_named: bool) -> None:
+    async def _supply(self, files: JobFiles, path: str, sha256: str | None) -> None:
         """Find a file that the server asks for, so that the submission names it; send it if it does already."""
-        if not is_named or path not in files.sha256:
+        if sha256 is None or not files.names(path, sha256):
             await self._transport.call(files.add, path)
             return
-        place, size_bytes = await self._transport.call(files.take, path)
+        read, size_bytes = await self._transport.call(files.take, path, sha256)
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size_bytes)}
         await self._exchange.ask_again(
             lambda: Request(
-                "PUT",
-                f"/v1/files/{files.sha256[path]}",
-                headers={"Content-Type": "application/octet-stream", "Content-Length": str(size_bytes)},
-                body=read_blocks(place),
-                silence_seconds=_SLOW_SECONDS,
+                "PUT", f"/v1/files/{sha256}", headers=headers, body=read(), silence_seconds=_SLOW_SECONDS
             )
         )
 

@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tiermesh.errors import Failed, error_of
+from tiermesh.job_code import JobCode
 from tiermesh.transport import BLOCK_BYTES
 
 _TEXT_BYTES = 1 << 20
@@ -28,26 +30,30 @@ Config = str | os.PathLike[str] | Mapping[str, Any]
 
 @dataclass
 class JobFiles:
-    """A config, and the files that the server has asked for so far.
+    """A config, the code that goes with it, and the files that the server has asked for so far.
 
     Attributes:
         config: text of the YAML file, or its content.
         folder: folder that relative paths start from.
+        code: code of the job's own model; None for none.
         sha256: SHA-256 of each file, by its path as the config has it.
     """
 
     config: str | Mapping[str, Any]
     folder: Path
+    code: JobCode | None = None
     sha256: dict[str, str] = field(default_factory=dict)
     _texts: list[str] = field(default_factory=list)
     _sent: set[str] = field(default_factory=set)
 
     @classmethod
-    def read(cls, config: Config, overrides: Mapping[str, Any]) -> JobFiles:
-        """Read a config.
+    def read(
+        cls, config: Config, overrides: Mapping[str, Any], code: str | os.PathLike[str] | None = None
+    ) -> JobFiles:
+        """Read a config, and the folder of its code.
 
         Raises:
-            Refused: it can't be read, or it or the overrides can't be sent.
+            Refused: one of them can't be read, or it or the overrides can't be sent.
         """
         if isinstance(config, Mapping):
             content: str | Mapping[str, Any] = dict(config)
@@ -55,10 +61,14 @@ class JobFiles:
         else:
             path = Path(config)
             content, folder = _read_text(path), path.absolute().parent
-        files = cls(content, folder)
+        files = cls(content, folder, None if code is None else JobCode.read(code))
         for name, value in (("config", content), ("overrides", dict(overrides))):
             files._texts.append(value if isinstance(value, str) else _to_json(name, value))
         return files
+
+    def names(self, path: str, sha256: str) -> bool:
+        """Return whether the submission names a file that the server lacks, so that it is to be sent."""
+        return path in self.sha256 or (self.code is not None and self.code.sha256 == sha256)
 
     def add(self, path: str) -> None:
         """Find a file that the server asks for, and compute its SHA-256.
@@ -76,8 +86,8 @@ class JobFiles:
             digest.update(block)
         self.sha256[path] = digest.hexdigest()
 
-    def take(self, path: str) -> tuple[Path, int]:
-        """Return the place of a file that is to be sent, and its size in bytes.
+    def take(self, path: str, sha256: str) -> tuple[Callable[[], bytes | Iterator[bytes]], int]:
+        """Return what reads a file that is to be sent, and its size in bytes.
 
         Raises:
             Failed: it was sent before.
@@ -90,8 +100,11 @@ class JobFiles:
                 fix="submit the job again",
             )
         self._sent.add(path)
+        if self.code is not None and self.code.sha256 == sha256:
+            archive = self.code.archive
+            return lambda: archive, len(archive)
         place = self._find(path)
-        return place, place.stat().st_size
+        return partial(read_blocks, place), place.stat().st_size
 
     def _check_named(self, path: str) -> None:
         """Check that a text which was sent has the path, or that of a folder which it is in, as a word."""

@@ -54,6 +54,7 @@ def local(
     workers: int = 2,
     tiers: int = 3,
     state_dir: str | os.PathLike[str] | None = None,
+    code: str | os.PathLike[str] | None = None,
 ) -> Iterator[LocalCluster]:
     """Start a cluster of daemons on this machine, submit a job to it, and stop the daemons when the context ends.
 
@@ -67,6 +68,7 @@ def local(
         workers: number of workers, from 1 to 64; it does not change the result.
         tiers: 3 to run the optimizer as a daemon of its own, 2 to run it inside the aggregator.
         state_dir: folder for queue, checkpoints and logs; None for a temporary one, which is removed at the end.
+        code: folder with the code of the job's own model, as for `Client.submit`. The workers run it.
 
     Raises:
         Refused: the command is not installed, or an argument or the job's config is wrong.
@@ -81,14 +83,14 @@ def local(
             state_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="tiermesh-"))
         state = Path(state_dir).absolute()
         (state / "logs").mkdir(parents=True, exist_ok=True)
-        url = _start(stack, state, workers, tiers)
+        url = _start(stack, state, workers, tiers, () if code is None else ("--accept-code",))
         token = (state / "web-token").read_text("ascii").strip()
         client = stack.enter_context(Client(url, token=token))
-        yield LocalCluster(client, client.submit(config, overrides), state)
+        yield LocalCluster(client, client.submit(config, overrides, code=code), state)
 
 
-def _start(stack: ExitStack, state: Path, workers: int, tiers: int) -> str:
-    """Start the daemons, so that `stack` stops them, and return the address of `tiermesh web`."""
+def _start(stack: ExitStack, state: Path, workers: int, tiers: int, options: tuple[str, ...]) -> str:
+    """Start the daemons, workers with some options, so that `stack` stops them; return the address of `web`."""
     command = find_command()
 
     def start(*daemons: tuple[str, ...]) -> str:
@@ -102,7 +104,7 @@ def _start(stack: ExitStack, state: Path, workers: int, tiers: int) -> str:
     peers = ("--aggregator", start(("aggregator", "aggregator", "--state-dir", str(state), *peers)))
     names = [f"worker-{number}" for number in range(1, workers + 1)]
     return "http://" + start(
-        *(("worker", name, "--state-dir", str(state / "workers"), *peers) for name in names),
+        *(("worker", name, "--state-dir", str(state / "workers"), *peers, *options) for name in names),
         ("web", "web", "--state-dir", str(state / "web"), "--token-file", str(state / "web-token"), *peers),
     )
 

@@ -38,6 +38,7 @@ SHIPPED_PACKAGES = frozenset(
         "services",
         "tiermesh",
         "training",
+        "web",
         "worker",
     }
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from services.files.code_archive import pack_code
 from tests.cluster.test_standby import Pair
 from tests.support.certificates import make_certificates
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, gpt_config
@@ -75,10 +76,12 @@ def test_a_job_by_http_has_the_same_bits_though_a_standby_takes_over(
 def test_callers_have_the_rights_of_their_tokens_and_the_daemon_has_none(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     tokens, people = tmp_path / "tokens.txt", f"127.0.0.1:{free_port()}"
-    for name in ("bob", "eve"):
-        issued = tiermesh("tokens", "issue", name, "--tokens", tokens, "--out", tmp_path / f"{name}.txt")
+    for name, *kind in (("bob",), ("eve",), ("dora", "--developer")):
+        issued = tiermesh(
+            "tokens", "issue", name, *kind, "--tokens", tokens, "--out", tmp_path / f"{name}.txt"
+        )
         assert issued.returncode == 0, issued.stderr
-    shown = {name: (tmp_path / f"{name}.txt").read_text().strip() for name in ("bob", "eve")}
+    shown = {name: (tmp_path / f"{name}.txt").read_text().strip() for name in ("bob", "eve", "dora")}
     options = ("--tokens", tokens, "--people-listen", people)
     tls = (
         "--tls-cert",
@@ -94,10 +97,15 @@ def test_callers_have_the_rights_of_their_tokens_and_the_daemon_has_none(tmp_pat
         web.ready()
         context = ssl.create_default_context(cafile=files / "authority.pem")
 
-        def call(method: str, path: str, name: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        def call(method: str, path: str, name: str, body: dict[str, Any] | bytes = b"") -> tuple[int, Any]:
             connection = http.client.HTTPSConnection("localhost", web.port, timeout=30, context=context)
-            headers = {"Authorization": f"Bearer {shown.get(name, name)}", "Content-Type": "application/json"}
-            connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            media_type = "octet-stream" if isinstance(body, bytes) else "json"
+            headers = {
+                "Authorization": f"Bearer {shown.get(name, name)}",
+                "Content-Type": f"application/{media_type}",
+            }
+            content = body if isinstance(body, bytes) else json.dumps(body)
+            connection.request(method, path, content, headers)
             answer = connection.getresponse()
             status, content = answer.status, json.loads(answer.read())
             connection.close()
@@ -111,5 +119,16 @@ def test_callers_have_the_rights_of_their_tokens_and_the_daemon_has_none(tmp_pat
         assert call("POST", path, "eve", {})[0] == 403
         assert call("POST", path, "tm_00000000_" + "0" * 64, {})[0] == 401
         assert call("POST", path, "bob", {})[1]["state"] == "cancelled"
+        archive = pack_code({"mixer.py": b""})
+        sha256 = hashlib.sha256(archive).hexdigest()
+        own = {"model_type": "mixer:Mixer", "max_sequence_length": 32}
+        submission = {
+            "config": {**config, "transformer_config": own},
+            "code": {"path": "/home/dora/mixer", "sha256": sha256},
+        }
+        assert call("PUT", f"/v1/files/{sha256}", "bob", archive)[0] == 201
+        status, answer = call("POST", "/v1/jobs", "bob", submission)
+        assert (status, "only for admin, developer" in answer["detail"]) == (403, True), answer
+        assert call("POST", "/v1/jobs", "dora", submission)[0] == 201
         refused = tiermesh("jobs", "--aggregator", cluster.aggregator.address, *tls)
         assert (refused.returncode, "not allowed for web web" in refused.stderr) == (2, True), refused.stderr

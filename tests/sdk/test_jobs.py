@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 import tiermesh
+from services.files.code_archive import pack_code
+from services.files.code_folder import write_code_folder
 from tests.support.web_api import Answer, WebApi, answer_json, job_json, problem
 
 ID = "1127-100000-aaaa"
@@ -146,6 +149,45 @@ class TestSubmit:
         api.wanted = ["models/m.yaml", "tok.json"]
         client.submit(folder / "job.yaml")
         assert b"{}" in api.files.values()
+
+    def test_code_is_sent_as_the_command_sends_it(self, client: Any, api: WebApi, folder: Path) -> None:
+        files = {"mixer.py": b"x = 1", "parts/one.json": b"{}", "parts/two.json": b"", "\u00fc.py": b"y"}
+        code = folder / "code"
+        write_code_folder(code, files)
+        write_code_folder(code / "__pycache__", {"mixer.pyc": b"bytecode"})
+        write_code_folder(code / ".git", {"config": b"hidden"})
+        archive = pack_code(files)
+        digest = hashlib.sha256(archive).hexdigest()
+        api.code_is_wanted = True
+        client.submit(folder / "job.yaml", code=code)
+        assert api.files == {digest: archive}
+        assert api.received[-1].json["code"] == {"path": str(code), "sha256": digest}
+        api.received.clear()
+        client.submit(folder / "job.yaml", code=str(code))
+        assert [each.method for each in api.received] == ["POST"]
+
+    def test_code_that_can_not_be_sent(
+        self, client: Any, api: WebApi, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tiermesh.job_code.MOST_BYTES", 100)
+        monkeypatch.setattr("tiermesh.job_code.MOST_FILES", 3)
+        cases: dict[str, Any] = {
+            "a readable folder": lambda code: None,
+            "files and folders alone; remove it": lambda code: (code / "a").symlink_to("/etc/passwd"),
+            "files and folders alone": lambda code: os.mkfifo(code / "pipe.py"),
+            "at most 100 bytes": lambda code: (code / "a.py").write_bytes(bytes(101)),
+            "at most 3 files": lambda code: [(code / f"{each}.py").touch() for each in range(4)],
+            "at most 3 folders": lambda code: [(code / f"{each}").mkdir() for each in range(3)],
+        }
+        for number, (reason, make) in enumerate(cases.items()):
+            code = folder / f"code-{number}"
+            if number:
+                code.mkdir()
+            make(code)
+            with pytest.raises(tiermesh.Refused, match=reason) as caught:
+                client.submit(folder / "job.yaml", code=code)
+            assert caught.value.field == "code" and caught.value.fix
+        assert not api.received
 
     def test_files_of_a_named_folder_are_sent(self, client: Any, api: WebApi, folder: Path) -> None:
         (folder / "weights").mkdir()

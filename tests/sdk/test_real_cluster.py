@@ -14,6 +14,7 @@ import yaml
 
 import tiermesh
 from tests.support.cluster.bits import gpt_config, regression_config, write_corpus
+from tests.support.cluster.own_code import noted_config, read_notes, write_model
 
 pytestmark = pytest.mark.long
 
@@ -83,6 +84,17 @@ def test_a_job_goes_on(cluster: tiermesh.LocalCluster) -> None:
     cluster.client.wait(cluster.job.id)
     job = cluster.client.continue_(cluster.job.id, STEPS + 1)
     assert cluster.client.wait(job.id).step == STEPS + 1
+
+
+def test_a_job_brings_the_code_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERMESH_KERNELS", "numpy")
+    code = write_model(tmp_path / "code", 7)
+    config = noted_config(Path("corpus.txt"), tmp_path / "notes", max_steps=2)
+    write_corpus(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with tiermesh.local(config, workers=1, tiers=2, code=code) as cluster:
+        assert cluster.client.wait(cluster.job.id).step == 2
+    assert read_notes(tmp_path / "notes") == [7]
 
 
 def test_refusals_have_parts(cluster: tiermesh.LocalCluster) -> None:

@@ -98,6 +98,7 @@ class WebApi:
         received: the requests, in order.
         files: contents of files that were put, by SHA-256.
         wanted: paths that the configs of submissions name.
+        code_is_wanted: whether the code of submissions is missing until it is put.
         logs: logs by job.
         url: address.
     """
@@ -106,6 +107,7 @@ class WebApi:
     received: list[Received] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
+    code_is_wanted: bool = False
     logs: dict[str, bytes] = field(default_factory=dict)
     url: str = ""
 
@@ -140,6 +142,8 @@ class WebApi:
             for path in self.wanted
             if named.get(path) not in self.files
         ]
+        if self.code_is_wanted and submission["code"]["sha256"] not in self.files:
+            missing.append(submission["code"])
         if missing:
             return problem(422, "missing-file", f"{missing[0]['path']}: missing; send it", missing=missing)
         return answer_json({"job": job_json(state="queued"), "notices": []}, 201)

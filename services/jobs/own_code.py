@@ -1,4 +1,4 @@
-"""`--code FOLDER`: code of the user's own model, which is sent with the job as one file."""
+"""Code of the user's own model, which goes with a job as one file (`services/files/code_archive.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.config.job_inputs import CODE_FIELD
 from services.config.job_parts import CodeConfig
 from services.config.models import CustomConfig
 from services.errors import Refused
-from services.files.code_archive import RESERVED_NAMES, CodeFiles, hash_archive, pack_code
+from services.files.code_archive import RESERVED_NAMES, CodeFiles, hash_archive, pack_code, unpack_code
 from services.files.code_folder import read_code_folder
 from services.printable import printable_path
 
@@ -24,17 +24,37 @@ def read_code(folder: Path, config: JobConfig) -> tuple[JobConfig, bytes]:
     Raises:
         Refused: the folder can't be sent, or the job's model is not in it.
     """
-    place = f"{CODE_FIELD} {printable_path(folder)}"
     try:
-        files = read_code_folder(folder)
-        archive = pack_code(files)
+        archive = pack_code(read_code_folder(folder))
     except Refused as refused:
-        raise Refused(f"{place}: {refused}") from None
-    code = CodeConfig(path=str(folder.absolute()), sha256=hash_archive(archive))
+        raise Refused(f"{_place(str(folder))}: {refused}") from None
+    return add_code(config, str(folder.absolute()), archive), archive
+
+
+def add_code(config: JobConfig, path: str, archive: bytes) -> JobConfig:
+    """Return a job that brings an archive of code along, which a stranger may have made.
+
+    Args:
+        config: the job without its code.
+        path: folder of the code where it comes from, for people.
+        archive: the archive.
+
+    Raises:
+        Refused: it is no archive, the job's model is not in it, or is none of the user's own.
+    """
+    code = CodeConfig(path=path, sha256=hash_archive(archive))
     with_code = JobConfig.from_json(config.model_copy(update={"code": code}).to_json())
     assert isinstance(config.model, CustomConfig)
-    _check_modules(place, config.model.model_type.partition(":")[0], files)
-    return with_code, archive
+    try:
+        files = unpack_code(archive)
+    except Refused as refused:
+        raise Refused(f"{_place(path)}: {refused}") from None
+    _check_modules(_place(path), config.model.model_type.partition(":")[0], files)
+    return with_code
+
+
+def _place(path: str) -> str:
+    return f"{CODE_FIELD} {printable_path(path)}"
 
 
 def _check_modules(place: str, module: str, files: CodeFiles) -> None:
