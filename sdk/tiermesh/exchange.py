@@ -12,7 +12,7 @@ import httpx2
 from tiermesh.errors import TiermeshError, Unreachable, error_of
 from tiermesh.outage import Outage
 from tiermesh.records import Malformed, read_object
-from tiermesh.server import error_of_answer
+from tiermesh.server import error_of_answer, error_of_tls
 from tiermesh.transport import Request, Transport
 
 _ANSWER_BYTES = 64 << 20
@@ -104,6 +104,9 @@ def _unreachable(error: httpx2.TransportError, request: Request, url: str) -> Ti
     """Return the exception that a failure of the transport stands for."""
     if isinstance(error, httpx2.SSEError):
         return Malformed("events", str(error), "server-sent events")
+    tls = error_of_tls(error, url)
+    if tls is not None:
+        return tls
     reason = str(error) or type(error).__name__
     if isinstance(error, httpx2.TimeoutException):
         reason = "no answer in time"

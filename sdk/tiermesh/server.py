@@ -151,6 +151,47 @@ def read_token(path: Path) -> str:
     return text
 
 
+_CERTIFICATE_ERRORS = {
+    10: ("url", "a certificate that has not expired", "renew it with `tiermesh certs renew`"),
+    9: ("url", "a certificate that is valid already", "set the clocks of both hosts"),
+    62: ("url", "a name in the server's certificate", "use one, or issue a certificate with `--host NAME`"),
+    64: (
+        "url",
+        "an address in the server's certificate",
+        "use one, or issue a certificate with `--host ADDRESS`",
+    ),
+}
+"""What is wrong by OpenSSL's number: field, what was expected, and the fix."""
+_UNKNOWN_AUTHORITY = (
+    "ca",
+    "the authority that has signed the server's certificate",
+    "give the file authority.pem of `tiermesh certs` as ca=",
+)
+
+
+def error_of_tls(error: BaseException, url: str) -> TiermeshError | None:
+    """Return the exception that a failed TLS handshake stands for; None if an error has another cause.
+
+    Args:
+        error: error of the transport.
+        url: address of the server.
+    """
+    import ssl
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        field, expected, fix = _CERTIFICATE_ERRORS.get(cause.verify_code, _UNKNOWN_AUTHORITY)
+        return error_of(field, url, f"{expected} ({cause.verify_message})", fix)
+    reason = cause.reason or "broken"
+    return error_of(
+        "url", url, f"a server with TLS (TLS: {reason})", "check the port, or use http:// if it has none"
+    )
+
+
 def error_of_answer(status: int, body: bytes, url: str) -> TiermeshError:
     """Return the exception that an answer other than 2xx stands for.
 

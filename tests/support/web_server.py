@@ -20,6 +20,7 @@ from web.daemon import LOOPBACK_NAMES
 from web.service import WebMetrics, WebService
 
 LIMITS = ConnectionLimits()
+PLAIN = Security()
 
 
 @dataclass(frozen=True)
@@ -86,22 +87,36 @@ class Web:
 
 
 @contextmanager
-def serving_web(folder: Path, aggregator: str, limits: ConnectionLimits = LIMITS) -> Iterator[Web]:
-    """Serve the API before an aggregator, in a thread of its own."""
+def serving_web(
+    folder: Path,
+    aggregator: str,
+    limits: ConnectionLimits = LIMITS,
+    security: Security = PLAIN,
+    own: Security = PLAIN,
+) -> Iterator[Web]:
+    """Serve the API before an aggregator, in a thread of its own.
+
+    Args:
+        folder: folder of its state.
+        aggregator: addresses of the aggregator.
+        limits: limits of its port.
+        security: how it calls the aggregator.
+        own: its certificate.
+    """
     web, started = Web(folder / "web/files"), threading.Event()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 
     async def serve() -> None:
         service = WebService(
-            AggregatorTarget(aggregator, Security(), 5.0),
+            AggregatorTarget(aggregator, security, 5.0),
             state_dir=folder / "web",
             cache_bytes=1 << 30,
             hosts=LOOPBACK_NAMES,
             own_token=web.token,
             metrics=WebMetrics(),
         )
-        port = service.open_port("127.0.0.1:0", Security(), limits, lambda refusal: None)
+        port = service.open_port("127.0.0.1:0", own, limits, lambda refusal: None)
         web.port = port.port
         (folder / "web").mkdir(exist_ok=True)
         await service.start()
