@@ -31,7 +31,7 @@ from services.timeouts import SAVE_SECONDS, STANDARD_TIMEOUTS
 
 STOP_SECONDS = STANDARD_TIMEOUTS.kill + SAVE_SECONDS + 10.0
 """Longest wait for the daemons of one role to stop, in which an agent kills those that don't."""
-START_ORDER = ("optimizer", "aggregator", "worker")
+START_ORDER = ("optimizer", "aggregator", "worker", "web")
 """Roles in the order of their start: each dials those before it."""
 
 
@@ -41,7 +41,7 @@ class Member:
 
     Attributes:
         rank: its rank.
-        role: worker, aggregator or optimizer.
+        role: worker, aggregator, optimizer or web.
         name: daemon's name.
         site: name of its host.
     """
@@ -117,23 +117,26 @@ class Cluster:
     # ---- watch ----
 
     async def watch(self, say: Callable[[str], None]) -> None:
-        """Wait until the cluster can't go on. A worker may end as long as another one lives.
+        """Wait until the cluster can't go on. A worker may end as long as another one lives, and the HTTP API.
 
         Args:
-            say: called with one line for each worker that ends.
+            say: called with one line for each of these that ends.
 
         Raises:
-            TiermeshError: a daemon of another role or the last worker ended, or its host is lost.
+            TiermeshError: aggregator, optimizer or the last worker ended, or its host is lost.
         """
         told: set[int] = set()
         while True:
             gone = self._gone()
             workers = [member for member in self._members.values() if member.role == "worker"]
             for rank in sorted(gone.keys() - told):
-                if self._members[rank].role != "worker" or gone.keys() >= {each.rank for each in workers}:
-                    raise gone[rank]
+                rest = "without the HTTP API"
+                if self._members[rank].role != "web":
+                    if self._members[rank].role != "worker" or gone.keys() >= {each.rank for each in workers}:
+                        raise gone[rank]
+                    rest = "with the other workers"
                 told.add(rank)
-                say(f"{gone[rank]}; the job continues with the other workers")
+                say(f"{gone[rank]}; the job continues {rest}")
             async with self._changed:
                 await self._changed.wait_for(lambda: self._gone().keys() > told)
 

@@ -59,6 +59,11 @@ _PORT = WholeNumber(1, 65535)
 )
 @option("--aggregator-port", type=_PORT, default=7070, help="Port of the aggregator.")
 @option("--optimizer-port", type=_PORT, default=7071, help="Port of the optimizer.")
+@option("--web", is_flag=True, help="Serve the HTTP API too, on the host of the aggregator.")
+@option("--web-port", type=_PORT, default=7080, help="Port of the HTTP API.")
+@option(
+    "--people-port", type=_PORT, default=7079, help="Port of the aggregator for the HTTP API, on loopback."
+)
 @option("--remote", metavar="PATH", help="Tiermesh on the other hosts.  [default: the path of this one]")
 @path_option("--ssh-config", help="Configuration of OpenSSH in place of ~/.ssh/config.")
 @option(
@@ -86,6 +91,9 @@ def launch(
     workers: int | None,
     aggregator_port: int,
     optimizer_port: int,
+    web: bool,
+    web_port: int,
+    people_port: int,
     remote: str | None,
     ssh_config: Path | None,
     ssh_options: tuple[str, ...],
@@ -118,11 +126,12 @@ def launch(
         config=config,
         overrides=(*overrides, *settings),
         state_dir=state_dir,
-        ports=Ports(aggregator_port, optimizer_port),
+        ports=Ports(aggregator_port, optimizer_port, web_port, people_port),
         remote=remote,
         ssh=OpenSSH(config=ssh_config, options=ssh_options),
         detach=detach,
         workers=workers,
+        web=web,
     )
     if dry_run:
         print_commands(options, output)

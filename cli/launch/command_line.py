@@ -13,19 +13,32 @@ from services.transport.addresses import join_address
 
 AGGREGATOR_PORT = 7070
 OPTIMIZER_PORT = 7071
+WEB_PORT = 7080
+PEOPLE_PORT = 7079
 
 DESCRIPTOR_FILE = "mgd.textproto"
 CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "daemon.crt", "daemon.key", "authority.crt"
+TOKENS_FILE = "tokens.txt"
 READY_FILE = "ready.json"
 STATE_FOLDER = "state"
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports that other hosts connect to."""
+    """Ports that other daemons and people connect to.
+
+    Attributes:
+        aggregator: port of the aggregator.
+        optimizer: port of the optimizer.
+        web: port of the HTTP API.
+        people: port of the aggregator that the HTTP API calls, on loopback.
+    """
 
     aggregator: int = AGGREGATOR_PORT
     optimizer: int = OPTIMIZER_PORT
+    web: int = WEB_PORT
+    people: int = PEOPLE_PORT
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,7 @@ class DaemonCommand:
         environment: variables to add to those of the host.
         unset: variables to take from those of the host, because they would select another mesh.
         files: text files to write first, by absolute path.
-        port: port that must be free; 0 if the daemon takes any.
+        ports: ports that must be free; none if the daemon takes any.
     """
 
     rank: Rank
@@ -68,7 +81,7 @@ class DaemonCommand:
     environment: Mapping[str, str]
     unset: tuple[str, ...]
     files: Mapping[str, str]
-    port: int
+    ports: tuple[int, ...]
 
     def in_shell(self) -> str:
         """Return the command as a POSIX shell reads it."""
@@ -80,16 +93,16 @@ class DaemonCommand:
 def daemon_commands(
     plan: LaunchPlan, places: Mapping[int, Place], ports: Ports = Ports()
 ) -> tuple[DaemonCommand, ...]:
-    """Return the commands of all daemons, in the order in which they start: optimizer, aggregator, workers.
+    """Return the commands of all daemons, in the order in which they start: optimizer, aggregator, workers, web.
 
     Daemons on other hosts speak TLS with the certificates in their folders. Those of a local launch listen on loopback.
 
     Args:
         plan: ranks to start.
         places: where each rank runs, by its number.
-        ports: ports of the aggregator and the optimizer.
+        ports: ports of the other roles.
     """
-    order = (plan.optimizer, plan.aggregator, *plan.workers)
+    order = (plan.optimizer, plan.aggregator, *plan.workers, plan.web)
     return tuple(_command(rank, plan, places, ports) for rank in order if rank is not None)
 
 
@@ -98,9 +111,16 @@ def aggregator_address(plan: LaunchPlan, places: Mapping[int, Place], ports: Por
     return join_address(places[plan.aggregator.number].address, ports.aggregator)
 
 
+def web_url(plan: LaunchPlan, places: Mapping[int, Place], ports: Ports = Ports()) -> str:
+    """Return the URL of the HTTP API of a plan that has it."""
+    assert plan.web is not None
+    scheme = "http" if plan.is_local else "https"
+    return f"{scheme}://{join_address(places[plan.web.number].address, ports.web)}"
+
+
 def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: Ports) -> DaemonCommand:
     place = places[rank.number]
-    port, own_options = 0, ["--state-dir", place.path(STATE_FOLDER)]
+    needed, own_options = [0], ["--state-dir", place.path(STATE_FOLDER)]
     environment, files = dict(rank.environment), {}
     if rank.role == "worker":
         own_options += ["--aggregator", aggregator_address(plan, places, ports)]
@@ -112,27 +132,35 @@ def _command(rank: Rank, plan: LaunchPlan, places: Mapping[int, Place], ports: P
         if place.cache:
             environment.setdefault(CACHE_VARIABLE, f"{place.cache}/{rank.name}")
     elif rank.role == "optimizer":
-        port = ports.optimizer
+        needed = [ports.optimizer]
+    elif rank.role == "web":
+        needed = [ports.web]
+        local = join_address(_LOOPBACK, ports.people)  # both are on one host
+        own_options += ["--aggregator", aggregator_address(plan, places, ports) if plan.is_local else local]
     else:
-        port = ports.aggregator
+        needed = [ports.aggregator]
         if plan.optimizer is not None:
             optimizer = places[plan.optimizer.number].address
             own_options += ["--optimizer", join_address(optimizer, ports.optimizer)]
+        if plan.web is not None and not plan.is_local:
+            needed.append(ports.people)
+            own_options += ["--tokens", place.path(TOKENS_FILE)]
+            own_options += ["--people-listen", join_address(_LOOPBACK, ports.people)]
     # Workers are dialed by those of other stages alone; the other roles always are, from other hosts too.
-    listen = "127.0.0.1"
+    listen = _LOOPBACK
     if (rank.role != "worker" or plan.stages > 1) and not plan.is_local:
         listen = "::" if ":" in place.address else "0.0.0.0"
     arguments = [
         *place.program,
         rank.role,
         *("--name", rank.name),
-        *("--listen", join_address(listen, port)),
+        *("--listen", join_address(listen, needed[0])),
         *("--ready-file", place.path(READY_FILE)),
         *own_options,
         *([] if plan.is_local else _tls_options(place)),
     ]
     unset = tuple(sorted(RANK_VARIABLES - set(environment))) if rank.role == "worker" else ()
-    return DaemonCommand(rank, tuple(arguments), environment, unset, files, port)
+    return DaemonCommand(rank, tuple(arguments), environment, unset, files, tuple(filter(None, needed)))
 
 
 def _tls_options(place: Place) -> list[str]:

@@ -63,6 +63,7 @@ def describe_plan(plan: LaunchPlan) -> str:
     """Return one line about the roles and hosts of a plan."""
     roles = [counted(len(plan.workers), "worker"), "an aggregator"]
     roles += ["an optimizer"] if plan.optimizer is not None else []
+    roles += ["the HTTP API"] if plan.web is not None else []
     where = "this machine" if plan.is_local else counted(len(plan.hosts), "host")
     ranks = counted(len(plan.ranks), "rank")
     return f"{ranks} on {where}: {', '.join(roles[:-1])} and {roles[-1]} ({plan.tiers} tiers)"
@@ -76,7 +77,8 @@ def describe_beside(plan: LaunchPlan, memory_bytes: Mapping[str, int]) -> str:
         memory_bytes: memory of each host, by its name; empty if they were not asked.
     """
     host = plan.beside[0].host
-    roles = " and ".join(f"the {rank.role}" for rank in plan.beside)
+    names = ["the HTTP API" if rank.role == "web" else f"the {rank.role}" for rank in plan.beside]
+    roles = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
     verb = "run" if len(plan.beside) > 1 else "runs"
     if host is None or host not in memory_bytes:
         return (
@@ -109,7 +111,8 @@ def _daemon_lines(commands: Sequence[DaemonCommand], places: dict[int, Place]) -
     if any(command.rank.host is not None for command in commands):
         yield (
             "\n# Below: what the agents start, from the home folder. A launch makes certificates for its run "
-            "(daemon.crt, daemon.key, authority.crt); by hand, `tiermesh certs` makes some."
+            "(daemon.crt, daemon.key, authority.crt; with --web tokens.txt too); by hand, `tiermesh certs` and "
+            "`tiermesh tokens` make some."
         )
     for command in commands:
         rank = command.rank

@@ -39,7 +39,7 @@ async def wait_until_joined(
         while True:
             status = await retry_unreachable(client.status)
             joined = {status.leader, status.optimizer, *(worker.name for worker in status.workers)}
-            absent = [rank for rank in plan.ranks if rank.name not in joined]
+            absent = [rank for rank in plan.ranks if rank.name not in joined and rank.role != "web"]
             if not absent:
                 return
             missing = absent[-1]  # workers come first, and wait for the other roles

@@ -70,6 +70,8 @@ def estimate_needs(plan: LaunchPlan, config: JobConfig) -> list[HostNeed]:
     largest_elements = count_largest(config.model, vocabulary)
     found: dict[str | None, list[tuple[RoleMemory, Rank]]] = {}
     for rank in plan.ranks:
+        if rank.role == "web":  # it has no tensors
+            continue
         roles = estimate_host_memory(
             config,
             elements,

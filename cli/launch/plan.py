@@ -21,7 +21,7 @@ from services.errors import Refused
 from services.names import NAME_CHARACTERS
 from services.printable import counted, printable_path
 
-Role = Literal["worker", "aggregator", "optimizer"]
+Role = Literal["worker", "aggregator", "optimizer", "web"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Rank:
     """One daemon of a launch.
 
     Attributes:
-        number: rank, as tt-run counts: workers first, then the aggregator, then the optimizer.
-        role: worker, aggregator or optimizer.
+        number: rank, as tt-run counts: workers first, then the aggregator, then the optimizer; the HTTP API comes last.
+        role: worker, aggregator, optimizer or web.
         host: host as hosts.txt names it; None for this machine, without OpenSSH.
         name: daemon's name, with rank, mesh id and host.
         mesh_id: id of its mesh in the folder's descriptor; the descriptor that a worker gets calls it 0.
@@ -79,6 +79,11 @@ class LaunchPlan:
         return next((rank for rank in self.ranks if rank.role == "optimizer"), None)
 
     @property
+    def web(self) -> Rank | None:
+        """Rank that serves the HTTP API, on the host of the aggregator; None without it."""
+        return next((rank for rank in self.ranks if rank.role == "web"), None)
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """Hosts to reach by OpenSSH, each once, in the order of their first rank; empty if all ranks are local."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks if rank.host is not None))
@@ -119,6 +124,7 @@ def plan_launch(
     *,
     workers: int | None = None,
     stages: int = 1,
+    web: bool = False,
     local_chips: bool,
 ) -> LaunchPlan:
     """Return the plan of a launch.
@@ -135,6 +141,7 @@ def plan_launch(
         parent: environment of the launching process.
         workers: number of workers, from `--workers`; None for `num_workers` of them.
         stages: number of stages of that job's pipeline; 1 without one.
+        web: whether to serve the HTTP API too.
         local_chips: whether this machine has chips, which ranks without a host would open.
 
     Raises:
@@ -167,6 +174,10 @@ def plan_launch(
     ranks += [
         _rank_beside(ranks[0], count + number, role, bindings, parent) for number, role in enumerate(beside)
     ]
+    if web:
+        aggregator = next(rank for rank in ranks if rank.role == "aggregator")
+        found = _rank_beside(aggregator, len(ranks), "web", bindings, parent)
+        ranks.append(replace(found, beside=aggregator.beside))  # where one goes, the other goes
     plan = LaunchPlan(tuple(ranks), tiers=3 if "optimizer" in (*roles, *beside) else 2, stages=stages)
     _check_meshes(plan.workers, configuration)
     if may_drive_chips(device.backend):
@@ -176,15 +187,15 @@ def plan_launch(
 
 
 def _rank_beside(
-    first: Rank, number: int, role: Role, bindings: RankBindings, parent: Mapping[str, str]
+    other: Rank, number: int, role: Role, bindings: RankBindings, parent: Mapping[str, str]
 ) -> Rank:
-    """Return a rank that the folder doesn't have: it opens no mesh, and runs on the host of the first one."""
+    """Return a rank that the folder doesn't have: it opens no mesh, and runs on the host of another one."""
     binding = replace(bindings.ranks[0], rank=number, env_overrides={})
     return Rank(
         number=number,
         role=role,
-        host=first.host,
-        name=_name(number, binding.mesh_id, role, first.host),
+        host=other.host,
+        name=_name(number, binding.mesh_id, role, other.host),
         mesh_id=binding.mesh_id,
         environment=rank_environment(binding, bindings, parent, opens_mesh=False),
         descriptor_text="",

@@ -28,11 +28,12 @@ class LaunchOptions:
         config: training config, as tt-train's `--config`.
         overrides: `key=value` settings that override it.
         state_dir: folder of the launch on each host; a relative one lies in the home folder there.
-        ports: ports of the aggregator and the optimizer.
+        ports: ports of aggregator, optimizer and HTTP API.
         remote: path of Tiermesh on the other hosts; None for that of this one.
         ssh: how hosts are reached.
         detach: whether the command ends once the job is submitted, and the run goes on.
         workers: number of workers; None for the job's `num_workers`.
+        web: whether to serve the HTTP API too.
     """
 
     files: LaunchFiles
@@ -44,6 +45,7 @@ class LaunchOptions:
     ssh: OpenSSH = field(default_factory=OpenSSH)
     detach: bool = False
     workers: int | None = None
+    web: bool = False
 
     @property
     def remote_program(self) -> tuple[str, ...]:
@@ -69,6 +71,7 @@ def prepare(options: LaunchOptions, output: Output) -> tuple[LaunchPlan, JobConf
         os.environ,
         workers=options.workers,
         stages=job.stages,
+        web=options.web,
         local_chips=has_device(),
     )
     _check_ports(plan, options.ports)
@@ -76,10 +79,14 @@ def prepare(options: LaunchOptions, output: Output) -> tuple[LaunchPlan, JobConf
 
 
 def _check_ports(plan: LaunchPlan, ports: Ports) -> None:
-    """Check that aggregator and optimizer don't need one port of one host (Refused)."""
-    if plan.optimizer is None or plan.optimizer.host != plan.aggregator.host:
-        return
-    if ports.aggregator == ports.optimizer:
-        raise Refused(
-            f"--optimizer-port {ports.optimizer}: also the port of the aggregator, on the same host; give another one"
-        )
+    """Check that no two daemons need one port of one host (Refused)."""
+    used = {ports.aggregator: "the port of the aggregator"}
+    needs = []
+    if plan.optimizer is not None and plan.optimizer.host == plan.aggregator.host:
+        needs.append(("--optimizer-port", ports.optimizer))
+    if plan.web is not None:
+        needs += [("--web-port", ports.web), *([] if plan.is_local else [("--people-port", ports.people)])]
+    for option, port in needs:
+        if port in used:
+            raise Refused(f"{option} {port}: also {used[port]}, on the same host; give another one")
+        used[port] = option

@@ -13,6 +13,7 @@ from pathlib import Path
 from cli.launch.cluster import Member
 from cli.launch.command_line import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from cli.launch.openssh import OpenSSH
+from cli.launch.run_certificates import WEB_TOKEN_FILE
 from cli.launch.sites import Site
 from services.durable_files import new_file
 from services.errors import Refused
@@ -130,8 +131,8 @@ def read_run(state_dir: Path, name: str) -> Run:
 
 
 def forget_run(folder: Path) -> None:
-    """Remove the record of a run that has ended, and the launcher's key."""
-    for name in (RECORD_FILE, KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE):
+    """Remove the record of a run that has ended, and the launcher's key and token."""
+    for name in (RECORD_FILE, KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE, WEB_TOKEN_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -14,7 +14,15 @@ from cli.launch.agent.job_watch import read_ended_job
 from cli.launch.agent.link import AgentLink, RunEnded
 from cli.launch.agent.protocol import Check, Ended, RunOver, Start, WatchJob, WriteFile
 from cli.launch.cluster import START_ORDER, Cluster, Member
-from cli.launch.command_line import READY_FILE, DaemonCommand, Place, aggregator_address, daemon_commands
+from cli.launch.command_line import (
+    AUTHORITY_FILE,
+    READY_FILE,
+    DaemonCommand,
+    Place,
+    aggregator_address,
+    daemon_commands,
+    web_url,
+)
 from cli.launch.dry_run import describe_beside, describe_plan
 from cli.launch.joining import wait_until_joined
 from cli.launch.memory import estimate_needs
@@ -22,7 +30,7 @@ from cli.launch.openssh import AgentGone
 from cli.launch.plan import LaunchPlan
 from cli.launch.prepare import LaunchOptions, prepare
 from cli.launch.record import Run, forget_run, new_run_name, read_run, run_folder, write_run
-from cli.launch.run_certificates import RunCertificates
+from cli.launch.run_certificates import WEB_TOKEN_FILE, RunCertificates
 from cli.launch.sites import (
     THIS_MACHINE,
     Site,
@@ -141,7 +149,7 @@ async def _launch(
     except BaseException:
         await close_all(links.values())
         raise
-    certificates = None if plan.is_local else RunCertificates(name)
+    certificates = None if plan.is_local else RunCertificates(name, web=options.web)
     run = Run(
         name=name,
         job="",
@@ -168,6 +176,10 @@ async def _launch(
                         starts.append((_start(command, place), {**command.files, **secrets}))
                 await cluster.start(starts)
             output.say(f"run {name}: all daemons serve")
+            if plan.web is not None:
+                output.say(
+                    f"HTTP API at {web_url(plan, places, options.ports)}, {_describe_access(run, folder)}"
+                )
             async with JobsClient(run.target(folder)) as client:
                 job = await _until_gone(cluster, _submit(client, config, plan, output), output.say)
                 if not options.detach:
@@ -253,9 +265,15 @@ def _places(
 def _ports(commands: Sequence[DaemonCommand]) -> dict[str, list[int]]:
     ports: dict[str, list[int]] = {}
     for command in commands:
-        if command.port:
-            ports.setdefault(command.rank.host or THIS_MACHINE, []).append(command.port)
+        ports.setdefault(command.rank.host or THIS_MACHINE, []).extend(command.ports)
     return ports
+
+
+def _describe_access(run: Run, folder: Path) -> str:
+    """Return where the files are that programs need to call the HTTP API."""
+    if not run.with_tls:
+        return "token in ~/.tiermesh/web-token"
+    return f"token in {folder / WEB_TOKEN_FILE}, authority in {folder / AUTHORITY_FILE}"
 
 
 async def _check_meshes(

@@ -67,7 +67,7 @@ GRACE_SECONDS = 10.0
 LINGER_SECONDS = 15.0
 """Time that a detached agent stays after the job's end: agents notice it up to `POLL_SECONDS` apart."""
 _MAX_UNSENT_BYTES = 1 << 20
-_STOP_ORDER = ("worker", "aggregator", "optimizer")
+_STOP_ORDER = ("web", "worker", "aggregator", "optimizer")
 
 Streams = tuple[asyncio.StreamReader, asyncio.WriteTransport]
 

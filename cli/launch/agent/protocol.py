@@ -171,7 +171,7 @@ class Start:
 
     Attributes:
         rank: rank of the daemon.
-        role: worker, aggregator or optimizer.
+        role: worker, aggregator, optimizer or web.
         name: daemon's name.
         folder: absolute path of the rank's folder.
         ready_file: absolute path of the file that says that it serves.

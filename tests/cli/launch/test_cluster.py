@@ -30,6 +30,7 @@ MEMBERS = (
     Member(2, "aggregator", "agg", "c"),
     Member(3, "optimizer", "opt", "c"),
 )
+WEB = Member(4, "web", "web", "c")
 
 
 class FakeLink:
@@ -72,20 +73,23 @@ class FakeHosts:
         self.links = {name: FakeLink(name, self.stops, self.detached) for name in "abc"}
         self.said: list[str] = []
 
-    def cluster(self) -> Cluster:
-        return Cluster({name: cast(AgentLink, link) for name, link in self.links.items()}, MEMBERS)
+    def cluster(self, *more: Member) -> Cluster:
+        links = {name: cast(AgentLink, link) for name, link in self.links.items()}
+        return Cluster(links, (*MEMBERS, *more))
 
     def tell(self, host: str, message: AgentMessage | TiermeshError) -> None:
         self.links[host].messages.put_nowait(message)
 
 
-def watch(*events: tuple[str, AgentMessage | TiermeshError]) -> tuple[FakeHosts, str]:
+def watch(
+    *events: tuple[str, AgentMessage | TiermeshError], more: tuple[Member, ...] = ()
+) -> tuple[FakeHosts, str]:
     """Watch a cluster in which events happen; return its hosts, and the error with which the watch ended."""
 
     async def run() -> tuple[FakeHosts, str]:
         hosts = FakeHosts()
         with pytest.raises(TiermeshError) as raised:
-            async with hosts.cluster() as cluster:
+            async with hosts.cluster(*more) as cluster:
                 watching = asyncio.ensure_future(cluster.watch(hosts.said.append))
                 for event in events:
                     hosts.tell(*event)
@@ -102,6 +106,13 @@ def test_a_worker_may_end_and_the_last_one_ends_the_run() -> None:
     hosts, error = watch(("a", Ended(0, 1, "w0 ended")), ("b", Ended(1, -9, "w1 ended, killed by SIGKILL")))
     assert error == "host b: rank 1, worker: w1 ended, killed by SIGKILL"
     assert hosts.said == ["host a: rank 0, worker: w0 ended; the job continues with the other workers"]
+
+
+def test_the_http_api_may_end_and_stops_first() -> None:
+    hosts, error = watch(("c", Ended(4, 1, "web ended")), ("c", Ended(3, 1, "opt ended")), more=(WEB,))
+    assert hosts.said == ["host c: rank 4, web: web ended; the job continues without the HTTP API"]
+    assert error == "host c: rank 3, optimizer: opt ended"
+    assert hosts.stops[:2] == [("c", (4,)), ("a", (0,))]
 
 
 def test_a_lost_host_with_one_of_several_workers_does_not_end_the_run() -> None:

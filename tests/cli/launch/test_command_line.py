@@ -9,7 +9,14 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.launch.command_line import DaemonCommand, Place, Ports, aggregator_address, daemon_commands
+from cli.launch.command_line import (
+    DaemonCommand,
+    Place,
+    Ports,
+    aggregator_address,
+    daemon_commands,
+    web_url,
+)
 from cli.launch.plan import LaunchPlan, Rank, Role
 
 _DESCRIPTOR = "mesh_descriptors { }\n"
@@ -48,11 +55,11 @@ def test_daemons_start_before_those_that_dial_them() -> None:
     assert [command.rank.role for command in commands] == ["optimizer", "aggregator", "worker", "worker"]
     optimizer, aggregator, worker, _ = commands
     assert optimizer.arguments[:2] == ("/opt/tiermesh", "optimizer")
-    assert (_option(optimizer, "--listen"), optimizer.port) == ("0.0.0.0:82", 82)
-    assert (_option(aggregator, "--listen"), aggregator.port) == ("0.0.0.0:81", 81)
+    assert (_option(optimizer, "--listen"), optimizer.ports) == ("0.0.0.0:82", (82,))
+    assert (_option(aggregator, "--listen"), aggregator.ports) == ("0.0.0.0:81", (81,))
     assert _option(aggregator, "--optimizer") == "d:82"
     assert _option(worker, "--aggregator") == "c:81" == aggregator_address(plan, _places(plan), Ports(81, 82))
-    assert (_option(worker, "--listen"), worker.port) == ("127.0.0.1:0", 0)
+    assert (_option(worker, "--listen"), worker.ports) == ("127.0.0.1:0", ())
     assert {_option(command, "--tls-key") for command in commands} == {
         f"/run/rank{n}/daemon.key" for n in range(4)
     }
@@ -64,6 +71,23 @@ def test_local_daemons_stay_on_loopback_without_tls() -> None:
         assert _option(command, "--listen").startswith("127.0.0.1:")
         assert "--tls-key" not in command.arguments
         assert "--optimizer" not in command.arguments
+
+
+def test_the_http_api_serves_programs_and_calls_the_aggregator_on_loopback() -> None:
+    plan = _plan(("a", "b", "b"), ("worker", "aggregator", "web"))
+    places, ports = _places(plan), Ports(81, 82, 83, 84)
+    aggregator, _, web = daemon_commands(plan, places, ports)
+    assert web.rank.role == "web"
+    assert (_option(web, "--listen"), web.ports) == ("0.0.0.0:83", (83,))
+    assert _option(web, "--aggregator") == _option(aggregator, "--people-listen") == "127.0.0.1:84"
+    assert _option(aggregator, "--tokens") == "/run/rank1/tokens.txt"
+    assert aggregator.ports == (81, 84)
+    assert web_url(plan, places, ports) == "https://b:83"
+    local = _plan((None, None, None), ("worker", "aggregator", "web"))
+    aggregator, _, web = daemon_commands(local, _places(local), ports)
+    assert "--people-listen" not in aggregator.arguments and "--tls-key" not in web.arguments
+    assert _option(web, "--aggregator") == "127.0.0.1:81"
+    assert web_url(local, _places(local), ports) == "http://127.0.0.1:83"
 
 
 def test_ipv6_addresses_are_in_brackets() -> None:
@@ -93,7 +117,7 @@ def test_a_shell_reads_what_was_meant(argument: str, environment: dict[str, str]
     script = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     rank = Rank(0, "worker", None, "r", 0, environment, "")
     command = DaemonCommand(
-        rank, (sys.executable, "-I", "-S", "-c", script, argument), environment, ("TT_MESH_ID",), {}, 0
+        rank, (sys.executable, "-I", "-S", "-c", script, argument), environment, ("TT_MESH_ID",), {}, ()
     )
     done = subprocess.run(
         ["/bin/sh", "-c", command.in_shell()],

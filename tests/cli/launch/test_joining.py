@@ -25,6 +25,7 @@ PLAN = LaunchPlan(
         _rank(1, "worker", "b"),
         _rank(2, "aggregator", "c"),
         _rank(3, "optimizer", "d"),
+        _rank(4, "web", "c"),
     ),
     tiers=3,
 )

@@ -64,6 +64,7 @@ def _plan(
     *,
     workers: int | None = None,
     stages: int = 1,
+    web: bool = False,
     local_chips: bool = False,
     parent: dict[str, str] | None = None,
 ) -> LaunchPlan:
@@ -74,6 +75,7 @@ def _plan(
         parent or {},
         workers=workers,
         stages=stages,
+        web=web,
         local_chips=local_chips,
     )
 
@@ -157,6 +159,17 @@ def test_fewer_workers_leave_hosts_to_the_other_roles() -> None:
     assert _plan(configuration, 3, workers=3) == _plan(configuration, 3)
     assert _plan(configuration, 1, workers=4) == _plan(configuration, 4)
     assert _plan(configuration, 3).move_beside(MEMORY) == _plan(configuration, 3)
+
+
+def test_the_http_api_is_where_the_aggregator_is() -> None:
+    configuration = _configuration(_ranks(5), _hosts(*"abcde"))
+    plan = _plan(configuration, 3, web=True).move_beside(MEMORY)
+    assert plan.web is not None and (plan.web.name, plan.web.host) == ("rank5-web@d", "d")
+    assert dict(plan.web.environment) == {"TT_RUN_RANK": "5"}
+    assert plan.beside == ()
+    moved = _plan(configuration, 5, workers=5, web=True).move_beside(MEMORY)
+    assert [rank.name for rank in moved.beside] == ["rank5-aggregator@c", "rank6-optimizer@c", "rank7-web@c"]
+    assert _plan(configuration, 3).web is None
 
 
 def test_a_pipelines_aggregator_moves_to_the_host_with_most_memory() -> None:
