@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
@@ -18,7 +20,7 @@ from services.jobs.fields import cluster_fields
 from services.printable import printable
 from services.version import tiermesh_version
 from web.aggregator import Aggregator, Client
-from web.problems import Problem, problem_of
+from web.problems import PROBLEM_TYPE, Problem, problem_of, refused
 from web.streams import routes as stream_routes
 from web.submission import Submission, Submitter
 from web.uploads import Uploads
@@ -59,10 +61,19 @@ class Priority(BaseModel):
     priority: int = Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)
 
 
+async def _check_query(request: Request) -> None:
+    """Refuse a misspelt parameter, which would otherwise be one that was not given."""
+    known = sorted(field.alias for field in request.scope["route"].dependant.query_params)
+    for name in request.query_params:
+        if name not in known:
+            raise refused("query", name, ", ".join(known) or "no parameters", "correct or remove it")
+
+
+public_routes = APIRouter(prefix="/v1")
 routes = APIRouter(prefix="/v1")
 
 
-@routes.get("/health")
+@public_routes.get("/health")
 async def health(request: Request) -> dict[str, Any]:
     """Tell whether this daemon serves, and whether it reaches an aggregator."""
     since = request.app.state.aggregator.away_since
@@ -178,12 +189,16 @@ def make_app(aggregator: Aggregator, submitter: Submitter, uploads: Uploads) -> 
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses={"default": {"description": "A problem (RFC 9457)", "content": {PROBLEM_TYPE: {}}}},
     )
     app.state.aggregator = aggregator
     app.state.submitter = submitter
     app.state.uploads = uploads
+    checked = Depends(_check_query)
+    app.include_router(public_routes, dependencies=[checked])
+    shows_token = Depends(HTTPBearer(auto_error=False))  # for OpenAPI; the guard has checked it
     for router in (routes, stream_routes):
-        app.include_router(router)
+        app.include_router(router, dependencies=[checked, shows_token])
     app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_path)
     for kind in (Problem, TiermeshError):
@@ -196,15 +211,31 @@ async def _answer(request: Request, error: Exception) -> Response:
     return Response(problem.body(), problem.status, problem.headers)
 
 
+_EXPECTED = {
+    "dict_type": "a JSON object",
+    "model_attributes_type": "a JSON object",
+    "string_pattern_mismatch": "64 digits from 0 to f",  # all patterns are SHA-256's
+}
+"""What was expected, where pydantic's words are not those of JSON."""
+
+
 async def _answer_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     # A union's kinds are in the place, too: the config of a submission is a text or an object.
     place = [str(each) for each in first["loc"][1:] if each not in ("str", "dict[str,any]")]
     field = ".".join(place) or str(first["loc"][0])
-    value, expected = printable(str(first.get("input")), 200), str(first["msg"])
-    detail = f"{field}: {value} given, expected: {expected}; correct it"
-    problem = Problem(422, "refused", detail, field=field, value=value, expected=expected, fix="correct it")
+    match first["type"]:
+        case "extra_forbidden":
+            problem = refused(field, first["input"], "no such member", "correct or remove it")
+        case "missing":
+            problem = refused(field, "nothing", "a value", "give it")
+        case kind:
+            expected = _EXPECTED.get(kind) or str(first["msg"]).removeprefix("Input should be ")
+            given = (
+                first["input"] if isinstance(first["input"], str) else json.dumps(first["input"], default=str)
+            )
+            problem = refused(field, given, expected, "correct it")
     return await _answer(request, problem)
 
 

@@ -18,7 +18,7 @@ from services.runtime.process import make_state_dir
 from services.transport.addresses import split_address, split_addresses
 from services.transport.ports.admission import ConnectionLimits, Refusal
 from services.transport.security import Security
-from web.port import MOST_CONNECTIONS
+from web.port import MOST_CONNECTIONS, PENDING_OF_ADDRESS
 from web.service import WebMetrics, WebService
 
 log = logging.getLogger("tiermesh.web")
@@ -86,7 +86,9 @@ def run(options: WebOptions) -> int:
         count_refusal: Callable[[Refusal], None],
     ) -> MainPort:
         most = min(limits.connections, MOST_CONNECTIONS)
-        limits = dataclasses.replace(limits, connections=most, proof="an accepted token")
+        limits = dataclasses.replace(
+            limits, connections=most, pending_by_address=PENDING_OF_ADDRESS, proof="an accepted token"
+        )
         port = service.open_port(options.listen, options.security, limits, count_refusal)
         _announce(options, port.port, own_token)
         return port

@@ -12,13 +12,13 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from services.errors import name_internal_error
+from services.errors import TiermeshError, name_internal_error
 from services.json_text import JsonKind, parse_json
 from services.token_bucket import TokenBucket
 from services.transport.access.tokens import is_token
@@ -90,6 +90,7 @@ class Guard:
         app: the other app.
         hosts: names and addresses that `Host` may have, in lower case.
         own_token: token of this daemon, in place of which none is shown to the aggregator; empty if it has none.
+        check_token: asks the aggregator whether it lets the owner of another token in; raises TiermeshError if not.
         count: counts answers, by status.
         clock: monotonic time in seconds.
     """
@@ -99,12 +100,14 @@ class Guard:
         app: App,
         hosts: Collection[str],
         own_token: str,
+        check_token: Callable[[str], Awaitable[None]],
         count: Callable[[int], None] = lambda status: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
         self._own_token = own_token
+        self._check_token = check_token
         self._count = count
         self._clock = clock
         self._tokens = _Callers(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
@@ -114,17 +117,22 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        begun = False
+        body = _Body(scope, receive)
+        begun = is_refused = False
 
         async def send_on(message: Any) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
                 self._count(message["status"])
+                if message["status"] >= 400:
+                    await body.drain()
+                    if is_refused or not body.is_complete:
+                        message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
         try:
-            await self._serve(scope, receive, send_on)
+            await self._serve(scope, body.receive, send_on)
         except Exception as error:
             problem = problem_of(error)
             if problem.status == 500:
@@ -134,7 +142,7 @@ class Guard:
                     log.debug("traceback of the error above", exc_info=error)
             if begun:
                 return  # uvicorn ends the connection, so that the caller sees that the answer is not complete
-            await _drain(receive)
+            is_refused = True
             await send_problem(problem, send_on)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,22 +160,25 @@ class Guard:
             _check_rate(address.bucket, now, "requests with new tokens of this address")
         _check_rate(caller.bucket, now, "requests of this token")
         caller.bucket.take(1, now)
-        if self._own_token and hmac.compare_digest(token, self._own_token):
-            self._accept(scope, caller)
-        else:
-            scope["state"]["token"] = token
-        receive = await _checked_body(scope, headers, receive)
 
         async def note(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                if message["status"] == 401:
-                    caller.accepted = False
-                    address.bucket.take(1, now)
-                elif message["status"] not in (429, 500, 502, 503):  # the aggregator has seen the token
-                    self._accept(scope, caller)
+            if message["type"] == "http.response.start" and message["status"] == 401:  # revoked meanwhile
+                caller.accepted = False
+                address.bucket.take(1, now)
             await send(message)
 
         with self._counted(caller):
+            if not (self._own_token and hmac.compare_digest(token, self._own_token)):
+                scope["state"]["token"] = token
+                if not caller.accepted:  # nothing is read or done for a stranger
+                    try:
+                        await self._check_token(token)
+                    except TiermeshError as error:
+                        if problem_of(error).status == 401:
+                            address.bucket.take(1, now)
+                        raise
+            self._accept(scope, caller)
+            receive = await _checked_body(scope, headers, receive)
             await self._app(scope, receive, note)
 
     def _check_place(self, headers: dict[str, str]) -> None:
@@ -219,9 +230,9 @@ class Guard:
 
 
 async def send_problem(problem: Problem, send: Send) -> None:
-    """Send a problem as the answer, and end the connection: the request's body may not have been read."""
+    """Send a problem as the answer."""
     body = problem.body()
-    headers = {**problem.headers, "content-length": str(len(body)), "connection": "close"}
+    headers = {**problem.headers, "content-length": str(len(body))}
     await send(
         {
             "type": "http.response.start",
@@ -232,19 +243,40 @@ async def send_problem(problem: Problem, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _drain(receive: Receive) -> None:
-    """Read some of a body, since a caller that is cut off while it writes does not see the answer."""
+class _Body:
+    """Body of a request.
 
-    async def read() -> None:
-        size = 0
-        while size < _DRAINED_BYTES:
-            message = await receive()
-            size += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return
+    Args:
+        scope: the request.
+        receive: gives its messages.
 
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(read(), _DRAIN_SECONDS)
+    Attributes:
+        is_complete: whether all of it has come.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._receive = receive
+        self._waits = any(name == b"expect" for name, _ in scope["headers"])  # until it is asked for
+        self.is_complete = False
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        self._waits = False
+        message = await self._receive()
+        self.is_complete = self.is_complete or not message.get("more_body", False)
+        return message
+
+    async def drain(self) -> None:
+        """Read some of the rest, since a caller that is cut off while it writes does not see the answer."""
+
+        async def read() -> None:
+            size = 0
+            while size < _DRAINED_BYTES and not self.is_complete:
+                size += len((await self.receive()).get("body", b""))
+
+        if not self._waits:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(read(), _DRAIN_SECONDS)
 
 
 def _single_headers(scope: Scope) -> dict[str, str]:
@@ -294,10 +326,11 @@ def _too_many(text: str, wait_seconds: float) -> Problem:
 
 async def _checked_body(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive:
     """Return what gives the body of a request: a POST's is read and parsed here, a PUT's is left to its reader."""
-    if scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
+    if scope["method"] not in ("POST", "PUT"):
         return receive
     wanted = "application/octet-stream" if scope["method"] == "PUT" else "application/json"
-    given = headers.get("content-type", "")
+    # A page of another site can send a POST without a type or with a form's, but no PUT without being let to.
+    given = headers.get("content-type", wanted if scope["method"] == "PUT" else "")
     charset = given.partition(";")[2].replace(" ", "").lower()
     if given.partition(";")[0].strip().lower() != wanted or charset not in ("", "charset=utf-8"):
         raise refused("Content-Type", given or "none", wanted, "send the body as such", 415, "media-type")

@@ -26,6 +26,8 @@ from services.transport.ports.listening import ANOTHER_ADDRESS
 from services.transport.security import Security
 
 MOST_CONNECTIONS = 1024
+PENDING_OF_ADDRESS = 128
+"""Connections of one address before their first accepted token. A program may open some dozens at once."""
 REQUEST_SECONDS = 15.0
 """Longest wait for the whole head of a request, from a connection's start or the head's first byte."""
 KEEP_ALIVE_SECONDS = 75

@@ -84,7 +84,7 @@ def parts_of(sentence: str) -> dict[str, str | None]:
     found = _SENTENCE.fullmatch(sentence)
     if found is None:
         field, _, rest = sentence.partition(": ")
-        fix = rest.rpartition("; ")[2] if "; " in rest else None
+        fix = sentence.rpartition("; ")[2] if "; " in sentence else None
         return {**nothing, "field": field if rest and " " not in field else None, "fix": fix}
     return {**nothing, **found.groupdict()}
 

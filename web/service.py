@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter
 from uvicorn._types import ASGI3Application
 
 from services.files.store import FileStore
-from services.jobs.client import JobsClient
 from services.jobs.target import AggregatorTarget
 from services.runtime.metrics import RoleMetrics
 from services.transport.ports.admission import ConnectionLimits, Refusal
@@ -78,11 +77,12 @@ class WebService:
         store = FileStore(
             state_dir / "files", max_store_bytes=cache_bytes, store_limit="--cache-gb of `tiermesh web`"
         )
-        self._client = JobsClient(target)
-        self._aggregator = Aggregator(self._client, metrics.set_reachable)
+        self._aggregator = Aggregator(target, metrics.set_reachable)
         submitter = Submitter(store, self._submissions)
         app = make_app(self._aggregator, submitter, Uploads(store))
-        self._app = cast(ASGI3Application, Guard(app, hosts, own_token, metrics.count_answer))
+        self._app = cast(
+            ASGI3Application, Guard(app, hosts, own_token, self._aggregator.check_token, metrics.count_answer)
+        )
 
     def open_port(
         self,
@@ -106,4 +106,4 @@ class WebService:
 
     async def stop(self) -> None:
         """Close the connections to the aggregator."""
-        await self._client.close()
+        await self._aggregator.close()

@@ -22,7 +22,7 @@ from services.jobs.client import JobsClient
 from services.jobs.connection import CallRefused
 from web.aggregator import Client
 from web.events import EventId, follow
-from web.problems import Problem
+from web.problems import Problem, refused
 from web.ranges import Range, parse_range, read_part
 from web.values import rfc3339
 
@@ -109,6 +109,8 @@ async def metrics(
     encoding: Literal["json", "base64"] = "json",
 ) -> Response:
     """Return the history of a job's metrics, by column."""
+    if last and last < first:
+        raise refused("to", last, f"a step that is not before from={first}", "leave it out for the newest")
     names = [each.strip() for each in columns.split(",") if each.strip()]
     request = jobs_pb2.MetricsRequest(job=job, columns=names, first_step=first, last_step=last, points=points)
     parts: list[jobs_pb2.MetricsRows] = []
@@ -117,9 +119,9 @@ async def metrics(
         async for part in answer:
             parts.append(part)
             rows += _rows_of(part)
-            if rows > MOST_ROWS:  # one more than is told shows that there are more
+            if rows >= MOST_ROWS:  # whether there are more is seen when they are asked for
                 break
-    body = await asyncio.to_thread(_metrics_body, parts, encoding == "base64")
+    body = await asyncio.to_thread(_metrics_body, parts, encoding == "base64", last)
     return Response(body, media_type="application/json")
 
 
@@ -127,8 +129,8 @@ def _rows_of(part: jobs_pb2.MetricsRows) -> int:
     return len(part.columns[0].values) // 8 if part.columns else 0
 
 
-def _metrics_body(parts: list[jobs_pb2.MetricsRows], as_base64: bool) -> bytes:
-    """Return the answer's JSON, of the first rows; in a thread."""
+def _metrics_body(parts: list[jobs_pb2.MetricsRows], as_base64: bool, last: int) -> bytes:
+    """Return the answer's JSON, of the first rows up to the step `last`, or to any for 0; in a thread."""
     columns: list[dict[str, Any]] = []
     next_from = None
     for number, column in enumerate(parts[0].columns if parts else ()):
@@ -139,9 +141,10 @@ def _metrics_body(parts: list[jobs_pb2.MetricsRows], as_base64: bool) -> bytes:
             ]
         else:
             raw = b"".join(part.columns[number].values for part in parts)
-            if number == 0 and len(raw) > 8 * MOST_ROWS:
-                next_from = int(array.array("d", raw[8 * MOST_ROWS : 8 * MOST_ROWS + 8])[0])
             raw = raw[: 8 * MOST_ROWS]
+            if number == 0 and len(raw) == 8 * MOST_ROWS:
+                step = int(array.array("d", raw[-8:])[0])
+                next_from = step + 1 if not last or step < last else None
             if as_base64:
                 fields["base64"] = base64.b64encode(raw).decode()
             else:
@@ -168,8 +171,8 @@ async def checkpoints(
     while len(found) < limit:
         try:
             each = await client.checkpoint(job, None, before=before)
-        except CallRefused as refused:
-            if refused.code is not grpc.StatusCode.NOT_FOUND:
+        except CallRefused as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
             return {"checkpoints": found, "next_before": None}
         if found and each.step >= before:  # a lie, which would go on without end

@@ -44,9 +44,6 @@ class Uploads:
         if wrong is not None:
             raise refused("sha256", sha256, "64 digits from 0 to f", "give the file's SHA-256")
         lacks = await client.lacks(ref)  # which shows, too, that its caller may upload it
-        ticket = getattr(request.state, "ticket", None)
-        if ticket is not None:
-            ticket.confirm()
         was_here = not lacks and self._store.last_use_seconds(sha256) is not None
         if was_here:
             return ref, True

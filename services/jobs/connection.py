@@ -35,6 +35,8 @@ _BAD_INPUT = frozenset(
     }
 )
 
+_DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
 Reply = TypeVar("Reply", bound=Message)
 Own = TypeVar("Own", bound="AggregatorConnection")
 
@@ -64,6 +66,10 @@ class AggregatorConnection:
 
     Of several addresses it calls the one that leads the cluster; the others are standbys, or dead.
 
+    Args:
+        target: the aggregator, and who calls.
+        own_connection: whether it has TCP connections of its own; else this process has one to each address.
+
     Raises:
         Refused: an address is malformed or, in a call, the aggregator refused the request.
         NotYet: the aggregator has no room for it now, as the queue or its disk is full.
@@ -71,13 +77,13 @@ class AggregatorConnection:
         Failed: a call went wrong in another way.
     """
 
-    def __init__(self, target: AggregatorTarget) -> None:
+    def __init__(self, target: AggregatorTarget, *, own_connection: bool = False) -> None:
         addresses = split_addresses("--aggregator", target.address)
         self._addresses = AddressRotation(addresses)
         self._timeout_seconds = target.timeout_seconds
         self._security = target.security
         self._metadata = self._show(target.token)
-        channels = [open_channel(each, target.security) for each in addresses]
+        channels = [open_channel(each, target.security, own_connection=own_connection) for each in addresses]
         self._channels = dict(zip(addresses, channels, strict=True))
         self._stubs = dict(zip(addresses, map(JobsStub, channels), strict=True))
 
@@ -142,6 +148,7 @@ class AggregatorConnection:
             return
         limit_seconds = self._timeout_seconds / count
         tried = []
+        denied: CallRefused | None = None  # by an aggregator that does not let this person in
         while True:
             try:
                 await self._stub.Status(
@@ -159,8 +166,10 @@ class AggregatorConnection:
                 else:
                     reason = f"{self.address}: {details}"
                 tried.append(printable(reason, max(50, 250 // count)))
+                if error.code() in _DENIED:
+                    denied = denied or CallRefused(error.code(), details)
             if self._addresses.failed():
-                raise Unreachable(
+                raise denied or Unreachable(
                     f"no aggregator answers for the cluster ({'; '.join(tried)}): start `tiermesh aggregator`, or name "
                     "others with --aggregator"
                 )

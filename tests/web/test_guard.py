@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 import http.client
+import resource
+import select
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
 
+import tiermesh
 from services.transport.access.tokens import draw_token
 from services.transport.ports.admission import ConnectionLimits
+from tests.support.cluster.daemon import eventually
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.web_server import Web, serving_web
+from web.port import MOST_CONNECTIONS, PENDING_OF_ADDRESS
 
 
 @pytest.mark.parametrize(
@@ -25,6 +35,27 @@ def test_a_name_that_another_page_has_pointed_here_is_refused(web: Web, host: st
         answer = connection.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 4")
     assert b'"ok"' not in answer
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/../../etc/passwd",
+        "//etc/passwd",
+        "/v1/jobs/../cluster",
+        "/v1/%2e%2e/%2e%2e/etc/passwd",
+        "*",
+        "http://evil.example/v1/cluster",
+        "/v1\\cluster",
+        "/V1/cluster",
+        "/v1/cluster/",
+    ],
+)
+def test_a_target_is_no_path_of_this_host(web: Web, target: str) -> None:
+    with socket.create_connection(("127.0.0.1", web.port), 10) as connection:
+        head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {web.token}\r\n"
+        connection.sendall(f"{head}Connection: close\r\n\r\n".encode())
+        assert connection.makefile("rb").read()[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 404")
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9", "[::1]:80", "LOCALHOST:1"])
@@ -105,11 +136,36 @@ def test_a_body_that_does_not_come_ends(web: Web, monkeypatch: pytest.MonkeyPatc
         assert connection.makefile("rb").read().startswith(b"HTTP/1.1 408")
 
 
-def test_idle_connections_keep_no_caller_out(fake: FakeAggregator, tmp_path: Path) -> None:
-    limits = ConnectionLimits(connections=40, pending=30, pending_by_address=20, opened_by_address=10_000)
-    idle = []
-    with serving_web(tmp_path, fake.address, limits) as web:
+LIMITS = dataclasses.replace(
+    ConnectionLimits(), connections=MOST_CONNECTIONS, pending_by_address=PENDING_OF_ADDRESS
+)
+"""Limits of the daemon."""
+IDLE = 10_000
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Allow this process to open as many files as the test needs; skip it where that is forbidden."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = IDLE + 2 * MOST_CONNECTIONS
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        pytest.skip(f"{needed} open files are needed, and {hard} are allowed (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("addresses", [1, 200])
+@pytest.mark.usefixtures("many_files")
+def test_ten_thousand_idle_connections_keep_no_caller_out(
+    fake: FakeAggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, addresses: int
+) -> None:
+    """Open them from some addresses, between the requests of a caller that was there before and of new ones."""
+    monkeypatch.setattr("web.port.REQUEST_SECONDS", 5.0)
+    with ExitStack() as stack, serving_web(tmp_path, fake.address, LIMITS) as web:
         known = http.client.HTTPConnection("127.0.0.1", web.port, timeout=10)
+        stack.callback(known.close)
 
         def ask() -> int:
             known.request("GET", "/v1/cluster", headers={"Authorization": f"Bearer {web.token}"})
@@ -118,8 +174,50 @@ def test_idle_connections_keep_no_caller_out(fake: FakeAggregator, tmp_path: Pat
             return answer.status
 
         assert ask() == 200
-        for _ in range(200):
-            idle.append(socket.create_connection(("127.0.0.1", web.port), 10))
-        assert ask() == 200
-        for each in (*idle, known):
-            each.close()
+        poll, seconds = select.poll(), []
+        for number in range(IDLE):
+            source = (f"127.0.1.{1 + number % addresses}", 0)
+            idle = socket.create_connection(("127.0.0.1", web.port), 10, source_address=source)
+            stack.callback(idle.close)
+            poll.register(idle, select.POLLRDHUP)
+            if number % 100 == 0:  # which also gives the server time to accept
+                began = time.monotonic()
+                assert ask() == 200
+                seconds.append(time.monotonic() - began)
+        most = LIMITS.pending_by_address if addresses == 1 else LIMITS.pending
+        eventually(lambda: IDLE - len(poll.poll(0)) <= most, "the end of the last ones that are too many", 2.0)
+        assert sorted(seconds)[len(seconds) // 2] < 1.0
+
+        def new_caller() -> bool:
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                return web.get("/v1/cluster").status == 200
+            return False
+
+        if addresses == 1:
+            assert new_caller(), "from another address, at once"
+        eventually(new_caller, "a place, once idle connections have ended", 15.0)
+
+
+def test_a_program_may_open_many_connections_at_once(fake: FakeAggregator, tmp_path: Path) -> None:
+    with serving_web(tmp_path, fake.address, LIMITS) as web:
+
+        async def ask_all() -> list[tiermesh.Cluster]:
+            async with AsyncExitStack() as stack:
+                url = f"http://127.0.0.1:{web.port}"
+                clients = [
+                    await stack.enter_async_context(tiermesh.AsyncClient(url, token=web.token))
+                    for _ in range(100)
+                ]
+                return await asyncio.gather(*(client.status() for client in clients))
+
+        assert len(asyncio.run(ask_all())) == 100
+
+
+def test_a_stranger_is_asked_for_nothing_but_a_token(fake: FakeAggregator, tmp_path: Path) -> None:
+    """Check that answers which the aggregator has no part in make no stranger a known caller."""
+    with serving_web(tmp_path, fake.address) as web:
+        for method, path in (("GET", "/v1/nothing"), ("GET", "/v1/jobs?limit=0"), ("POST", "/v1/jobs")):
+            assert web.call(method, path, {} if method == "POST" else None, token=draw_token()).status == 401
+        shown = draw_token()
+        statuses = [web.call("GET", "/v1/nothing", token=shown).status for _ in range(35)]
+        assert set(statuses) == {401, 429}

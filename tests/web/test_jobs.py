@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protos import jobs_pb2
 from tests.support.fake_aggregator import FakeAggregator
 from tests.support.web_server import Web
 
@@ -17,12 +18,29 @@ def test_a_job_has_the_fields_of_the_command_with_times_in_utc(web: Web) -> None
     assert (answer.json["started"], "started_seconds" in answer.json) == (None, False)
 
 
-def test_markup_in_a_name_is_data_that_no_browser_shows(web: Web) -> None:
-    answer = web.get("/v1/jobs/job-1")
-    assert answer.json["name"] == "<b>mark"
-    assert answer.headers["content-type"] == "application/json"
+@pytest.mark.parametrize(
+    ("path", "media_type", "field"),
+    [
+        ("job-1", "application/json", "name"),
+        ("job-1/events", "text/event-stream; charset=utf-8", None),
+        ("job-1/log", "text/plain; charset=utf-8", None),
+        ("job-1/metrics", "application/json", None),
+        ("job-1/metrics?points=<b>mark", "application/problem+json", "value"),
+        ("<b>mark", "application/problem+json", "detail"),
+        ("job-1/<b>mark", "application/problem+json", "detail"),
+        ("job-1/checkpoints/0/<b>mark", "application/problem+json", "detail"),
+    ],
+)
+def test_markup_in_a_name_is_data_that_no_browser_shows(
+    web: Web, fake: FakeAggregator, path: str, media_type: str, field: str | None
+) -> None:
+    fake.jobs["job-1"].state = jobs_pb2.SUCCEEDED
+    answer = web.get(f"/v1/jobs/{path}")
+    assert answer.headers["content-type"] == media_type
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+    if field is not None:
+        assert "<b>mark" in answer.json[field]
 
 
 def test_the_cluster_is_that_of_the_command(web: Web) -> None:
@@ -64,11 +82,18 @@ def test_a_job_goes_on_as_a_new_one(web: Web, fake: FakeAggregator) -> None:
         ("GET", "/v1/nothing", None, 404, "not-found", None),
         ("GET", "/v1/jobs/%2e%2e%2f%2e%2e%2fetc%2fpasswd", None, 404, "not-found", None),
         ("POST", "/v1/cluster", {}, 405, "method", None),
+        ("DELETE", "/v1/jobs/job-1", None, 405, "method", None),
+        ("POST", "/v1/jobs/job-1/priority", b"null", 422, "refused", "body"),
+        ("GET", "/v1/jobs/job-1/metrics?from=9&to=2", None, 422, "refused", "to"),
         ("GET", "/v1/jobs?limit=501", None, 422, "refused", "limit"),
         ("GET", "/v1/jobs?state=sleeping", None, 422, "refused", "state"),
+        ("GET", "/v1/jobs?states=queued", None, 422, "refused", "query"),
+        ("GET", "/v1/jobs/job-1/metrics?column=loss", None, 422, "refused", "query"),
+        ("GET", "/v1/health?x=1", None, 422, "refused", "query"),
         ("POST", "/v1/jobs/job-1/priority", {"priority": 101}, 422, "refused", "priority"),
         ("POST", "/v1/jobs/job-1/cancel", {"later": True}, 422, "refused", "later"),
         ("POST", "/v1/jobs/job-1/continue", {"steps": 0}, 422, "refused", "steps"),
+        ("POST", "/v1/jobs/job-1/continue", {}, 422, "refused", "steps"),
         ("POST", "/v1/jobs/job-1/resume", b"[" * 5000, 400, "malformed", None),
         ("POST", "/v1/jobs/job-1/resume", b"{", 400, "malformed", None),
         ("POST", "/v1/jobs/job-1/resume", b"\xff", 400, "malformed", None),
@@ -92,6 +117,12 @@ def test_health_needs_no_token_and_the_schema_names_every_path(web: Web) -> None
     health = web.call("GET", "/v1/health", headers={"Authorization": ""})
     assert health.json["status"] == "ok"
     schema = web.call("GET", "/v1/openapi.json", headers={"Authorization": ""}).json
+    bearer = [{"HTTPBearer": []}]
+    assert schema["paths"]["/v1/jobs"]["get"]["security"] == bearer
+    assert "security" not in schema["paths"]["/v1/health"]["get"]
+    assert (
+        "application/problem+json" in schema["paths"]["/v1/jobs"]["post"]["responses"]["default"]["content"]
+    )
     assert {"/v1/jobs/{job}/events", "/v1/files/{sha256}", "/v1/jobs/{job}/checkpoints/{step}/{file}"} <= {
         *schema["paths"]
     }

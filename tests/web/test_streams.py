@@ -8,6 +8,7 @@ import json
 import select
 import socket
 import struct
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,17 @@ def test_a_stream_outlives_an_outage_of_the_aggregator(
     fake.events = [[event("state", 0.5), event("step", 0.9)], [event("state", 4.0), END]]
     kinds = [kind for _, kind, _ in parsed(web.get("/v1/jobs/job-1/events").body)]
     assert kinds == ["state", "step", "away", "missed", "missed", "state", "state"]
+
+
+def test_many_streams_keep_no_other_caller_waiting(web: Web) -> None:
+    """Open more than a connection to the aggregator takes, and then make calls."""
+    with ExitStack() as stack:
+        for _ in range(100):
+            reader = http.client.HTTPConnection("127.0.0.1", web.port, timeout=5)
+            stack.callback(reader.close)
+            reader.request("GET", "/v1/jobs/job-1/events", headers={"Authorization": f"Bearer {web.token}"})
+            assert reader.getresponse().readline().startswith(b"id: ")
+        assert web.get("/v1/jobs/job-1").status == 200
 
 
 def test_silence_has_heartbeats(web: Web, fake: FakeAggregator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +200,7 @@ def test_more_rows_than_an_answer_has_go_on_where_it_ends(
     fake.metrics = [jobs_pb2.MetricsRows(columns=[column], steps_per_row=1)]
     answer = web.get("/v1/jobs/job-1/metrics").json
     assert (answer["columns"][0]["values"], answer["next_from"]) == ([7, 8], 9)
+    assert web.get("/v1/jobs/job-1/metrics?to=8").json["next_from"] is None
 
 
 def test_an_aggregator_that_is_away_is_told_and_found_again(fake: FakeAggregator, tmp_path: Path) -> None:
@@ -201,13 +214,20 @@ def test_an_aggregator_that_is_away_is_told_and_found_again(fake: FakeAggregator
         assert web.get("/v1/cluster").status == 200  # of the standby that leads
 
 
+@pytest.mark.parametrize("path", ["checkpoints/0/model.safetensors", "events"])
 def test_a_reader_that_takes_nothing_is_cut_off_and_others_go_on(
-    web: Web, stored: FakeAggregator, monkeypatch: pytest.MonkeyPatch
+    web: Web, stored: FakeAggregator, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr("web.port.TAKING_SECONDS", 0.1)
     stored.files, stored.piece_bytes = {"model.safetensors": bytes(32 << 20)}, 1 << 20
-    with socket.create_connection(("127.0.0.1", web.port), 10) as slow:
-        path = "/v1/jobs/job-1/checkpoints/0/model.safetensors"
+    told = [event("step", 2.0 + number / 1000) for number in range(3000)]
+    for each in told:
+        each.text = "x" * 2000
+    stored.events = [[event("state", 1.0), *told, END]]
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", web.port))
+        path = f"/v1/jobs/job-1/{path}"
         slow.sendall(
             f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {web.token}\r\n\r\n".encode()
         )
