@@ -35,6 +35,8 @@ from benchmarks.figures import (  # noqa: E402  # see above
     many_jobs,
     memory_efficient,
     memory_estimate,
+    own_loop_clients,
+    own_loop_package,
     pipeline,
     pipeline_links,
     pipeline_transfers,
@@ -91,6 +93,8 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "first_sign": first_sign.run,
     "jobs_list": jobs_list.run,
     "launch": launch.run,
+    "own_loop_package": own_loop_package.run,
+    "own_loop_clients": own_loop_clients.run,
     "scheduler": scheduler.run,
     "several_jobs": several_jobs.run,
     "tokenize": token_files.tokenize,
@@ -101,9 +105,13 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),
 }
 
+GROUPS = {"own_loop": ("own_loop_package", "own_loop_clients")}
+"""Figures that a name selects together."""
+
 
 def main(names: list[str]) -> int:
     """Measure the named figures, or all of them. Return 0 if each measured figure keeps its bound, else 1."""
+    names = [each for name in names for each in GROUPS.get(name, (name,))]
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
         print(f"benchmarks: no figure {unknown[0]!r}; choose one of {', '.join(FIGURES)}", file=sys.stderr)

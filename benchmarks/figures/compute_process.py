@@ -7,7 +7,6 @@ trees alternate, by the Python of this one: 2 tiers, 1 worker, the GPT with 10.7
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import statistics
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.job_settings import BUILD, ROOT
+from benchmarks.harness.pairs import PAIRS, interval
 from benchmarks.harness.report import Skipped, report
 from benchmarks.harness.watched_cluster import WatchedCluster, next_event
 
@@ -27,9 +27,6 @@ OVERRIDES = (
     "batch_size=4", "gradient_accumulation_steps=2", "max_steps=100000", "eval_every=0", "model_save_interval=0",
     "device_config.backend=emulator",
 )  # fmt: skip
-PAIRS = 6
-STUDENT_T = 2.571
-"""0.975 quantile of Student's t for 5 degrees of freedom, those of 6 pairs."""
 WARM_UP_STEPS, STEPS = 3, 15
 
 
@@ -59,8 +56,8 @@ def run() -> bool:
         [getattr(late, name) / getattr(early, name) for early, late in pairs]
         for name in ("cpu_seconds", "seconds")
     )
-    middle, low, high = _interval(cpu)
-    wall_middle, wall_low, wall_high = _interval(wall)
+    middle, low, high = interval(cpu)
+    wall_middle, wall_low, wall_high = interval(wall)
     return report(
         NAME,
         middle,
@@ -75,13 +72,6 @@ def run() -> bool:
 
 
 _mean = statistics.fmean
-
-
-def _interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of paired ratios, and its 95 % interval."""
-    logs = [math.log(each) for each in ratios]
-    middle, half = _mean(logs), STUDENT_T * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 async def _measure(tree: Path, name: str) -> Step:

@@ -74,6 +74,12 @@ class WatchedCluster:
         await daemon.wait_ready()
         return daemon
 
+    async def serve_http(self) -> tuple[str, str]:
+        """Start the HTTP API, and return its URL and token."""
+        kept = self.folder / "web-token"
+        web = await self._start("web", "--aggregator", self._address, "--token-file", str(kept))
+        return f"http://{web.address}", kept.read_text().strip()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -112,10 +118,12 @@ class WatchedCluster:
         threads = Path(f"/proc/{self._find(daemon).pid}/task").glob("*/children")
         return [int(child) for each in threads for child in each.read_text().split()]
 
-    def cpu_seconds(self) -> float:
-        """Return the CPU time of the daemons, and of the processes that they have started."""
+    def cpu_seconds(self, *names: str) -> float:
+        """Return the CPU time of some daemons, or of all, and of the processes that they have started."""
         ticks = 0
         for daemon in self.daemons:
+            if names and daemon.name not in names:
+                continue
             for process in (daemon.pid, *self.processes(daemon.name)):
                 fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
                 ticks += int(fields[11]) + int(fields[12])

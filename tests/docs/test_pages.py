@@ -159,7 +159,8 @@ def test_make_targets_and_figures_exist(page: str) -> None:
     targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
     asked = re.findall(r"(?:^    |`)make (?:-C \S+ )?([a-z-]+)", text, re.MULTILINE)
     assert {*asked} <= {*targets}
-    assert {*re.findall(r"\bONLY=(\w+)", text)} <= figures()
+    groups = re.findall(r'^GROUPS = {"(\w+)": ', text_of("benchmarks/__main__.py"), re.MULTILINE)
+    assert {*re.findall(r"\bONLY=(\w+)", text)} <= {*figures(), *groups}
 
 
 def test_every_figure_is_in_the_table_of_benchmarks() -> None:
