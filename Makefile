@@ -6,6 +6,7 @@
 # make test-hardware  run training steps on a real mesh or a simulator (TT_METAL_SIMULATOR) and compare the emulator
 # make lint           check style, types and the direction of imports
 # make bench          measure every figure against its bound; ONLY=name measures one
+# make torch          make an environment with PyTorch for the tests and figures that compare with it, where Python 3.11 is
 # make simulate       run simulated clusters of the roles' cores through faults; SEEDS=10000 runs that many
 # make fuzz           fuzz what parses bytes from outside, guided by coverage; SECONDS=60 each, 5 times that for strangers'
 # make lock           renew constraints.txt (needs uv)
@@ -32,7 +33,7 @@ pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml sdk/pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: help install demo test test-all test-slow test-hardware simulate fuzz lint bench lock protos clean
+.PHONY: help install demo test test-all test-slow test-hardware torch simulate fuzz lint bench lock protos clean
 
 help:
 	@sed -n "s/^# \(make [a-z-]* .*\)/\1/p" Makefile
@@ -71,6 +72,9 @@ test-slow: install
 
 test-hardware: install
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware
+
+torch: install
+	@$(BIN)/python -m benchmarks.harness.peer
 
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

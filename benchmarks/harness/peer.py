@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.harness.job_settings import BUILD
 from benchmarks.harness.report import Skipped
 
-PACKAGES = ("torch==2.13.0", "numpy", "safetensors")
+PACKAGES = ("torch==2.13.0", "numpy==2.4.6", "safetensors==0.8.0", "httpx2==2.16.2")
 PYTHON = "python3.11"
 SCRIPTS = Path(__file__).parents[1] / "peers"
 _INSTALL_SECONDS = 900
@@ -31,14 +31,14 @@ def peer_python() -> str:
     if not given and not _has_torch(python):
         _install(python)
     if not _has_torch(python):
-        raise Skipped(f"the peer is absent: {python} can't import torch, numpy and safetensors")
+        raise Skipped(f"the peer is absent: {python} can't import torch, numpy, safetensors and httpx2")
     return str(python)
 
 
 def _has_torch(python: Path) -> bool:
     if not python.is_file():
         return False
-    command = [str(python), "-c", "import numpy, safetensors, torch"]
+    command = [str(python), "-c", "import httpx2, numpy, safetensors, torch"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -64,3 +64,10 @@ def peer_command(mode: str, setting: dict[str, Any], script: str = "nanogpt.py")
     path = BUILD / f"peer-{mode}.json"
     path.write_text(json.dumps(setting))
     return [peer_python(), str(SCRIPTS / script), mode, str(path)]
+
+
+if __name__ == "__main__":
+    try:
+        print(peer_python())
+    except Skipped as reason:
+        print(f"skipped: {reason}")

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,8 @@ class WatchedCluster:
         folder: new folder of their state and logs.
         tree: the tree of Tiermesh whose code runs.
         worker_options: further options of the worker.
+        worker_program: what Python runs as the worker.
+        environment: further variables of all daemons.
 
     Attributes:
         client: calls the aggregator.
@@ -43,15 +45,25 @@ class WatchedCluster:
 
     client: JobsClient
 
-    def __init__(self, folder: Path, *, tree: Path = ROOT, worker_options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tree: Path = ROOT,
+        worker_options: tuple[str, ...] = (),
+        worker_program: tuple[str, ...] = ("-m", "cli.main"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self._environment = {
             **environment_without_options(),
             "PYTHONPATH": str(tree),
             "TIERMESH_DATA": str(data_dir()),
+            **(environment or {}),
         }
         self._spawn = partial(spawn_subprocess, environment=self._environment, folder=tree)
         self._worker_options = worker_options
+        self._worker_program = worker_program
         self.daemons: list[DaemonProcess] = []
 
     async def __aenter__(self) -> WatchedCluster:
@@ -69,7 +81,10 @@ class WatchedCluster:
 
     async def _start(self, role: str, *options: str) -> DaemonProcess:
         state = ("--state-dir", str(self.folder / role))
-        daemon = DaemonProcess(role, role, self.folder, (*state, *options), spawn=self._spawn)
+        program = self._worker_program if role == "worker" else ("-m", "cli.main")
+        daemon = DaemonProcess(
+            role, role, self.folder, (*state, *options), program=program, spawn=self._spawn
+        )
         self.daemons.append(daemon.start())
         await daemon.wait_ready()
         return daemon
@@ -112,6 +127,19 @@ class WatchedCluster:
         if done.returncode != 0:
             raise Failed(f"tiermesh submit {' '.join(words)}: {done.stderr.strip()}")
         return str(json.loads(done.stdout)["job"])
+
+    async def start_external(self, socket: Path) -> DaemonProcess:
+        """Start a worker that a process of a user may join at a socket."""
+        name = f"external-{len(self.daemons)}"
+        options = ("--aggregator", self._address, "--external", "--socket", str(socket))
+        daemon = DaemonProcess("worker", name, self.folder, options, spawn=self._spawn)
+        self.daemons.append(daemon.start())
+        await daemon.wait_ready()
+        return daemon
+
+    def worker_processes(self) -> list[int]:
+        """Return the ids of the worker's daemon, and of the processes that it has started."""
+        return [self._find("worker").pid, *self.processes("worker")]
 
     def processes(self, daemon: str) -> list[int]:
         """Return the ids of the processes that a daemon has started."""

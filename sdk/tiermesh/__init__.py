@@ -21,6 +21,14 @@ Read it in this order:
     job_code.py             the code of a job's own model
     checkpoint_folder.py    a checkpoint as it arrives
     local_cluster.py        a cluster of daemons on this machine
+
+and, for a training loop of the caller's own that computes for a cluster:
+
+    own_loop.py             join, and the work that it gives
+    session.py              what the worker's daemon asks of this process
+    parameters.py           what a model's parameters are to a cluster; numpy_adapter.py, torch_adapter.py
+    gradient.py             a gradient on its way to the daemon
+    wire.py                 messages on the worker's socket
 """
 
 from tiermesh.client import AsyncClient, Client
@@ -35,6 +43,7 @@ from tiermesh.errors import (
     Unreachable,
 )
 from tiermesh.local_cluster import LocalCluster, local
+from tiermesh.own_loop import Hint, Run, Work, join
 from tiermesh.records import Checkpoint, CheckpointFile, Cluster, Event, Job
 from tiermesh.version import VERSION
 
@@ -48,6 +57,7 @@ __all__ = [
     "Cluster",
     "Event",
     "Failed",
+    "Hint",
     "Job",
     "JobFailed",
     "LocalCluster",
@@ -55,8 +65,11 @@ __all__ = [
     "NotFound",
     "NotYet",
     "Refused",
+    "Run",
     "TiermeshError",
     "Unreachable",
+    "Work",
     "__version__",
+    "join",
     "local",
 ]

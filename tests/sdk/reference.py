@@ -33,8 +33,9 @@ EXCEPTIONS = (
 def render() -> str:
     """Return the page."""
     kinds = [name for name in tiermesh.__all__ if inspect.isclass(getattr(tiermesh, name))]
-    records = [name for name in kinds if name not in (*EXCEPTIONS, "AsyncClient", "Client")]
+    records = [name for name in kinds if name not in (*EXCEPTIONS, "AsyncClient", "Client", "Run", "Work")]
     parts = [HEAD, *_calls("Client"), _class("AsyncClient"), _function("local", tiermesh.local, "## ")]
+    parts += [_function("join", tiermesh.join, "## "), *_calls("Run"), *_calls("Work")]
     parts += [_class(name) for name in records]
     parts += [
         _class(name) for name in sorted(EXCEPTIONS, key=lambda name: len(getattr(tiermesh, name).__mro__))

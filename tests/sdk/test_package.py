@@ -20,6 +20,8 @@ from tests.sdk import reference
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 300_000
+MOST_SOURCE_BYTES = 150_000
+"""Size of the sources alone; the figure `own_loop_installed_bytes` counts the bytecode, too."""
 MOST_IMPORT_SECONDS = 0.080
 """Largest CPU time of the import, beyond those of numpy and httpx2."""
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -108,7 +110,7 @@ def test_the_import_is_cheap_and_loads_nothing_of_the_cluster(tmp_path: Path) ->
 
 def test_it_is_small() -> None:
     files = [*(ROOT / "sdk" / "tiermesh").glob("*.py"), ROOT / "sdk" / "README.md"]
-    assert 2.5 * sum(each.stat().st_size for each in files) <= MOST_BYTES  # the bytecode is a little larger
+    assert sum(each.stat().st_size for each in files) <= MOST_SOURCE_BYTES
 
 
 @pytest.fixture(scope="module")

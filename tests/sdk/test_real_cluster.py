@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from tests.support.cluster.own_code import noted_config, read_notes, write_model
 pytestmark = pytest.mark.long
 
 STEPS = 6
+NOTEBOOK = Path(__file__).parents[2] / "sdk" / "examples" / "submit_follow_plot.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +108,21 @@ def test_refusals_have_parts(cluster: tiermesh.LocalCluster) -> None:
     assert error.expected and error.fix
     with pytest.raises(tiermesh.NotFound):
         cluster.client.get("no-such-job")
+
+
+def test_the_notebook(cluster: tiermesh.LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells run in order, with a shorter job."""
+    plots = pytest.importorskip("matplotlib.pyplot")
+    plots.switch_backend("agg")
+    monkeypatch.setattr(tiermesh, "Client", lambda: cluster.client)
+    monkeypatch.chdir(NOTEBOOK.parent)
+    names: dict[str, Any] = {}
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]).replace("steps = 100", "steps = 2"), names)
+    assert names["loss"]["step"].tolist() == [1, 2]
+    assert plots.gca().get_ylabel() == "loss"
+    plots.close()
 
 
 def test_without_an_event_loop_and_with_one(cluster: tiermesh.LocalCluster) -> None:

@@ -28,9 +28,7 @@ PYTHON = find_torch_python()
 GOLDEN = find_spec("torch") is not None and find_spec("ttnn") is not None
 
 
-@pytest.mark.skipif(
-    PYTHON is None, reason="no Python here has PyTorch (`make bench ONLY=emulator_over_torch` makes one)"
-)
+@pytest.mark.skipif(PYTHON is None, reason="no Python here has PyTorch (`make torch` makes one)")
 def test_results_equal_pytorch(tmp_path: Path) -> None:
     assert PYTHON is not None
     assert_matches_peer(PYTHON, PEERS / "torch_peer.py", tmp_path)
