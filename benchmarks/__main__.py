@@ -36,7 +36,9 @@ from benchmarks.figures import (  # noqa: E402  # see above
     memory_efficient,
     memory_estimate,
     own_loop_clients,
+    own_loop_cpu,
     own_loop_package,
+    own_loop_pytorch,
     pipeline,
     pipeline_links,
     pipeline_transfers,
@@ -72,6 +74,8 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "compute_process": compute_process.run,
     "step_time": step_time.run,
     "job_time": job_time.run,
+    "own_loop_pytorch": own_loop_pytorch.run,
+    "own_loop_cpu": own_loop_cpu.run,
     "adamw_over_memcpy": adamw_over_memcpy.run,
     "checksum": checksum.run,
     "crash_to_step": crash_to_step.run,
@@ -105,7 +109,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),
 }
 
-GROUPS = {"own_loop": ("own_loop_package", "own_loop_clients")}
+GROUPS = {"own_loop": ("own_loop_pytorch", "own_loop_cpu", "own_loop_package", "own_loop_clients")}
 """Figures that a name selects together."""
 
 

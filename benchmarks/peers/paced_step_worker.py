@@ -67,10 +67,14 @@ class PacedStep(StepWithoutMesh):
             moment = _pause(moment + seconds)
         for entry in reversed(range(len(self.layout.entries))):
             placed = self.layout.entries[entry]
-            out[placed.offset : placed.stop] = 1e-3 * (index + 1)
+            self._write_gradient(out[placed.offset : placed.stop], index)
             moment = _pause(moment + 2 * self._forward_seconds[entry])
             ready(placed.offset)
         return 0.0
+
+    def _write_gradient(self, place: Float32Array, index: int) -> None:
+        """Write the gradient of one parameter."""
+        place[:] = 1e-3 * (index + 1)
 
     def evaluate(self, index: int, exchange: PassExchange) -> tuple[float, int]:
         """Pause for a forward pass, and return a loss of 0."""
