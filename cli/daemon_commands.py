@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cli.options import (
     AGGREGATOR_ADDRESS,
@@ -144,8 +145,7 @@ def make_worker_command(make_step: str = "") -> click.Command:
         daemon: dict[str, Any],
     ) -> int:
         """Run a worker, which computes gradients on this host's mesh."""
-        own = {"--data": data_dir, "--allow-models": allowed_models, "--accept-code": accepts_code}
-        _check_external(external, own, {"--socket": socket, "--allow-user": allowed_users})
+        _check_external(external)
         from worker.daemon import WorkerOptions, run
 
         options = WorkerOptions(
@@ -166,17 +166,23 @@ def make_worker_command(make_step: str = "") -> click.Command:
     return command
 
 
-def _check_external(external: bool, own: Mapping[str, object], joining: Mapping[str, object]) -> None:
-    """Reject flags of an external worker without `--external`, and those of others with it (Refused)."""
-    for flag, value in joining.items():
-        if value and not external:
-            raise Refused(
-                f"{flag}: given without --external, but only external workers are joined; add --external"
-            )
-    for flag, value in own.items():
-        if value and external:
+_OF_EXTERNAL = {"--socket": "socket", "--allow-user": "allowed_users"}
+_OF_OTHERS = {"--data": "data_dir", "--allow-models": "allowed_models", "--accept-code": "accepts_code"}
+"""Parameters of the command by their flags."""
+
+
+def _check_external(external: bool) -> None:
+    """Reject flags of an external worker without `--external`, and those of others with it (Refused).
+
+    A host's environment may have them for its other workers.
+    """
+    context = click.get_current_context()
+    for flag, name in (_OF_OTHERS if external else _OF_EXTERNAL).items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise Refused(
                 f"{flag}: given with --external, but the process that joins has the model and the data; remove it"
+                if external
+                else f"{flag}: given without --external, but only external workers are joined; add --external"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,19 @@ def test_flags_of_external_workers_are_checked(
 ) -> None:
     state = ["--state-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
     assert main(["worker", *flags, *state]) == 2 and refusal in capsys.readouterr().err
+
+
+def test_an_environment_for_other_workers_is_not_in_the_way(tmp_path: Path) -> None:
+    options = ["--state-dir", tmp_path, "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
+    command = ["-m", "cli.main", "worker", "--external", "--socket", tmp_path / ("s" * 120), *options]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env={**os.environ, "TIERMESH_DATA": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "expected at most 107, as Unix sockets have" in done.stderr
 
 
 @pytest.mark.long
