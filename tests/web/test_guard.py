@@ -185,7 +185,9 @@ def test_ten_thousand_idle_connections_keep_no_caller_out(
                 assert ask() == 200
                 seconds.append(time.monotonic() - began)
         most = LIMITS.pending_by_address if addresses == 1 else LIMITS.pending
-        eventually(lambda: IDLE - len(poll.poll(0)) <= most, "the end of the last ones that are too many", 2.0)
+        eventually(
+            lambda: IDLE - len(poll.poll(0)) <= most, "the end of the last ones that are too many", 2.0
+        )
         assert sorted(seconds)[len(seconds) // 2] < 1.0
 
         def new_caller() -> bool:
