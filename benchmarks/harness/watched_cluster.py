@@ -131,7 +131,8 @@ class WatchedCluster:
     async def start_external(self, socket: Path) -> DaemonProcess:
         """Start a worker that a process of a user may join at a socket."""
         name = f"external-{len(self.daemons)}"
-        options = ("--aggregator", self._address, "--external", "--socket", str(socket))
+        state = ("--state-dir", str(self.folder / name))
+        options = ("--aggregator", self._address, *state, "--external", "--socket", str(socket))
         daemon = DaemonProcess("worker", name, self.folder, options, spawn=self._spawn)
         self.daemons.append(daemon.start())
         await daemon.wait_ready()
