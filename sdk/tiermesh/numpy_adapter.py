@@ -45,6 +45,18 @@ class NumpyAdapter(Adapter):
         for entry in self.entries:
             out[entry.start : entry.stop] = self._initial[entry.name].ravel()
 
+    def use(self, weights: Float32Array, gradient: Float32Array) -> None:
+        """Do nothing: the caller reads the memory itself, and so it does in the calls below."""
+
+    def load(self, first: int, stop: int) -> None:
+        """Do nothing."""
+
+    def check(self) -> None:
+        """Do nothing: the weights are read-only."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
     def finish(self, gradients: Mapping[str, Any] | None) -> None:
         """Write the gradients to the memory, last parameters first."""
         gradient = self._gradient

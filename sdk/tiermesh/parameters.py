@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -51,7 +52,7 @@ class Entry:
         return self.start + prod(self.shape)
 
 
-class Adapter:
+class Adapter(ABC):
     """What is done with parameters in the caller's library.
 
     Args:
@@ -68,13 +69,15 @@ class Adapter:
         self.facts = facts
         self._gradient: Gradient | None = None
 
+    @abstractmethod
     def write_initial(self, out: Float32Array) -> None:
         """Write the values that the caller's parameters had at first to the flat array."""
-        raise NotImplementedError
 
+    @abstractmethod
     def use(self, weights: Float32Array, gradient: Float32Array) -> None:
         """Take the flat arrays that are shared with the daemon."""
 
+    @abstractmethod
     def load(self, first: int, stop: int) -> None:
         """Give the model the weights of these entries, which have arrived."""
 
@@ -82,13 +85,15 @@ class Adapter:
         """Begin a micro-batch; `gradient` takes its gradient, and is None for a held-out batch."""
         self._gradient = gradient
 
+    @abstractmethod
     def finish(self, gradients: Mapping[str, Any] | None) -> None:
         """Complete the gradient that was begun, at the caller's `done`, as far as there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self) -> None:
         """Check that the caller's code has not changed the model (Refused)."""
 
+    @abstractmethod
     def end(self) -> None:
         """Give the model weights of its own, and take nothing from it any longer."""
 
