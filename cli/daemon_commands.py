@@ -114,7 +114,7 @@ def make_worker_command(make_step: str = "") -> click.Command:
     @option(
         "--external",
         is_flag=True,
-        help="Let a process of a user compute the gradients, which joins at --socket (docs/external-workers.md).",
+        help="Let a user's process compute the gradients, which joins at --socket (docs/operate/external-workers.md).",
     )
     @path_option(
         "--socket",
@@ -329,14 +329,14 @@ def _caps_options(command: Command) -> Command:
     multiple=True,
     metavar="NAME=SECONDS",
     callback=_read_timeouts,
-    help="Override a timeout (docs/operations.md lists them); repeatable.",
+    help="Override a timeout (docs/operate/timeouts.md lists them); repeatable.",
 )
 @option(
     "--retain",
     multiple=True,
     metavar="PART.LIMIT=VALUE",
     callback=read_retention,
-    help="Limit on what ended jobs leave (docs/retention.md), for example logs.older-than=90d; repeatable.",
+    help="Limit on what ended jobs leave (docs/operate/retention.md), for example logs.older-than=90d; repeatable.",
 )
 @path_option(
     "--data-dir",

@@ -1,9 +1,9 @@
 """What moves and adds the bytes of tensors, and decides nothing.
 
-Cores decide. They give a plane the orders of protos/plane.proto, and it reports what has happened; docs/plane.md says
-which there are and what they promise. A plane has sums, or tensors (master weights, staged gradient, the rule's state),
-or both, of several jobs at once. It serves workers' data streams and sends them weights. A worker's plane has the sums
-of its leases.
+Cores decide. They give a plane the orders of protos/plane.proto, and it reports what has happened;
+docs/internals/plane.md says which there are and what they promise. A plane has sums, or tensors (master weights, staged
+gradient, the rule's state), or both, of several jobs at once. It serves workers' data streams and sends them weights. A
+worker's plane has the sums of its leases.
 
 Files in reading order:
 

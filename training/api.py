@@ -1,4 +1,4 @@
-"""The public API for users' own models (docs/own-model.md): the same parts that the shipped models use."""
+"""The public API for users' own models (docs/use/own-model.md): the same parts that the shipped models use."""
 
 from __future__ import annotations
 

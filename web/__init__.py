@@ -1,6 +1,6 @@
 """The HTTP API: a role of its own, which calls the aggregator by gRPC with the token of its caller.
 
-1. `app.py` has the paths; `docs/http-api.md` is what callers rely on.
+1. `app.py` has the paths; `docs/use/http-api.md` is what callers rely on.
 2. `guard.py` decides, before a path is looked up, whether a request is served: names, origin, token, body, rates.
 3. `port.py` has the connections, on uvicorn's HTTP/1.1.
 4. `submission.py` makes a job of a config whose files are named by SHA-256.

@@ -1,4 +1,4 @@
-"""The paths of the HTTP API (docs/http-api.md). Each calls the aggregator for its caller, and answers in JSON."""
+"""The paths of the HTTP API (docs/use/http-api.md). Each calls the aggregator for its caller, and answers in JSON."""
 
 from __future__ import annotations
 

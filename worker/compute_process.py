@@ -1,7 +1,8 @@
-"""The compute process of this worker, as its daemon sees it: started, asked, and ended. docs/compute-protocol.md
+"""The compute process of this worker, as its daemon sees it: started, asked, and ended.
 
-The device thread alone uses it. What the process says is checked where it is used; a process that contradicts itself
-is ended like one that has died, and costs the request under way alone.
+docs/internals/compute-protocol.md has the messages. The device thread alone uses it. What the process says is checked
+where it is used; a process that contradicts itself is ended like one that has died, and costs the request under way
+alone.
 """
 
 from __future__ import annotations

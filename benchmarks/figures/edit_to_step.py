@@ -1,8 +1,8 @@
 """edit_to_step: seconds from an edit of an own model until the first step with it, by `tiermesh submit --code`.
 
-A real cluster in two tiers with one worker trains the model of docs/own-model.md. Each round edits the model, submits
-it with a process of its own as a person does, and waits for the COMMIT of the first step. Nothing is restarted.
-The figure is the longest of some rounds.
+A real cluster in two tiers with one worker trains the model of docs/use/own-model.md. Each round edits the model,
+submits it with a process of its own as a person does, and waits for the COMMIT of the first step. Nothing is
+restarted. The figure is the longest of some rounds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def _measure() -> list[tuple[float, float]]:
     async with WatchedCluster(BUILD / NAME, worker_options=("--accept-code",)) as cluster:
         code = cluster.folder / "code"
         code.mkdir()
-        for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):
+        for page, name in (("internals/new-op.md", "mixing.py"), ("use/own-model.md", "mixer.py")):
             text = (ROOT / "docs" / page).read_text()
             (code / name).write_text(text.split("```python\n")[1].split("```")[0])
         (cluster.folder / "text.txt").write_text("".join(f"{number} comes next.\n" for number in range(2000)))

@@ -1,7 +1,7 @@
-"""The part of a compute process that a caller's program plays for a worker's daemon: docs/compute-protocol.md.
+"""The part of a compute process that a caller's program plays for a worker's daemon.
 
-The daemon asks, and this end replies to one request at a time. Two kinds of requests become work of the caller's loop;
-all others are seen to here.
+docs/internals/compute-protocol.md has the messages. The daemon asks, and this end replies to one request at a time. Two
+kinds of requests become work of the caller's loop; all others are seen to here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages between a worker's daemon and its compute process, over a Unix socket (docs/compute-protocol.md)."""
+"""Messages between a worker's daemon and its compute process, over a socket (docs/internals/compute-protocol.md)."""
 
 from __future__ import annotations
 

@@ -20,6 +20,6 @@
     idle.py             workers that a step is too small for
     flops.py            floating-point operations of a token, and the peak of chips
 
-`tiermesh validate` prints all of it. A worker refuses a job that its chips can't hold. docs/sizing.md explains the
+`tiermesh validate` prints all of it. A worker refuses a job that its chips can't hold. docs/use/sizing.md explains the
 formulas, and `make bench ONLY=memory_estimate` compares them with what the emulator measures.
 """

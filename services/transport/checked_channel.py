@@ -1,7 +1,7 @@
 """Channels of grpcio to servers whose certificates are checked against `--revoked`.
 
 A client of grpcio can't see the server's certificate. So a connection of Python's `ssl` to the same port shows it
-before. docs/security.md says what that does not cover.
+before. docs/operate/security.md says what that does not cover.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tests.deploy.test_deploy import DEPLOY
 from tests.docs.test_pages import metrics
 
 FOLDER = DEPLOY / "prometheus"
-PAGE = DEPLOY.parent / "docs" / "monitoring.md"
+PAGE = DEPLOY.parent / "docs" / "operate" / "monitoring.md"
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,

@@ -47,7 +47,7 @@ def test_every_setting_of_an_example_is_a_flag_of_its_role(role: str) -> None:
 def test_ports_of_the_examples_match_the_operations_page(role: str) -> None:
     main = settings(role)["TIERMESH_LISTEN"].rpartition(":")[2]
     tensors = settings(role)["TIERMESH_TENSOR_PORT"]
-    lines = (DEPLOY.parent / "docs" / "operations.md").read_text().splitlines()
+    lines = (DEPLOY.parent / "docs" / "operate" / "operations.md").read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| {role} |")]
     assert [cell.split(",")[0].strip() for cell in row.split("|")[2:4]] == [main, tensors]
 

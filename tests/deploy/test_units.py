@@ -38,7 +38,7 @@ def read_unit(role: str) -> configparser.ConfigParser:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return the root of a host with Tiermesh and its units, as docs/operations.md installs them."""
+    """Return the root of a host with Tiermesh and its units, as docs/operate/operations.md installs them."""
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
     for role in COMMANDS:

@@ -1,4 +1,4 @@
-"""Check that docs/coming-from-tt-train.md names every key that a config may have, and commands that exist."""
+"""Check that docs/use/coming-from-tt-train.md names every key that a config may have, and commands that exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.config.sections import (
     yaml_keys,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "coming-from-tt-train.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "coming-from-tt-train.md").read_text()
 QUOTED = re.findall(r"`([^`\n]+)`", PAGE)
 NAMED = {word for text in QUOTED for word in re.findall(r"\w+", text)}
 

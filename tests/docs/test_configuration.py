@@ -1,4 +1,4 @@
-"""Check the keys and examples of docs/configuration.md against the schema."""
+"""Check the keys and examples of docs/use/configuration.md against the schema."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from services.config.sections import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "configuration.md").read_text()
-EXAMPLES = PAGE + (DOCS / "faulty-hardware.md").read_text()
+PAGE = (DOCS / "use" / "configuration.md").read_text()
+EXAMPLES = PAGE + (DOCS / "operate" / "faulty-hardware.md").read_text()
 SECTIONS: dict[str, type[Section]] = {
     "training_config": TrainingSection,
     "transformer_config": TransformerSection,

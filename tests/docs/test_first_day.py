@@ -1,4 +1,4 @@
-"""Run the commands of docs/first-day.md that need no hosts, in its order, and check that the others fit them."""
+"""Run the commands of docs/operate/first-day.md that need no hosts, in order, and check that the others fit them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.cluster.daemon import environment, eventually, tiermesh
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "first-day.md").read_text()
+PAGE = (ROOT / "docs" / "operate" / "first-day.md").read_text()
 SETTINGS = Path("/etc/tiermesh")
 
 

@@ -69,8 +69,8 @@ CHUNK_KI, CHUNK_MI = CHUNK_ELEMENTS // KI, 4 * CHUNK_ELEMENTS // MI
 
 FACTS = {
     "docs/overview.md": (f"{CHUNK_KI} Ki elements",),
-    "docs/a-step.md": (f"{BLOCK_ELEMENTS // KI} Ki elements",),
-    "docs/wire.md": (
+    "docs/internals/a-step.md": (f"{BLOCK_ELEMENTS // KI} Ki elements",),
+    "docs/internals/wire.md": (
         f"| {WINDOW_CHUNKS} chunks of float32, or {2 * WINDOW_CHUNKS} of 16 bits |",
         f"| {TOTAL_WINDOW_CHUNKS} chunks, at least {MIN_WINDOW_CHUNKS} each |",
         f"| {WINDOW_CHUNKS} chunks; then",
@@ -81,7 +81,7 @@ FACTS = {
         f"| files of a download | {MAX_FILES} |",
         f"| message | {MESSAGE_LIMIT_BYTES // MI} MiB |",
     ),
-    "docs/configuration.md": (
+    "docs/use/configuration.md": (
         f"| {MOST_MICRO_BATCHES:,} |",
         f"| {MOST_CHECKS:,} |",
         f"| {MOST_TOKENS:,} |",
@@ -91,22 +91,22 @@ FACTS = {
         f"| chips of a mesh | {MOST_CHIPS:,} |",
         f"| the whole job as JSON | {MOST_SPEC_BYTES // KI} KiB |",
     ),
-    "docs/faults.md": (
+    "docs/operate/faults.md": (
         f"the aggregator failed {MOST_CRASHES} times",
         f"the aggregator died {MOST_STARTS} times",
         f"has lived for {PROBATION_SECONDS:g} s",
     ),
-    "docs/threads.md": (f"Above {MAX_WAITING_CHUNKS} chunks",),
-    "docs/shared-memory.md": (f"up to {MAX_PLACES} chunks",),
-    "docs/plane.md": (f"At most {MAX_WAITING_CHUNKS} chunks",),
-    "docs/shards.md": (f"At most {MAX_WAITING_CHUNKS} arrived payloads",),
-    "docs/operations.md": (
+    "docs/internals/threads.md": (f"Above {MAX_WAITING_CHUNKS} chunks",),
+    "docs/internals/shared-memory.md": (f"up to {MAX_PLACES} chunks",),
+    "docs/internals/plane.md": (f"At most {MAX_WAITING_CHUNKS} chunks",),
+    "docs/operate/shards.md": (f"At most {MAX_WAITING_CHUNKS} arrived payloads",),
+    "docs/operate/operations.md": (
         f"after {STANDARD_TIMEOUTS.stop:g} s",
         f"{SAVE_SECONDS / 60:g} minutes more",
         f"within {CONNECT_SECONDS:g} s",
         f"{FIRST_WAIT_SECONDS:g} s, then after twice as long each time up to {LONGEST_WAIT_SECONDS:g} s",
     ),
-    "docs/limits.md": (
+    "docs/operate/limits.md": (
         f"| all connections | {PORTS.main.connections:,} | {PORTS.tensors.connections:,} | "
         f"{PORTS.metrics.connections} |",
         f"all addresses | {PORTS.main.pending} | {PORTS.tensors.pending} | {PORTS.metrics.pending} |",
@@ -122,7 +122,7 @@ FACTS = {
         f"| {KNOWN_PEER.at_once:,}, then {KNOWN_PEER.per_second:,} a second |",
         f"left behind after {LEAVE_SECONDS:g} s",
     ),
-    "docs/caps.md": (
+    "docs/operate/caps.md": (
         f"| {Caps.queued_jobs:,} |",
         f"| {Caps.jobs_per_person:,} |",
         f"| {MOST_SPEC_BYTES // KI} KiB |",
@@ -139,7 +139,7 @@ FACTS = {
         f"| {Caps.upload_gb_per_person} GB |",
         f"have {ROLES_BYTES >> 30} GiB of",
     ),
-    "docs/files.md": (
+    "docs/use/files.md": (
         f"any file of a worker | {MAX_TEXT_BYTES >> 20} MiB",
         f"else its address | {MAX_TRANSFERS_OF_CALLER} |",
         f"all callers | {MAX_TRANSFERS};",
@@ -151,16 +151,16 @@ FACTS = {
         f"piece or an answer | {IDLE_TRANSFER_SECONDS:g} s |",
         f"{ROLES_BYTES >> 30} GiB more",
     ),
-    "docs/data-transfer.md": (
+    "docs/use/data-transfer.md": (
         f"{MAX_INDEXED_FILES:,} files and folders",
         f"within the last {SETTLED_SECONDS:g} s",
         f"{DEFAULT_CACHE_GB} GB by default",
         f"tries again after {FIRST_RETRY_SECONDS:g} s to {LONGEST_RETRY_SECONDS / 60:g} min",
         f"no further for {STANDARD_TIMEOUTS.follow:g} s",
     ),
-    "docs/devices.md": (f"after {FIRST_RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
-    "docs/timeouts.md": (f"sets {', '.join(others)} or {last} by hand", f"has {SAVE_SECONDS:g} s"),
-    "docs/timeline.md": (f"{MAX_EVENTS:,} events",),
+    "docs/operate/devices.md": (f"after {FIRST_RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
+    "docs/operate/timeouts.md": (f"sets {', '.join(others)} or {last} by hand", f"has {SAVE_SECONDS:g} s"),
+    "docs/operate/timeline.md": (f"{MAX_EVENTS:,} events",),
     "docs/decisions/0001-the-chunk-is-the-only-unit.md": (
         f"{CHUNK_KI} Ki elements: {CHUNK_MI} MiB of float32, {CHUNK_MI // 2} MiB of bfloat16",
         f"{BLOCK_ELEMENTS // KI} Ki blocks",

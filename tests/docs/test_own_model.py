@@ -1,4 +1,4 @@
-"""The worked examples of docs/own-model.md and docs/new-op.md run and learn, and their errors name the user's code."""
+"""The worked examples of own-model.md and new-op.md run and learn, and their errors name the user's code."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("mixing", "mixer", "split"):
         monkeypatch.delitem(sys.modules, name, raising=False)  # another test's
     before = set(sys.modules)
-    (tmp_path / "mixing.py").write_text(blocks("new-op.md", "python")[0])
-    (tmp_path / "mixer.py").write_text(blocks("own-model.md", "python")[0])
-    (tmp_path / "split.py").write_text(blocks("own-model.md", "python")[1])
+    (tmp_path / "mixing.py").write_text(blocks("internals/new-op.md", "python")[0])
+    (tmp_path / "mixer.py").write_text(blocks("use/own-model.md", "python")[0])
+    (tmp_path / "split.py").write_text(blocks("use/own-model.md", "python")[1])
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -86,7 +86,7 @@ def gradient(step: TrainingStep, at: int = 0) -> tuple[float, Any]:
 
 
 def test_the_example_is_short():
-    assert len(blocks("own-model.md", "python")[0].splitlines()) < 60
+    assert len(blocks("use/own-model.md", "python")[0].splitlines()) < 60
 
 
 def test_the_example_learns(folder: Path, mesh: Mesh):
@@ -234,7 +234,7 @@ def test_the_operation_has_the_right_gradient(folder: Path, mesh: Mesh):
 
 
 def test_the_job_config_of_the_page_is_accepted(folder: Path):
-    model = yaml.safe_load(blocks("own-model.md", "yaml")[0])
+    model = yaml.safe_load(blocks("use/own-model.md", "yaml")[0])
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump({**model, "training_config": {"data_path": "text.txt"}}))
     config = load_job(path)[0]

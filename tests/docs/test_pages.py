@@ -30,9 +30,9 @@ FOLDERS = (
 OTHER_PROGRAMS_FLAGS = {"--pid"}
 MOST_WORDS = 1300
 LONG_PAGES = {
-    "docs/configuration.md",
-    "docs/python-reference.md",
-    "docs/contract.md",
+    "docs/use/configuration.md",
+    "docs/use/python-reference.md",
+    "docs/internals/contract.md",
     "benchmarks/README.md",
     "CHANGELOG.md",
 }
@@ -173,7 +173,7 @@ def test_every_figure_is_in_the_table_of_benchmarks() -> None:
 
 
 def test_failpoints_exist() -> None:
-    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/recovery.md"))
+    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/operate/recovery.md"))
     assert failpoints.parse(plan) == {
         "checkpoint.mid-file": ("kill", 1),
         "aggregator.save.before": ("error", 3),
@@ -181,7 +181,7 @@ def test_failpoints_exist() -> None:
 
 
 def test_threads_are_in_the_table() -> None:
-    rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/threads.md"), re.MULTILINE)
+    rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/internals/threads.md"), re.MULTILINE)
     listed = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
     sources = [
         path

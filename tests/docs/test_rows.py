@@ -1,4 +1,4 @@
-"""What docs/rows.md and docs/parallelism.md show of pipelines is what the commands print and take."""
+"""What docs/internals/rows.md and docs/use/parallelism.md show of pipelines is what the commands print and take."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from protos import jobs_pb2
 from services.config.load import load_job_document
 
 DOCS = Path(__file__).parents[2] / "docs"
-ROWS = (DOCS / "rows.md").read_text()
-PARALLELISM = (DOCS / "parallelism.md").read_text()
+ROWS = (DOCS / "internals" / "rows.md").read_text()
+PARALLELISM = (DOCS / "use" / "parallelism.md").read_text()
 
 
 def member(name: str, stage: int | None, speed: float, seconds: float) -> jobs_pb2.Member:

@@ -1,4 +1,4 @@
-"""The worked example of docs/scheduling.md is what the scheduler decides."""
+"""The worked example of docs/use/scheduling.md is what the scheduler decides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from aggregator.core.scheduling.scheduler import decide
 from aggregator.core.scheduling.views import JobView, Settings, State, WorkerView
 
-PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "scheduling.md").read_text()
 SETTINGS = Settings(max_running_jobs=8, comeback_seconds=120.0)
 ANN = JobView("ann", order=0, min_workers=2, max_workers=5)
 BOB = JobView("bob", order=1, min_workers=2, max_workers=2)

@@ -10,9 +10,9 @@ from services.transport.access.permissions import CallerKind
 from services.transport.access.rechecks import CHECK_AGAIN_SECONDS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text()
-INSIDERS = (ROOT / "docs" / "insiders.md").read_text()
-CERTIFICATES = (ROOT / "docs" / "certificates.md").read_text()
+PAGE = (ROOT / "docs" / "operate" / "security.md").read_text()
+INSIDERS = (ROOT / "docs" / "internals" / "insiders.md").read_text()
+CERTIFICATES = (ROOT / "docs" / "operate" / "certificates.md").read_text()
 
 
 def rows(title: str, page: str = PAGE) -> list[list[str]]:

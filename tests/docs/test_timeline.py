@@ -1,4 +1,4 @@
-"""Tests that docs/timeline.md lists every event that daemons record, and that its commands exist."""
+"""Tests that docs/operate/timeline.md lists every event that daemons record, and that its commands exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from cli.main import tiermesh
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "timeline.md").read_text()
+PAGE = (ROOT / "docs" / "operate" / "timeline.md").read_text()
 
 
 def recorded() -> set[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Write docs/python-reference.md from the docstrings of the package: `python -m tests.sdk.reference`."""
+"""Write docs/use/python-reference.md from the docstrings of the package: `python -m tests.sdk.reference`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import tiermesh
 
-PAGE = Path(__file__).parents[2] / "docs" / "python-reference.md"
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "python-reference.md"
 HEAD = """# Reference of the package `tiermesh`
 
 Made from its docstrings by `python -m tests.sdk.reference`. [From Python](python.md) is the guide.

@@ -86,7 +86,7 @@ def test_the_reference_is_that_of_the_docstrings() -> None:
 
 
 def test_the_guide_names_what_there_is() -> None:
-    text = (ROOT / "docs" / "python.md").read_text()
+    text = (ROOT / "docs" / "use" / "python.md").read_text()
     calls = set(re.findall(r"\bclient\.(\w+)\(", text)) | set(
         re.findall(r"^\| [^|]+ \| `(\w+)`", text, re.MULTILINE)
     )

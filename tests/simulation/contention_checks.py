@@ -205,7 +205,7 @@ class ContentionChecks:
     # ---- how long jobs wait ----
 
     def ticked(self, aggregator: SimulatedAggregator) -> None:
-        """Check that no job waits for longer than the bound in docs/scheduling.md while nothing disturbs it."""
+        """Check that no job waits for longer than the bound in docs/use/scheduling.md while nothing disturbs it."""
         if aggregator.replaced or not aggregator.running:
             return
         runs, entitled = aggregator.core.runs, set(self._find_entitled(aggregator))

@@ -36,7 +36,7 @@ TOO_LARGE = ("linear_regression_config.num_features=1000000", "linear_regression
 STEP = re.compile(r"\d\d:\d\d:\d\d  step \d")
 """Line about a step of a job that is followed. A job that ended before has a line with "step" too."""
 GONE_SECONDS = 30.0
-"""Longest life of a daemon after its launcher's death, by the promise of docs/launch.md."""
+"""Longest life of a daemon after its launcher's death, by the promise of docs/operate/launch.md."""
 
 
 def loudboxes(folder: Path, hosts: str) -> Path:

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers as docs/http-api.md says, from what a test puts into it."""
+"""A small HTTP server that answers as docs/use/http-api.md says, from what a test puts into it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_state_arrays_are_those_of_the_update_rule(optimizer: OptimizerConfig) -
 
 
 def test_links_carry_what_the_page_says() -> None:
-    """docs/sizing.md: 124 M parameters, 4 workers, bf16."""
+    """docs/use/sizing.md: 124 M parameters, 4 workers, bf16."""
     config = job(num_workers=4, wire_dtype={"gradients": "bfloat16", "weights": "bfloat16"})
     up, down, to_optimizer, back = estimate_links(config, 124_000_000, workers=4, tiers=3, shards=0)
     assert up.total_bytes == down.total_bytes == 992_000_000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "contract" / "golden"
-PAGE = ROOT / "docs" / "contract.md"
+PAGE = ROOT / "docs" / "internals" / "contract.md"
 REWRITE = "TIERMESH_REWRITE_GOLDEN"
 
 
@@ -30,7 +30,7 @@ def assert_matches_golden(name: str, lines: list[str]) -> None:
 
 
 def assert_page_has_table(name: str, lines: list[str]) -> None:
-    """Check `lines` against the named table in docs/contract.md, or write it. Raises AssertionError."""
+    """Check `lines` against the named table in docs/internals/contract.md, or write it. Raises AssertionError."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, found, rest = PAGE.read_text().partition(begin)
     table, ended, after = rest.partition(end)

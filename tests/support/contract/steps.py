@@ -93,7 +93,7 @@ MODELS: dict[str, ModelConfig] = {
         dropout_prob=0.0,
         weight_tying=True,
     ),
-    # The worked example of docs/own-model.md: a user's own model with an op of its own.
+    # The worked example of docs/use/own-model.md: a user's own model with an op of its own.
     "own_model": CustomConfig(
         model_type="mixer:Mixer", max_sequence_length=32, options={"width": 256, "layers": 1}
     ),
@@ -150,7 +150,7 @@ def _load_own_models() -> tuple[str, ...]:
 
     A worker imports a user's model by name, so the modules are registered in `sys.modules` like installed ones.
     """
-    for name, page in (("mixing", "new-op.md"), ("mixer", "own-model.md")):
+    for name, page in (("mixing", "internals/new-op.md"), ("mixer", "use/own-model.md")):
         source, *_ = re.findall(
             r"^```python\n(.*?)^```$", (_DOCS / page).read_text(), re.DOTALL | re.MULTILINE
         )
