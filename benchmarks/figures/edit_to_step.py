@@ -46,7 +46,7 @@ async def _measure() -> list[tuple[float, float]]:
     async with WatchedCluster(BUILD / NAME, worker_options=("--accept-code",)) as cluster:
         code = cluster.folder / "code"
         code.mkdir()
-        for page, name in (("internals/new-op.md", "mixing.py"), ("use/own-model.md", "mixer.py")):
+        for page, name in (("internals/ops.md", "mixing.py"), ("use/own-model.md", "mixer.py")):
             text = (ROOT / "docs" / page).read_text()
             (code / name).write_text(text.split("```python\n")[1].split("```")[0])
         (cluster.folder / "text.txt").write_text("".join(f"{number} comes next.\n" for number in range(2000)))

@@ -321,7 +321,7 @@ transformer_config: {model_type: "mixer:Mixer", max_sequence_length: 32, width: 
 @pytest.mark.long
 def test_a_custom_model_trains_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train the model of docs/use/own-model.md from a folder on PYTHONPATH."""
-    for page, name in (("internals/new-op.md", "mixing.py"), ("use/own-model.md", "mixer.py")):
+    for page, name in (("internals/ops.md", "mixing.py"), ("use/own-model.md", "mixer.py")):
         code = (ROOT / "docs" / page).read_text().split("```python\n")[1].split("```")[0]
         (tmp_path / name).write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -341,7 +341,7 @@ def test_a_custom_model_trains_if_its_code_is_given(tmp_path: Path) -> None:
     """Train the model of docs/use/own-model.md from a folder that nothing is installed in."""
     code_folder = tmp_path / "code"
     code_folder.mkdir()
-    for page, name in (("internals/new-op.md", "mixing.py"), ("use/own-model.md", "mixer.py")):
+    for page, name in (("internals/ops.md", "mixing.py"), ("use/own-model.md", "mixer.py")):
         code = (ROOT / "docs" / page).read_text().split("```python\n")[1].split("```")[0]
         (code_folder / name).write_text(code)
     (tmp_path / "text.txt").write_text("".join(f"{number} comes next.\n" for number in range(200)))

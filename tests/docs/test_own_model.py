@@ -1,4 +1,4 @@
-"""The worked examples of own-model.md and new-op.md run and learn, and their errors name the user's code."""
+"""The worked examples of own-model.md, ops.md and pipeline.md run and learn, and their errors name the user's code."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("mixing", "mixer", "split"):
         monkeypatch.delitem(sys.modules, name, raising=False)  # another test's
     before = set(sys.modules)
-    (tmp_path / "mixing.py").write_text(blocks("internals/new-op.md", "python")[0])
+    (tmp_path / "mixing.py").write_text(blocks("internals/ops.md", "python")[0])
     (tmp_path / "mixer.py").write_text(blocks("use/own-model.md", "python")[0])
-    (tmp_path / "split.py").write_text(blocks("use/own-model.md", "python")[1])
+    (tmp_path / "split.py").write_text(blocks("use/pipeline.md", "python")[0])
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path

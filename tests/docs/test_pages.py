@@ -30,7 +30,6 @@ FOLDERS = (
 OTHER_PROGRAMS_FLAGS = {"--pid"}
 MOST_WORDS = 1300
 LONG_PAGES = {
-    "docs/use/configuration.md",
     "docs/use/python-reference.md",
     "docs/internals/contract.md",
     "benchmarks/README.md",
@@ -173,7 +172,7 @@ def test_every_figure_is_in_the_table_of_benchmarks() -> None:
 
 
 def test_failpoints_exist() -> None:
-    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/operate/recovery.md"))
+    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/internals/faults.md"))
     assert failpoints.parse(plan) == {
         "checkpoint.mid-file": ("kill", 1),
         "aggregator.save.before": ("error", 3),

@@ -150,7 +150,7 @@ def _load_own_models() -> tuple[str, ...]:
 
     A worker imports a user's model by name, so the modules are registered in `sys.modules` like installed ones.
     """
-    for name, page in (("mixing", "internals/new-op.md"), ("mixer", "use/own-model.md")):
+    for name, page in (("mixing", "internals/ops.md"), ("mixer", "use/own-model.md")):
         source, *_ = re.findall(
             r"^```python\n(.*?)^```$", (_DOCS / page).read_text(), re.DOTALL | re.MULTILINE
         )
