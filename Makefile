@@ -5,6 +5,7 @@
 # make test-slow      run the tests that take minutes each
 # make test-hardware  run training steps on a real mesh or a simulator (TT_METAL_SIMULATOR) and compare the emulator
 # make lint           check style, types and the direction of imports
+# make docs           build the documentation's site, with all references, and check its links
 # make bench          measure every figure against its bound; ONLY=name measures one
 # make torch          make an environment with PyTorch for the tests and figures that compare with it, where Python 3.11 is
 # make simulate       run simulated clusters of the roles' cores through faults; SEEDS=10000 runs that many
@@ -33,7 +34,7 @@ pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml sdk/pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: help install demo test test-all test-slow test-hardware torch simulate fuzz lint bench lock protos clean
+.PHONY: help install demo docs test test-all test-slow test-hardware torch simulate fuzz lint bench lock protos clean
 
 help:
 	@sed -n "s/^# \(make [a-z-]* .*\)/\1/p" Makefile
@@ -89,6 +90,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: install
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site . build/docs
+	@echo build/docs/docs/index.html
 
 bench: install
 	@$(BIN)/python -m benchmarks $(ONLY)

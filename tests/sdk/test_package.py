@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import tiermesh
-from tests.sdk import reference
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 300_000
@@ -79,10 +78,6 @@ def test_everything_public_is_described(name: str) -> None:
     assert inspect.getdoc(found)
     members = public_methods(found) if isinstance(found, type) and not issubclass(found, Exception) else {}
     assert [each for each in members if not inspect.getdoc(getattr(found, each))] == []
-
-
-def test_the_reference_is_that_of_the_docstrings() -> None:
-    assert reference.PAGE.read_text() == reference.render(), "renew it: python -m tests.sdk.reference"
 
 
 def test_the_guide_names_what_there_is() -> None:

@@ -1,4 +1,4 @@
-"""Write docs/use/python-reference.md from the docstrings of the package: `python -m tests.sdk.reference`."""
+"""The reference of the package `tiermesh`, from its docstrings, which are Markdown."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import tiermesh
 
-PAGE = Path(__file__).parents[2] / "docs" / "use" / "python-reference.md"
-HEAD = """# Reference of the package `tiermesh`
-
-Made from its docstrings by `python -m tests.sdk.reference`. [From Python](python.md) is the guide.
-"""
 SECTION = re.compile(r"^(Args|Attributes|Raises):\n((?:    .*\n|\n)+)", re.MULTILINE)
 ITEM = re.compile(r"^(\w+): (.*(?:\n(?:    .*|$))*)", re.MULTILINE)
 EXCEPTIONS = (
@@ -30,11 +24,11 @@ EXCEPTIONS = (
 )
 
 
-def render() -> str:
-    """Return the page."""
+def render_python_package() -> str:
+    """Return a section for each class and function that programs import."""
     kinds = [name for name in tiermesh.__all__ if inspect.isclass(getattr(tiermesh, name))]
     records = [name for name in kinds if name not in (*EXCEPTIONS, "AsyncClient", "Client", "Run", "Work")]
-    parts = [HEAD, *_calls("Client"), _class("AsyncClient"), _function("local", tiermesh.local, "## ")]
+    parts = [*_calls("Client"), _class("AsyncClient"), _function("local", tiermesh.local, "## ")]
     parts += [_function("join", tiermesh.join, "## "), *_calls("Run"), *_calls("Work")]
     parts += [_class(name) for name in records]
     parts += [
@@ -83,6 +77,3 @@ def _items(section: str) -> str:
     items = ITEM.findall(textwrap.dedent(section))
     return "".join(f"* `{name}`: {' '.join(text.split())}\n" for name, text in items)
 
-
-if __name__ == "__main__":
-    PAGE.write_text(render())
