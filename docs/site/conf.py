@@ -33,21 +33,29 @@ default_role = "literal"  # a help text's `word`
 html_theme = "furo"
 html_title = f"Tiermesh {version}"
 
-REFERENCES = {
+
+def render_tree() -> str:
+    """Return the list of a folder's pages for the site's sidebar."""
+    return "```{toctree}\n:hidden:\n:glob:\n\n[!R]*\n```\n"
+
+
+MADE = {
+    "docs/decisions/README": render_tree,
+    "docs/notes/README": render_tree,
+    "docs/operate/metrics": render_metrics,
     "docs/use/http-calls": render_http_calls,
     "docs/use/job-keys": render_job_keys,
     "docs/use/python-reference": render_python_package,
-    "docs/operate/metrics": render_metrics,
 }
 """What makes the rest of a page, by its name."""
 
 
-def add_reference(_: Sphinx, page: str, source: list[str]) -> None:
+def add_what_is_made(_: Sphinx, page: str, source: list[str]) -> None:
     """Append what is made from the code to a page that is read."""
-    if page in REFERENCES:
-        source[0] += f"\n{REFERENCES[page]()}"
+    if page in MADE:
+        source[0] += f"\n{MADE[page]()}"
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the references."""
-    app.connect("source-read", add_reference)
+    """Connect what is made."""
+    app.connect("source-read", add_what_is_made)

@@ -30,12 +30,12 @@ FOLDERS = (
 OTHER_PROGRAMS_FLAGS = {"--pid"}
 MOST_WORDS = 1300
 LONG_PAGES = {
-    "docs/use/python-reference.md",
     "docs/internals/contract.md",
     "benchmarks/README.md",
     "CHANGELOG.md",
 }
 """Reference tables and lists, which are looked up rather than read."""
+MOST_COLUMNS = 100
 PARTS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 """Suffixes of the series of a metric family."""
 
@@ -198,3 +198,22 @@ def test_threads_are_in_the_table() -> None:
 def test_pages_are_short() -> None:
     words = {page: len(text_of(page).split()) for page in PAGES if page not in LONG_PAGES}
     assert {page: count for page, count in words.items() if count > MOST_WORDS} == {}
+
+
+def test_lines_are_short() -> None:
+    """Rows of tables may be longer, and so may a link, which has no space to break it at."""
+    pages = [page for page in PAGES if page.startswith("docs/") or page == "README.md"]
+    lines = [f"{page}: {line}" for page in pages for line in text_of(page).splitlines() if too_long(line)]
+    assert lines == []
+
+
+def too_long(line: str) -> bool:
+    return len(line) > MOST_COLUMNS and " " in line.strip() and not line.lstrip().startswith("|")
+
+
+@pytest.mark.parametrize("shelf", ["use", "operate", "internals"])
+def test_a_shelf_s_index_leads_to_each_of_its_pages(shelf: str) -> None:
+    questions, _, tree = text_of(f"docs/{shelf}/index.md").partition("```{toctree}")
+    pages = {path.stem for path in (ROOT / "docs" / shelf).glob("*.md")} - {"index"}
+    assert pages <= {*re.findall(r"\]\(([\w-]+)\.md\)", questions)}
+    assert pages == {*re.findall(r"^([\w-]+)$", tree, re.MULTILINE)}
