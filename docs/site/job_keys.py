@@ -43,10 +43,10 @@ def render_job_keys() -> str:
 
 def _section(title: str, schema: type[BaseModel]) -> str:
     described = schema.model_json_schema()
-    inner = described.get("$defs", {})
-    required = described.get("required", [])
+    # The schema lacks defaults that a function makes.
+    defaults = schema.model_construct().model_dump(mode="json", by_alias=True, warnings=False)
     rows = [
-        f"| `{key}` | {type_text(each, inner)} | {'must be given' if key in required else _default(each)} |"
+        f"| `{key}` | {type_text(each, described.get('$defs', {}))} | {_default(key, defaults)} |"
         for key, each in described["properties"].items()
     ]
     return "\n".join((f"## {title}\n", "| key | type | default |", "| --- | --- | --- |", *rows, ""))
@@ -84,9 +84,11 @@ def _bounds(schema: Mapping[str, Any]) -> str:
     return f" {' '.join(bounds)}" if bounds else ""
 
 
-def _default(schema: Mapping[str, Any]) -> str:
-    default = schema.get("default")
-    return "" if default is None else f"`{_yaml(default)}`"
+def _default(key: str, defaults: Mapping[str, Any]) -> str:
+    if key not in defaults:
+        return "must be given"
+    default = defaults[key]
+    return "" if default is None or isinstance(default, dict) else f"`{_yaml(default)}`"
 
 
 def _yaml(value: object) -> str:
