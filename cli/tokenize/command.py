@@ -31,7 +31,7 @@ _UINT16_IDS = 1 << 16
     "--document-separator",
     "separator",
     metavar="SEPARATOR",
-    help="Text between the documents of a file, such as <|endoftext|>.  [default: each file is one document]",
+    help="Text between the documents of a file, such as `<|endoftext|>`.  [default: each file is one document]",
 )
 @option("--end-of-text", metavar="TOKEN", help="Token to append to each document.  [default: none]")
 @option("--force", is_flag=True, help="Replace the output if it exists.")
