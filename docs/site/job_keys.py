@@ -61,7 +61,7 @@ def type_text(schema: Mapping[str, Any], inner: Mapping[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kinds))
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{_yaml(each)}`" for each in schema.get("enum", [schema.get("const")]))
-    kind = schema.get("type", "any")
+    kind: str = schema.get("type", "any")
     if kind == "object":
         return "mapping"
     if kind == "array":

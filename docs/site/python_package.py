@@ -76,4 +76,3 @@ def _text(found: Any) -> str:
 def _items(section: str) -> str:
     items = ITEM.findall(textwrap.dedent(section))
     return "".join(f"* `{name}`: {' '.join(text.split())}\n" for name, text in items)
-

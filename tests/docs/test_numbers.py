@@ -88,7 +88,10 @@ FACTS = {
     ),
     "docs/internals/threads.md": (f"Above {MAX_WAITING_CHUNKS} chunks",),
     "docs/internals/plane.md": (f"At most {MAX_WAITING_CHUNKS} chunks",),
-    "docs/operate/shards.md": (f"up to {MAX_PLACES} chunks", f"At most {MAX_WAITING_CHUNKS} arrived payloads"),
+    "docs/operate/shards.md": (
+        f"up to {MAX_PLACES} chunks",
+        f"At most {MAX_WAITING_CHUNKS} arrived payloads",
+    ),
     "docs/operate/operations.md": (
         f"after {STANDARD_TIMEOUTS.stop:g} s",
         f"{SAVE_SECONDS / 60:g} minutes more",
