@@ -92,7 +92,7 @@ lint: install
 	$(BIN)/lint-imports
 
 docs: install
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site . build/docs
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs/site . build/docs
 	@echo build/docs/docs/index.html
 
 bench: install
