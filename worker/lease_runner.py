@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from services.instrumentation.failpoints import hit_failpoint
 from services.pipeline.exchange import LocalExchange, PassExchange, WrongArray
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
+from services.tensors.kernels import crc32c
+from services.tensors.kernels.arithmetic import Float32Array
 from worker.compute_process import ProcessLost, RequestFailed
 from worker.core import events as ev
 from worker.device_watch import DeviceWatch
@@ -37,7 +41,24 @@ log = logging.getLogger("tiermesh.worker")
 
 
 class NotRepeatable(Failed):
-    """A process of a user gives other bits when it computes a micro-batch again."""
+    """A process of a user gives other bits when it computes a lease again."""
+
+
+class _Bits(NamedTuple):
+    """What two computations of a lease are compared by.
+
+    Attributes:
+        losses: losses of the micro-batches.
+        crc32c: CRC-32C of the sum of their gradients.
+    """
+
+    losses: list[float]
+    crc32c: int
+
+    @classmethod
+    def of(cls, result: Sum, values: Float32Array) -> _Bits:
+        """Return those of a lease's sum."""
+        return cls(result.losses, crc32c.value(values.view(np.uint8)))
 
 
 @dataclass
@@ -101,7 +122,7 @@ class LeaseRunner:
         self._watch = watch
         self._patience_seconds = patience_seconds
         self._run: _LeaseRun | None = None
-        self._tried: JobOnMesh | None = None  # external job of which a micro-batch was computed twice
+        self._tried: JobOnMesh | None = None  # external job of which a lease was computed twice
         self._exchange: tuple[int, RowExchange] | None = None  # that of the lease under way, with the lease
         self._accepted: set[int] = set()  # not dropped yet
         self._dropped: set[int] = set()  # not forgotten yet
@@ -234,8 +255,6 @@ class LeaseRunner:
 
     def _train(self, run: _LeaseRun) -> None:
         job, lease, parts = run.job, run.lease, run.job.share.parts
-        if job.is_external and self._tried is not job:
-            self._try_twice(run)
         reported = len(parts)  # the core knows that pieces from this place on are computed
 
         def report_ready(index: int) -> None:
@@ -246,12 +265,16 @@ class LeaseRunner:
                 timeline.mark("device", "gradient ready", lease.step, job=job.job, chunk=parts[place].chunk)
                 self._feed(ev.NodeReady(lease.lease, parts[place].offset))
 
-        job.step.take_pass_seconds()  # those of passes without a sum
-        started = self._clock()
         in_row = job.stages is not None
         lease_sum = self._sums.borrow(lease.lease, parts, job.gradient_bytes, in_row=in_row)
-        result = self._work(run).sum(lease_sum.values, report_ready)
+        is_trial = job.is_external and self._tried is not job
+        first = self._compute_first(run, lease_sum.values) if is_trial else None
+        job.step.take_pass_seconds()  # those of passes without a sum
+        started = self._clock()
+        result = self._work(run).sum(lease_sum.values, report_ready if first is None else _report_nothing)
         seconds = self._clock() - started - run.fetch_seconds - run.stage_seconds
+        if first is not None:
+            self._compare(run, first, _Bits.of(result, lease_sum.values))
         timeline.mark("device", "gradient ready", lease.step, job=job.job, chunk=parts[0].chunk)
         hit_failpoint("worker.gradient-ready")
         self._feed(ev.NodeReady(lease.lease, 0, tuple(result.losses), tuple(run.non_finite), result.count))
@@ -267,28 +290,24 @@ class LeaseRunner:
             self._metrics.set_rates(job.job, *job.meter.get_metrics())
         self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(result.checksums)))
 
-    def _try_twice(self, run: _LeaseRun) -> None:
-        """Compute the lease's first micro-batch twice before the lease, and compare the bits.
+    def _compute_first(self, run: _LeaseRun, scratch: Float32Array) -> _Bits:
+        """Compute a lease that will be computed again, before anything of it is reported."""
+        bits = _Bits.of(self._work(run).sum(scratch, _report_nothing), scratch)
+        run.fetch_seconds = 0.0
+        run.non_finite.clear()
+        return bits
+
+    def _compare(self, run: _LeaseRun, first: _Bits, second: _Bits) -> None:
+        """Compare two computations of the first lease of a process's code.
 
         Raises:
             NotRepeatable: they differ, and the job is exact.
         """
-        job, lease = run.job, pb.Lease()
-        lease.CopyFrom(run.lease)
-        lease.count = 1
-        lease.checksums[:] = [lease.first]
-        gradient = np.empty(job.share.parts.elements, np.float32)
-        work = LeaseWork(job.step, lease, lambda: nullcontext(LocalExchange()), self._check_dropped)
-        first, second = (_describe_bits(work.sum(gradient, lambda offset: None)) for _ in range(2))
-        run.fetch_seconds = 0.0
-        run.non_finite.clear()
-        self._tried = job
-        if first == second:
+        job = self._tried = run.job
+        difference = _describe_difference(run.lease, first, second)
+        if not difference:
             return
-        text = (
-            f"the process gives other bits for the same micro-batch: {first}, then {second} (micro-batch {lease.first} "
-            f"of step {lease.step})"
-        )
+        text = f"the process gives other bits when it computes a lease again: {difference}"
         if job.config.exact:
             raise NotRepeatable(f"{text}; make its code deterministic, or submit the job with exact: false")
         self._feed(ev.Printed(job.job, [f"{text}; the job accepts it (exact: false)"]))
@@ -349,9 +368,23 @@ class LeaseRunner:
         hit_failpoint("worker.pass")
 
 
-def _describe_bits(found: Sum) -> str:
-    """Return a micro-batch's loss and the checksum of its gradient: equal texts mean equal bits, but for NaNs."""
-    return f"loss {found.losses[0]!r}, gradient {found.checksums[0].crc32c:08x}"
+def _report_nothing(index: int) -> None:
+    """Report no part of a sum that is not compared yet."""
+
+
+def _describe_difference(lease: pb.Lease, first: _Bits, second: _Bits) -> str:
+    """Return what differs between two computations of a lease; empty if nothing does."""
+    losses = zip_longest(first.losses, second.losses)
+    for micro_batch, (before, after) in enumerate(losses, lease.first):
+        if repr(before) != repr(after):
+            return f"loss of micro-batch {micro_batch} of step {lease.step}: {before!r}, then {after!r}"
+    if first.crc32c == second.crc32c:
+        return ""
+    micro_batches = f"{lease.first} to {lease.first + lease.count - 1}"
+    return (
+        f"gradient of micro-batches {micro_batches} of step {lease.step}: CRC-32C {first.crc32c:08x}, then "
+        f"{second.crc32c:08x}"
+    )
 
 
 def describe_failure(error: Exception) -> str:

@@ -140,7 +140,7 @@ class Run:
     def _note(self, order: Order) -> None:
         if order.step != self._step:
             self._step, self._before, self._indices = order.step, self._indices, []
-        if order.index not in self._indices:  # the first one is computed again to compare its bits
+        if order.index not in self._indices:  # a process's first lease is computed twice, to compare its bits
             self._indices.append(order.index)
 
     def upcoming(self, count: int) -> list[Hint]:

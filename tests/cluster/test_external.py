@@ -178,7 +178,7 @@ def test_who_does_not_fit_is_refused_by_name(make_joins: Callable[..., Joins]) -
     code = end_of(joins.join(job, worker, "--fingerprint", "code 2"))
     assert code.startswith("refused: fingerprint differs: fingerprint is 'code 2', the job's is 'code 1'")
     bits = end_of(joins.join(job, worker, "--fault", "other bits"))
-    assert "other bits for the same micro-batch" in bits
+    assert "other bits when it computes a lease again" in bits
     unknown = end_of(joins.join("no-such-job", worker))
     assert unknown.startswith("refused: job no-such-job: not queued, running or paused")
     foreign = joins.start_worker("--allow-user", "65533")

@@ -208,8 +208,10 @@ class ExternalProcess:
         if self._fault == "killed" and is_due:
             self._ask(begin_gradient=pb.BeginGradient(range=0, micro_batch=index))
             os._exit(1)
-        if self._fault == "other bits":
+        if self._fault == "other bits" or (self._fault == "other bits later" and index == 1):
             gradients["first.bias"] = gradients["first.bias"] + np.float32(1e-3 * len(self.micro_batches))
+        if self._fault == "another loss later" and index == 1:
+            loss += 1e-9 * len(self.micro_batches)
         if self._fault == "not finite" and step == 1:
             gradients["first.bias"][0] = np.inf
         self._ask(begin_gradient=pb.BeginGradient(range=0, micro_batch=index))

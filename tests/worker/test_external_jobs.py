@@ -132,7 +132,7 @@ def test_a_process_computes_leases_of_every_phase(join: Callable[..., Joined]) -
     joined.load()
     computed = joined.lease(1)
     assert isinstance(computed, ev.LeaseComputed) and computed.tokens == 80
-    assert joined.process.micro_batches == [(0, 0), (0, 0), (0, 0), (0, 1)], "the first one is tried twice"
+    assert joined.process.micro_batches == [(0, 0), (0, 1)] * 2, "the first lease is computed twice"
     first = joined.sums.find(1)
     assert first is not None and np.isfinite(first.values).all() and first.values.any()
     joined.lease(2)
@@ -175,11 +175,50 @@ def test_an_exception_fails_its_lease_with_its_text(join: Callable[..., Joined])
     assert joined.child.wait(LIMIT_SECONDS)
 
 
-def test_other_bits_for_the_same_micro_batch_are_refused_or_told(join: Callable[..., Joined]) -> None:
-    joined = join(fault="other bits")
-    failed = joined.begin()
-    assert isinstance(failed, ev.LoadFailed) and not failed.died
-    assert "other bits for the same micro-batch" in failed.reason and "exact: false" in failed.reason
+def test_an_exception_amid_the_first_lease_fails_it_alike(join: Callable[..., Joined]) -> None:
+    joined = join(fault="an exception")
+    joined.wait_for(ev.Built)
+    joined.load()
+    lease = pb.Lease(job="a", generation=1, lease=1, phase=pb.TRAIN, count=6)
+    joined.thread.carry_out(ev.Perform(lease))
+    failed = joined.wait_for(ev.NodeReady, ev.LeaseFailed)
+    assert isinstance(failed, ev.LeaseFailed) and failed.reason == "ValueError: the user's loop failed"
+    assert isinstance(joined.ended(), ValueError)
+
+
+def test_a_dropped_first_lease_leaves_the_next_one_to_be_computed_twice(join: Callable[..., Joined]) -> None:
+    joined = join()
+    joined.wait_for(ev.Built)
+    joined.thread.carry_out(ev.Perform(pb.Lease(job="a", generation=1, lease=1, phase=pb.TRAIN, count=2)))
+    joined.thread.carry_out(ev.DropLease(1))  # it waits for weights, or has not begun
+    joined.load()
+    assert isinstance(joined.lease(2), ev.LeaseComputed)
+    assert joined.process.micro_batches[-4:] == [(0, 0), (0, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "difference"),
+    [
+        ("other bits", "gradient of micro-batches 0 to 1 of step 0: CRC-32C"),
+        ("other bits later", "gradient of micro-batches 0 to 1 of step 0: CRC-32C"),
+        ("another loss later", "loss of micro-batch 1 of step 0: "),
+    ],
+)
+def test_other_bits_in_any_part_of_the_first_lease_are_refused(
+    join: Callable[..., Joined], fault: str, difference: str
+) -> None:
+    """Nothing of the lease is told before."""
+    joined = join(fault=fault)
+    joined.wait_for(ev.Built)
+    joined.load()
+    joined.thread.carry_out(ev.Perform(pb.Lease(job="a", generation=1, lease=1, phase=pb.TRAIN, count=2)))
+    told = joined.wait_for(ev.NodeReady, ev.LoadFailed)
+    assert isinstance(told, ev.LoadFailed) and not told.died
+    assert f"other bits when it computes a lease again: {difference}" in told.reason
+    assert "exact: false" in told.reason
+
+
+def test_other_bits_are_told_where_the_job_accepts_them(join: Callable[..., Joined]) -> None:
     inexact = join(exact=False, fault="other bits", fingerprint="")
     inexact.wait_for(ev.Built)
     inexact.load()
