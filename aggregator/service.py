@@ -39,7 +39,7 @@ from aggregator.reporting import EventPublisher, WaitReporter, report_state
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
-from aggregator.stored_checkpoints import StoredCheckpoints
+from aggregator.stored_checkpoints import StoredCheckpoints, restore_layout
 from aggregator.tracking import JobTracking
 from aggregator.uploads import ROLES_BYTES, Uploads
 from aggregator.wiring import Wiring
@@ -479,6 +479,7 @@ class AggregatorService:
                 limits=TransferLimits(self._timeouts),
                 admission=self._uploads,
                 checkpoints=partial(self._downloads.open_reader, self.stored),
+                restore=partial(restore_layout, self.stored, self.files, self.core.runs),
             ).handlers(),
         ]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
 
 from aggregator.core.retention import StoredCheckpoint
+from aggregator.core.running_job import RunningJob
 from aggregator.optimizer_links.link import OptimizerLink
 from protos.cluster_pb2 import (
     CheckpointFiles,
@@ -18,9 +19,14 @@ from protos.cluster_pb2 import (
     RemoveCheckpointsRequest,
 )
 from protos.files_pb2 import FilePiece, ReadFileRequest
+from services.checkpoints.format import STATE_FILE, State
 from services.errors import Failed, Refused
 from services.files.errors import FileMissing
+from services.files.store import FileStore
+from services.json_text import CHECKPOINT_STATE
+from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.tasks import start_awaited
+from services.tensors.layout import Layout
 
 Answer = TypeVar("Answer")
 
@@ -93,6 +99,27 @@ class StoredCheckpoints:
         """
         return await _answer(self._link.read_piece(request))
 
+    async def read_layout(self, job: str) -> bytes:
+        """Return the file of a job's layout, as its newest checkpoint has it.
+
+        Raises:
+            FileMissing: the job has no checkpoint.
+            Failed: the checkpoint is damaged, or the optimizer is not connected or does not answer.
+        """
+        found = await self.list_files(CheckpointRequest(job=job, newest=True))
+        ref, content = found.files[STATE_FILE], bytearray()
+        request = ReadFileRequest(sha256=ref.sha256, length=MAX_PIECE_BYTES, job=job, step=found.step)
+        while len(content) < min(ref.size, CHECKPOINT_STATE.limit_bytes):
+            request.offset = len(content)
+            piece = await self.read_piece(request)
+            if not piece.data:
+                break
+            content += piece.data
+        try:
+            return await asyncio.to_thread(_find_layout, bytes(content))
+        except ValueError as error:
+            raise Failed(f"job {job}: {STATE_FILE} of its newest checkpoint is damaged: {error}") from None
+
     async def remove(self, request: RemoveCheckpointsRequest) -> None:
         """Have the optimizer remove checkpoints.
 
@@ -104,6 +131,26 @@ class StoredCheckpoints:
             raise Failed("the optimizer's answer to RemoveCheckpoints was damaged; try again")
         if reply.kept:
             raise Failed(reply.kept)
+
+
+async def restore_layout(
+    stored: StoredCheckpoints, files: FileStore, runs: Mapping[str, RunningJob], sha256: str
+) -> None:
+    """Put the layout of a running job into the store, from its checkpoint; do nothing for another file.
+
+    A job that starts from a checkpoint has no worker that uploads its layout.
+
+    Raises:
+        TiermeshError: there is no checkpoint, the optimizer does not answer, or the disk failed.
+    """
+    job = next((job for job, run in runs.items() if run.admission.layout_hash == sha256), None)
+    if job is not None:
+        await asyncio.to_thread(files.put, await stored.read_layout(job))
+
+
+def _find_layout(state: bytes) -> bytes:
+    """Return the layout's file, given the bytes of `state.json` (ValueError)."""
+    return Layout.from_json(State.load(state).layout).dumps().encode()
 
 
 async def _answer(call: Coroutine[Any, Any, Answer]) -> Answer:

@@ -67,6 +67,7 @@ class FilesServicer:
         limits: limits of all transfers; None for the usual ones.
         admission: decides about uploads; None admits all.
         checkpoints: opens a reader of checkpoints for one call (TiermeshError); None where there are none.
+        restore: puts a file that a Read misses into the store, if it can (TiermeshError); None if nothing can.
     """
 
     full_name = "tiermesh.Files"
@@ -79,12 +80,14 @@ class FilesServicer:
         limits: TransferLimits | None = None,
         admission: Admission | None = None,
         checkpoints: Callable[[], AbstractContextManager[ReadPiece]] | None = None,
+        restore: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._permission = permission
         self._limits = limits or TransferLimits()
         self._admission = admission
         self._checkpoints = checkpoints
+        self._restore = restore
         self._writers: dict[tuple[str, str], Transfer] = {}  # uploads by file and caller
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -224,6 +227,12 @@ class FilesServicer:
         return self._checkpoints()
 
     async def _read_stored(self, request: pb.ReadFileRequest) -> pb.FilePiece:
+        try:
+            return await self._limits.work(self._store.read_piece, request)
+        except FileMissing:
+            if self._restore is None:
+                raise
+            await self._restore(request.sha256)
         return await self._limits.work(self._store.read_piece, request)
 
     async def _send(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,9 +15,10 @@ import pytest
 from grpc.aio import Metadata
 
 from aggregator.downloads import MOST_DOWNLOADS, Downloads
-from aggregator.stored_checkpoints import StoredCheckpoints
-from protos.cluster_pb2 import CheckpointRequest
+from aggregator.stored_checkpoints import StoredCheckpoints, restore_layout
+from protos.cluster_pb2 import CheckpointFiles, CheckpointRequest
 from protos.files_pb2 import FilePiece, ReadFileRequest
+from services.checkpoints.format import FORMAT_VERSION, STATE_FILE, State
 from services.errors import Failed
 from services.files.errors import FileMissing
 from services.files.pieces import make_piece
@@ -23,6 +26,7 @@ from services.files.service import FilesServicer, ReadPiece
 from services.files.store import FileStore
 from services.files.transfer import receive_pieces
 from services.protocol.file_refs import MAX_PIECE_BYTES, make_ref
+from services.tensors.layout import Layout
 from services.transport.access.enforcement import Caller
 from services.transport.access.permissions import FILES_OF_AGGREGATOR, FILES_OF_DAEMON, CallerKind
 from services.transport.security import Security
@@ -41,10 +45,13 @@ def with_server(
     folder: Path,
     checkpoints: Callable[[], AbstractContextManager[ReadPiece]] | None,
     permission: str = FILES_OF_AGGREGATOR,
+    restore: Callable[[FileStore, str], Awaitable[None]] | None = None,
 ) -> None:
     async def run() -> None:
         store = FileStore(folder)
-        handlers = FilesServicer(store, permission, checkpoints=checkpoints).handlers()
+        handlers = FilesServicer(
+            store, permission, checkpoints=checkpoints, restore=restore and partial(restore, store)
+        ).handlers()
         server = await start_server("127.0.0.1:0", Security(), [handlers], ["tiermesh.Files"])
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await scenario(store, channel)
@@ -181,3 +188,53 @@ def test_a_damaged_answer_of_the_optimizer_is_told() -> None:
             await StoredCheckpoints(link).list_files(CheckpointRequest())
 
     asyncio.run(scenario())
+
+
+LAYOUT = Layout.build([("block.weight", (2, 3), True, "block.weight", False)])
+
+
+def make_state() -> bytes:
+    """Return the bytes of a checkpoint's `state.json`."""
+    layout = LAYOUT.to_json()
+    return State(
+        format=FORMAT_VERSION, job="a", generation=0, step=4, config={}, layout=layout, files={}
+    ).dump()
+
+
+@pytest.mark.parametrize(
+    ("sha256", "state", "code"),
+    [
+        (LAYOUT.hash, make_state(), None),
+        (REF.sha256, make_state(), grpc.StatusCode.NOT_FOUND),
+        (LAYOUT.hash, make_state()[:-9], grpc.StatusCode.UNAVAILABLE),
+    ],
+    ids=["its layout", "another file", "a damaged checkpoint"],
+)
+def test_a_running_jobs_layout_that_the_store_lacks_comes_from_its_checkpoint(
+    tmp_path: Path, sha256: str, state: bytes, code: grpc.StatusCode | None
+) -> None:
+    class Optimizer:
+        async def list_files(self, request: CheckpointRequest) -> CheckpointFiles:
+            assert (request.job, request.newest) == ("a", True)
+            return CheckpointFiles(step=4, files={STATE_FILE: make_ref(state)})
+
+        async def read_piece(self, request: ReadFileRequest) -> FilePiece:
+            assert (request.job, request.step) == ("a", 4)
+            return make_piece(state, make_ref(state), request.offset, 100)
+
+    async def restore(store: FileStore, missed: str) -> None:
+        link: Any = Optimizer()
+        runs: Any = {"a": SimpleNamespace(admission=SimpleNamespace(layout_hash=LAYOUT.hash))}
+        await restore_layout(StoredCheckpoints(link), store, runs, missed)
+
+    async def scenario(store: FileStore, channel: grpc.aio.Channel) -> None:
+        request = ReadFileRequest(sha256=sha256)
+        if code is None:
+            assert await read(channel, request) == LAYOUT.dumps().encode()
+            assert store.names() == {LAYOUT.hash}
+            return
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await read(channel, request)
+        assert refused.value.code() is code and not store.names()
+
+    with_server(scenario, tmp_path, None, restore=restore)
