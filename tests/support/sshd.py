@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKED = ROOT / "build" / "sshd"
-"""Where scripts/unpack_sshd.sh leaves it."""
+"""Where scripts/unpack_program.sh leaves it."""
 START_SECONDS = 10.0
 _NO_SHELLS = ("nologin", "false", "sync")
 
@@ -155,7 +155,7 @@ def _find_program() -> tuple[str, dict[str, str]]:
         return installed, dict(os.environ)
     unpacked = UNPACKED / "usr" / "sbin" / "sshd"
     if not unpacked.exists():
-        raise NoSshd("no sshd: install it, or run scripts/unpack_sshd.sh")
+        raise NoSshd("no sshd: install it, or unpack it as .ci/run does")
     libraries = {str(path.parent) for path in UNPACKED.rglob("lib*.so*")}
     return str(unpacked), {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
 
