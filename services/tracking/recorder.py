@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from services.printable import LINE_CHARACTERS, printable, printable_path
-from services.tasks import start_thread
+from services.runtime.queue_thread import QueueThread
 from services.tracking.points import Point
 from services.tracking.tracker import Run, Tracker
 
@@ -20,7 +17,6 @@ MOST_POINTS = 1_000_000
 _BATCH_POINTS = 1000
 _RETRY_SECONDS = 60.0
 """Pause after a tracker could not be opened. Points that come meanwhile are lost."""
-_POLL_SECONDS = 0.5
 
 
 class Recorder:
@@ -57,56 +53,48 @@ class Recorder:
         self._tell = tell
         self._after = after
         self._clock = clock
-        self._points: queue.Queue[Point] = queue.Queue(MOST_WAITING_POINTS)
-        self._ended = threading.Event()
         self._tracker: Tracker | None = None
         self._retry_at_seconds = float("-inf")
         self._told = False
-        # A daemon thread, since a tracker that hangs must not keep the process.
-        self._thread = start_thread(self._work, f"tracker-{name}")
+        self._thread: QueueThread[Point] = QueueThread(
+            f"tracker-{name}",
+            self._write,
+            most_waiting=MOST_WAITING_POINTS,
+            most_at_once=_BATCH_POINTS,
+            first=self._await_earlier,
+            last=self._close,
+        )
 
     def put(self, point: Point) -> None:
         """Give the tracker a point; it is lost if too many wait."""
         if point.kind == "step" and point.step % self._every:
             return
-        try:
-            self._points.put_nowait(point)
-        except queue.Full:
+        if not self._thread.put(point):
             self._lose(1, f"is too slow: more than {MOST_WAITING_POINTS} points wait for it")
 
     def end(self) -> None:
         """Have the tracker closed after the points that wait."""
-        self._ended.set()
+        self._thread.end()
 
     def wait(self, seconds: float | None) -> bool:
         """Wait until the tracker is closed, at most for some seconds, or without a limit; return whether it is."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return self._thread.wait(seconds)
 
-    def _work(self) -> None:
+    def _await_earlier(self) -> None:
         if self._after is not None:
             self._after.wait(None)
             self._after = None
-        while not (self._ended.is_set() and self._points.empty()):
-            points = self._take()
-            if points:
-                self._write(points)
+
+    def _close(self) -> None:
         if self._tracker is not None:
             try:
                 self._tracker.close()
             except Exception as error:
                 self._lose(0, _describe(error))
 
-    def _take(self) -> list[Point]:
-        """Return the points that wait; an empty list if none came for a while."""
-        points: list[Point] = []
-        with suppress(queue.Empty):
-            points.append(self._points.get(timeout=_POLL_SECONDS))
-            while len(points) < _BATCH_POINTS:
-                points.append(self._points.get_nowait())
-        return points
-
     def _write(self, points: Sequence[Point]) -> None:
+        if not points:
+            return
         lacking = list(points)
         try:
             if self._tracker is None:
