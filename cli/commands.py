@@ -26,6 +26,10 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
             "cli.job_commands:metrics",
             ("metrics 1124-174210-k3fd", "metrics 1124-174210-k3fd --csv --columns loss,mfu"),
         ),
+        "plot": Entry(
+            "cli.plot.command:plot",
+            ("plot 1124-174210-k3fd 1125-090311-x9q2 -o loss.svg --log", "plot .tiermesh/local --smooth 20"),
+        ),
         "queue": Entry(
             "cli.queue_commands:queue",
             (

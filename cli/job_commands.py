@@ -17,6 +17,7 @@ from cli.options import (
     code_option,
     option,
     path_option,
+    step_range_options,
 )
 from cli.output import Output
 from cli.retention_options import read_age_seconds, read_count, read_size_bytes
@@ -257,12 +258,7 @@ def logs(
     metavar="NAMES",
     help="Print only these, for example loss,mfu; `step` comes first anyway.  [default: all]",
 )
-@option(
-    "--from", "first_step", type=WholeNumber(min=0), metavar="STEP", help="First step.  [default: the first]"
-)
-@option(
-    "--to", "last_step", type=WholeNumber(min=1), metavar="STEP", help="Last step.  [default: the newest]"
-)
+@step_range_options
 @option(
     "--points",
     type=WholeNumber(min=0, max=10_000),
@@ -276,8 +272,8 @@ def metrics(
     job: str,
     as_csv: bool,
     columns: str | None,
-    first_step: int | None,
-    last_step: int | None,
+    first_step: int,
+    last_step: int,
     points: int | None,
     target: AggregatorTarget,
     output: Output,
@@ -295,7 +291,7 @@ def metrics(
     if points is None:
         points = 0 if as_csv else TABLE_ROWS
     request = MetricsRequest(
-        job=job, columns=names, first_step=first_step or 0, last_step=last_step or 0, points=points
+        job=job, columns=names, first_step=first_step, last_step=last_step, points=points
     )
     asyncio.run(show_metrics(target, request, output, as_csv=as_csv))
 

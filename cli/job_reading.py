@@ -8,6 +8,7 @@ import time
 from cli.job_table import format_jobs
 from cli.job_text import describe_job
 from cli.output import Output, clock
+from cli.small_curve import draw_loss_of_job
 from cli.tables import wrap
 from cli.watch import Picture
 from protos import jobs_pb2
@@ -44,9 +45,11 @@ async def draw_jobs(
 
 
 async def draw_job(client: JobsClient, part: str, output: Output) -> Picture:
-    """Return one job, one field per line."""
+    """Return one job, one field per line, and on a terminal the curve of its loss."""
     job = await client.job(part)
     lines = list(describe_job(job, output.width, time.time()))
+    if output.can_draw:
+        lines += await draw_loss_of_job(client, job.id, output)
     return Picture(
         lines, job_fields(job), last=job.state not in (jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.PAUSED)
     )

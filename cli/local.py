@@ -22,6 +22,7 @@ from cli.jobs import (
 )
 from cli.output import Output, job_line
 from cli.progress import ProgressView
+from cli.small_curve import draw_loss_of_folder
 from cli.supervise import supervise
 from cli.tracking import leave_trackers_to_aggregator
 from protos import jobs_pb2
@@ -109,6 +110,8 @@ def run(options: LocalOptions, output: Output) -> None:
         job = asyncio.run(_run(options, submission, output, external=external))
         seconds = time.monotonic() - started
         output.say(job_line(job))
+        for line in draw_loss_of_folder(options.state_dir / "metrics" / job.id, output):
+            output.say(line)
         sample = _sample(Path(job.checkpoint), options, output) if job.checkpoint else None
     if job.checkpoint:
         output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")

@@ -45,6 +45,11 @@ class History(NamedTuple):
                 return self.columns[name, kind]
         return ()
 
+    def add(self, part: MetricsRows) -> History:
+        """Return this history with a further part (Failed)."""
+        columns = {key: self.columns.get(key, []) + values for key, values in read_part(part).items()}
+        return History(columns, part.steps_per_row)
+
     def to_json(self) -> dict[str, object]:
         """Return the columns by name: lists, or lists by kind for those of summaries."""
         fields: dict[str, object] = {}
@@ -80,10 +85,7 @@ async def show_metrics(
                 return
             history = History({}, 1)
             async for part in parts:
-                columns = read_part(part)
-                for key, values in columns.items():
-                    columns[key] = history.columns.get(key, []) + values
-                history = History(columns, part.steps_per_row)
+                history = history.add(part)
     for line in format_history(history, output.width):
         output.say(line)
     output.result({"job": request.job, **history.to_json()})

@@ -34,6 +34,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_MFU = 0.2
 """Share of the chips' peak that a job is assumed to reach, unless it is measured or given."""
 
+MOST_STEPS = 2**31 - 1
+"""Largest number of a step: no job has more."""
+
 _RATE_UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LINK_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]?)(?:bit/s|bit|bps)?", re.ASCII)
 
@@ -326,6 +329,30 @@ def _tls_options(command: Command) -> Command:
     ):
         command = decorate(command)
     return command
+
+
+def step_range_options(command: Command) -> Command:
+    """Add `--from` and `--to`, which choose steps of a history; the command gets `first_step` and `last_step`."""
+
+    @option(
+        "--from",
+        "first_step",
+        type=WholeNumber(0, MOST_STEPS),
+        metavar="STEP",
+        help="First step.  [default: the first]",
+    )
+    @option(
+        "--to",
+        "last_step",
+        type=WholeNumber(1, MOST_STEPS),
+        metavar="STEP",
+        help="Last step.  [default: the newest]",
+    )
+    @functools.wraps(command)
+    def with_range(*arguments: Any, first_step: int | None, last_step: int | None, **rest: Any) -> Any:
+        return command(*arguments, first_step=first_step or 0, last_step=last_step or 0, **rest)
+
+    return with_range
 
 
 def allow_models_option(command: Command) -> Command:

@@ -25,6 +25,8 @@ _PHASES = {
 }
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that change what a terminal shows of other text; line ends and tabs are not among them."""
+_PLAIN_TERMINALS = ("dumb", "linux")
+"""Values of TERM of terminals whose fonts lack Braille; `linux` is the console without a desktop."""
 
 
 class Output:
@@ -62,6 +64,17 @@ class Output:
         if not (given.isdecimal() and int(given)) and not stream.isatty():
             return None
         return max(20, shutil.get_terminal_size().columns)
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether text goes to a terminal that shows Braille, of which small pictures are made."""
+        if self.as_json or not sys.stdout.isatty() or os.environ.get("TERM") in _PLAIN_TERMINALS:
+            return False
+        try:
+            "\u28ff".encode(sys.stdout.encoding)
+        except UnicodeEncodeError:
+            return False
+        return True
 
     def say(self, text: str) -> None:
         """Print a line of text, or several."""

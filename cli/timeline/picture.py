@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 
+from cli.svg import document, element, label, plain, round_ticks
 from cli.timeline.stages import STAGE_WAIT, PipelineTrace
 from cli.timeline.trace import WAITS, Payload, StepTrace, side_by_side
 from services.errors import Refused
@@ -59,39 +59,35 @@ def draw(trace: StepTrace, step: int) -> str:
     height = TOP + ROW * len(rows) + 30
     scale = (WIDTH - LEFT - RIGHT) / (end - begin)
     picture = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
-        'font-size="11">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="16" font-size="13">Step {step}, and the forward pass of step {step + 1}</text>',
+        element("rect", width=WIDTH, height=height, fill="white"),
+        label(LEFT, 16, f"Step {step}, and the forward pass of step {step + 1}", font_size=13),
         *_legend(),
     ]
-    for tick in _ticks(end - begin):
+    for tick in round_ticks(0.0, end - begin, 10):
         x = LEFT + scale * tick
-        picture.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{height - 26}" stroke="#dddddd"/>')
-        picture.append(f'<text x="{x:.1f}" y="{height - 12}" text-anchor="middle">{1e3 * tick:g} ms</text>')
+        picture.append(element("line", x1=x, y1=TOP, x2=x, y2=height - 26, stroke="#dddddd"))
+        picture.append(label(x, height - 12, f"{1e3 * tick:g} ms", text_anchor="middle"))
     for number, row in enumerate(rows):
         y = TOP + ROW * number
         if row.is_first:
-            picture.append(f'<line x1="0" y1="{y}" x2="{WIDTH}" y2="{y}" stroke="#999999"/>')
-        picture.append(f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(row.title)}</text>')
+            picture.append(element("line", x1=0, y1=y, x2=WIDTH, y2=y, stroke="#999999"))
+        picture.append(label(LEFT - 8, y + 14, row.title, text_anchor="end"))
         for name, start, stop, word in row.bars:
             x = LEFT + scale * (max(start, begin) - begin)
             width = max(0.5, scale * (min(stop, end) - max(start, begin)))
-            picture.append(
-                f'<rect x="{x:.2f}" y="{y + 3}" width="{width:.2f}" height="{BAR}" fill="{COLOURS[name]}" '
-                f'stroke="white" stroke-width="0.3"><title>{escape(word)}</title></rect>'
-            )
+            tip = element("title", plain(word))
+            size = {"x": x, "y": y + 3, "width": width, "height": BAR}
+            picture.append(element("rect", tip, **size, fill=COLOURS[name], stroke="white", stroke_width=0.3))
     for event in trace.events:
         if event.name == "COMMIT" and begin <= event.start <= end:
             x = LEFT + scale * (event.start - begin)
             picture.append(
-                f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - 26}" stroke="black" '
-                'stroke-dasharray="3,2"/>'
+                element(
+                    "line", x1=x, y1=TOP - 4, x2=x, y2=height - 26, stroke="black", stroke_dasharray="3,2"
+                )
             )
-            picture.append(
-                f'<text x="{x:.1f}" y="{TOP - 6}" text-anchor="middle">COMMIT of step {event.step}</text>'
-            )
-    return "\n".join([*picture, "</svg>", ""])
+            picture.append(label(x, TOP - 6, f"COMMIT of step {event.step}", text_anchor="middle"))
+    return document(WIDTH, height, picture, font_family="sans-serif", font_size=11)
 
 
 def write(folder: Path, into: Path, job: str = "") -> StepTrace:
@@ -168,14 +164,6 @@ def _rows(trace: StepTrace, begin: float, end: float) -> Iterator[Row]:
 def _legend() -> Iterator[str]:
     x = LEFT
     for name in ("forward", "backward", WAITS, STAGE_WAIT):
-        yield f'<rect x="{x}" y="24" width="10" height="10" fill="{COLOURS[name]}"/>'
-        yield f'<text x="{x + 14}" y="33">{name}</text>'
+        yield element("rect", x=x, y=24, width=10, height=10, fill=COLOURS[name])
+        yield label(x + 14, 33, name)
         x += 30 + 6 * len(name)
-
-
-def _ticks(seconds: float) -> list[float]:
-    """Return at most eleven round times from 0 to `seconds`."""
-    step = next(
-        unit * 10**power for power in range(-5, 5) for unit in (1, 2, 5) if seconds / (unit * 10**power) <= 10
-    )
-    return [step * number for number in range(int(seconds / step) + 1)]
