@@ -41,6 +41,7 @@ class AggregatorOptions(DaemonOptions):
         caps: the caps on what people can take.
 
         retention: Limits on what ended jobs leave, by what goes; none keep everything.
+        notify_targets: the file of the targets of jobs' `notify`; None for none.
     """
 
     state_dir: Path = field(kw_only=True)
@@ -55,6 +56,7 @@ class AggregatorOptions(DaemonOptions):
     caps: Caps = field(default=Caps(), kw_only=True)
 
     retention: Mapping[Part, Limits] = field(default_factory=dict, kw_only=True)
+    notify_targets: Path | None = field(default=None, kw_only=True)
 
 
 def run(options: AggregatorOptions) -> int:
@@ -65,12 +67,14 @@ def run(options: AggregatorOptions) -> int:
             return _build_shard(options)
         from aggregator.data_folder import check_data_dir
         from aggregator.leader import LeaderService
+        from aggregator.notifications.targets import TargetFile
         from aggregator.service import AggregatorService
         from aggregator.standby import StandbyService
 
         timeouts = _timeouts(options)
         if options.data_dir is not None:
             check_data_dir(options.data_dir)
+        targets = TargetFile(options.notify_targets)
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
 
@@ -98,6 +102,7 @@ def run(options: AggregatorOptions) -> int:
                 tensor_port=tensor_port,
                 caps=options.caps,
                 retention=options.retention,
+                targets=targets,
             )
 
         service_class = StandbyService if options.standby else LeaderService

@@ -20,6 +20,7 @@ from aggregator.history.reader import check_request, read_history
 from aggregator.history.writer import MetricsHistory
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
+from aggregator.notifications.targets import TargetFile
 from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
 from aggregator.storage.job_queue import JobFilter
 from aggregator.storage.journal import Journal
@@ -74,6 +75,10 @@ class JobsBackend(Protocol):
     @property
     def history(self) -> MetricsHistory:
         """The histories of all jobs' figures."""
+
+    @property
+    def notify_targets(self) -> TargetFile:
+        """The targets of jobs' `notify`."""
 
     @property
     def pruner(self) -> Pruner:
@@ -143,6 +148,8 @@ class JobsServicer:
                 check_permission(SEND_CODE, current_caller())
             if complete.tracking.written_by == "aggregator":
                 check_trackers(complete.tracking.trackers, "at the aggregator")
+            if complete.notify is not None:
+                self._backend.notify_targets.check(complete.notify)
             self._backend.pruner.check_start(complete.to_json())
             job = self._backend.register.submit(
                 complete, name=name, request_id=request_id, owner=current_caller().person

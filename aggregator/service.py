@@ -22,25 +22,24 @@ from aggregator.cluster_check import ClusterCheck
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.cluster_status import find_waits, make_status
-from aggregator.core.job_report import Record, copy_job
+from aggregator.core.job_report import Record
 from aggregator.core.retention import Limits, Part
 from aggregator.core.succession import EpochBehind
 from aggregator.data_folder import DataFolder
 from aggregator.downloads import Downloads
 from aggregator.effects import EffectRunner
-from aggregator.history.writer import MetricsHistory
 from aggregator.job_needs import find_needs
 from aggregator.job_register import JobRegister
 from aggregator.job_starts import JobStarts
 from aggregator.jobs_service import JobsServicer
+from aggregator.notifications.targets import TargetFile
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.pruner import Pruner
-from aggregator.reporting import EventPublisher, WaitReporter, report_state
+from aggregator.reporting import DiskWatch, EventPublisher, WaitReporter, report_low_disk, report_state
 from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
 from aggregator.stored_checkpoints import StoredCheckpoints, restore_layout
-from aggregator.tracking import JobTracking
 from aggregator.uploads import ROLES_BYTES, Uploads
 from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
@@ -87,6 +86,7 @@ class AggregatorService:
         tensor_port: the port of data streams; 0 for none.
         caps: the caps on what people can take.
         retention: limits on what ended jobs leave, by what goes.
+        targets: the targets of jobs' `notify`; None for none.
 
     Attributes:
         register: all jobs, for people.
@@ -117,6 +117,7 @@ class AggregatorService:
         shared_memory: bool = True,
         shards: Sequence[str] = (),
         retention: Mapping[Part, Limits] | None = None,
+        targets: TargetFile | None = None,
     ) -> None:
         epoch = queue.epoch
         self._name = name
@@ -142,11 +143,12 @@ class AggregatorService:
             stored = read_stored(spec_json, tiers=self._tiers, shards=len(shards))
             self.files.keep_inputs(job.id, stored.inputs)
             records.append(Record(job, spec_json, stored.plan, stored.needs))
-        self._tracking = JobTracking(
-            state_dir / "tracking", self._find_spec, metrics.count_lost_points, self._tell_of_tracker
+        targets = targets or TargetFile(None)
+        self._events = EventPublisher(
+            state_dir, queue, lambda job: self.core.jobs.records.get(job), self.journal, metrics, targets
         )
-        self.history = MetricsHistory(state_dir / "metrics")
-        self._events = EventPublisher(self.journal, metrics, self.history, self._tracking)
+        self.history, self.notify_targets = self._events.history, targets
+        self._disk_watch = DiskWatch(state_dir)
         self._wait_reporter = WaitReporter(metrics, self._timeouts)
         self.core = make_core(
             AggregatorCore,
@@ -210,7 +212,7 @@ class AggregatorService:
             metrics=metrics,
             retention=retention or {},
             grace_seconds=self._timeouts.follow,
-            remove_tracking=self._tracking.remove,
+            remove_tracking=self._events.tracking.remove,
         )
         self._effects = EffectRunner(
             queue=queue,
@@ -318,13 +320,14 @@ class AggregatorService:
     async def stop(self) -> None:
         """End all streams and threads, after finishing a checkpoint that is being written."""
         self.feed(ev.Stopping())
+        self._events.notifier.stop_telling()
         self._sessions.close_all("the aggregator stops")
         self.journal.close()
         self.history.close()
         self._plane.close()
         if self._wiring.engine is not None:
             await asyncio.to_thread(self._wiring.engine.close)
-        await asyncio.to_thread(self._tracking.close)
+        await asyncio.to_thread(self._events.close)
         await asyncio.to_thread(self._leadership.close)
         self._queue.close()
         self._metrics.set_leading(False)
@@ -351,6 +354,7 @@ class AggregatorService:
             await asyncio.sleep(self._timeouts.tick)
             self.feed(ev.Ticked())
             report_state(self.core, self._metrics)
+            report_low_disk(self._disk_watch, self.core, self._events)
             self._wait_reporter.report(find_waits(self.core, time.monotonic()))
             if self._wiring.shards:
                 self._metrics.set_shards(sum(link.is_up for link in self._wiring.shards))
@@ -430,20 +434,6 @@ class AggregatorService:
         header = chunk.header
         timeline.mark("from optimizer", "weights", header.step, job=header.job, chunk=header.index)
         self.feed(ev.WeightsArrived(chunk.header), chunk, message)
-
-    # ---- trackers ----
-
-    def _find_spec(self, job: str) -> str | None:
-        record = self.core.jobs.records.get(job)
-        return None if record is None else record.spec_json
-
-    def _tell_of_tracker(self, job: str, text: str) -> None:
-        record = self.core.jobs.records.get(job)
-        if record is None:
-            log.warning("job %s: %s", job, text, extra={"job": job})
-        else:
-            note = ev.Note("tracking", text, copy_job(record.job))
-            self._events.publish(note, Clock(time.monotonic(), time.time()))
 
     # ---- users ----
 

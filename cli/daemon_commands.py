@@ -344,6 +344,10 @@ def _caps_options(command: Command) -> Command:
 )
 @path_option("--record", help="File to record the inputs and outputs of the core in, for replay.")
 @path_option("--tokens", help="File of people's tokens, as `tiermesh tokens issue` writes it.")
+@path_option(
+    "--notify-targets",
+    help="File of webhooks that jobs may name as `notify` (docs/notifications.md), which only this user can read.",
+)
 @address_option(
     "--people-listen",
     default="",
@@ -364,6 +368,7 @@ def aggregator(
     retain: dict[Part, Limits],
     data_dir: Path | None,
     record: Path | None,
+    notify_targets: Path | None,
     people_listen: str,
     caps: Caps,
     daemon: dict[str, Any],
@@ -377,6 +382,7 @@ def aggregator(
             "--standby": standby,
             "--data-dir": data_dir,
             "--retain": retain,
+            "--notify-targets": notify_targets,
         }
     )
     Timeouts.from_heartbeat(heartbeat_seconds, timeouts)
@@ -396,6 +402,7 @@ def aggregator(
             people_listen=people_listen,
             caps=caps,
             retention=retain,
+            notify_targets=notify_targets,
             **daemon,
         )
     )
@@ -409,6 +416,7 @@ def _check_roles(flags: Mapping[str, object]) -> None:
         ("--shard", "--standby", "only an aggregator can be a standby; remove one of the two"),
         ("--shard", "--data-dir", "workers read files from the aggregator; give --data-dir to it"),
         ("--shard", "--retain", "a shard has no jobs; give --retain to the aggregator"),
+        ("--shard", "--notify-targets", "a shard has no jobs; give --notify-targets to the aggregator"),
         (
             "--shards",
             "--optimizer",

@@ -26,6 +26,7 @@ from aggregator.core.events import (
     MemoryTold,
     MessageRefused,
     Note,
+    NoticeKind,
     OptimizerConnected,
     OptimizerLost,
     Outbox,
@@ -392,7 +393,8 @@ class AggregatorCore:
     def _optimizer_lost(self, reason: str) -> None:
         for run in self.runs.values():
             if self.optimizer:
-                run.report.note("member", f"optimizer {self.optimizer} is gone: {reason}")
+                text = f"optimizer {self.optimizer} is gone: {reason}"
+                run.report.note("member", text, NoticeKind.STALLED)
         self.optimizer, self.optimizer_lost_reason = None, reason
         self.jobs.suspended.clear()  # the next one tells what it has open
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TypeAlias
 
 from aggregator.core.scheduling.host_memories import ToldMemory
@@ -333,9 +334,27 @@ class StoreWeights:
     elements: int
 
 
+class NoticeKind(str, Enum):
+    """What the target of a job's `notify` is told of; the value is part of the message."""
+
+    ENDED = "ended"
+    FAILED = "failed"
+    LOSS_SPIKE = "loss_spike"
+    NON_FINITE = "non_finite"
+    STALLED = "stalled"
+    WORKER_LOST = "worker_lost"
+    DISK_LOW = "disk_low"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Note:
-    """Publish one line to the job's log and its watchers, and the figures of a step."""
+    """Publish one line to the job's log and its watchers, and the figures of a step.
+
+    `tells` says what the target of the job's `notify` is told by this line, as far as the core decides that.
+    """
 
     kind: str
     text: str
@@ -345,6 +364,7 @@ class Note:
     step_seconds: float | None = None
     split: StepSplit | None = None
     waited_for: str = ""
+    tells: NoticeKind | None = None
 
 
 @dataclass(frozen=True)

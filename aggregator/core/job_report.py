@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from aggregator.core.events import Note, Outbox, SaveJob
+from aggregator.core.events import Note, NoticeKind, Outbox, SaveJob
 from aggregator.core.membership.claims import bind_own
 from aggregator.core.pace import Pace, StepParts
 from aggregator.core.scheduling.room import RoleNeed
@@ -110,10 +110,10 @@ class JobReport:
         self._told_share, self._told_seconds = 0, 0.0
         self._refusals: dict[str, str] = {}  # not yet published, by worker
 
-    def note(self, kind: str, text: str) -> None:
-        """Publish a line to the job's log and watchers."""
+    def note(self, kind: str, text: str, tells: NoticeKind | None = None) -> None:
+        """Publish a line to the job's log and watchers, and perhaps to the target of its `notify`."""
         self.publish_refusals()
-        self._out.put(Note(kind, text, copy_job(self.job)))
+        self._out.put(Note(kind, text, copy_job(self.job), tells=tells))
 
     def note_refusal(self, worker: str, refusal: Refusal) -> None:
         """Have a worker's refusal published at the next tick or line, with those of other workers."""
@@ -238,6 +238,7 @@ class JobReport:
                 step.seconds,
                 step.split,
                 step.waited_for,
+                None if commit.applied else NoticeKind.NON_FINITE,
             )
         )
 
@@ -286,7 +287,7 @@ class JobReport:
         """Record that a due checkpoint could not be written, or that the optimizer can't begin yet."""
         self.job.detail = describe_missed_checkpoint(missed)
         self.save()
-        self.note("checkpoint", self.job.detail)
+        self.note("checkpoint", self.job.detail, NoticeKind.DISK_LOW)
 
     def end(self, state: JobState, detail: str) -> None:
         """Record that the job is over, or paused."""

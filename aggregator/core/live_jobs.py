@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from aggregator.core.events import Note, Outbox, SaveJob, Submitted, ToOptimizer
+from aggregator.core.events import Note, NoticeKind, Outbox, SaveJob, Submitted, ToOptimizer
 from aggregator.core.job_report import (
     PAUSED_BY_REQUEST,
     Record,
@@ -209,7 +209,8 @@ class LiveJobs:
         if job.checkpoint and outcome.step <= job.checkpoint_step:
             return
         if isinstance(outcome, pb.CheckpointMissed):
-            self._out.put(Note("checkpoint", describe_missed_checkpoint(outcome), copy_job(job)))
+            text = describe_missed_checkpoint(outcome)
+            self._out.put(Note("checkpoint", text, copy_job(job), tells=NoticeKind.DISK_LOW))
             return
         set_checkpoint(job, outcome)
         self._out.put(SaveJob(copy_job(job)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from aggregator.core.events import PiecesArrived, ToOptimizer
+from aggregator.core.events import NoticeKind, PiecesArrived, ToOptimizer
 from aggregator.core.membership.claims import trust
 from aggregator.core.membership.code_pin import shorten_code
 from aggregator.core.membership.members import Member
@@ -210,7 +210,7 @@ class RunningJob(StartedJob):
         """Release the leases of a worker that is gone."""
         del self.members[member.session]
         self.rows.release(member, now)
-        self.report.note("member", f"worker {member.name} is gone: {reason}")
+        self.report.note("member", f"worker {member.name} is gone: {reason}", NoticeKind.WORKER_LOST)
         self.settle_claims(now)
         self.dispatch(now)
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from services.caps import MOST_PARAMETERS, MOST_PRIORITY
+from services.names import NAME_CHARACTERS, NAME_PATTERN
 
 MOST_MICRO_BATCHES = 1 << 16
 """Maximum number of micro-batches of a step. Their losses take 512 KiB of a chunk's header."""
@@ -60,6 +61,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)]
 """sha256 of a file's bytes, in hexadecimal."""
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$", max_length=100)]
 """Id of a job."""
+TargetName = Annotated[str, Field(pattern=rf"^{NAME_PATTERN.pattern}$", max_length=NAME_CHARACTERS)]
+"""Name of a target of messages about a job."""
 NO_NUL_PATTERN = r"^[^\x00]*$"
 PathText = Annotated[str, Field(max_length=4096, pattern=NO_NUL_PATTERN)]
 """Path of a file or folder; empty for none. Linux allows no longer one, and no NUL byte."""

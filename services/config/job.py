@@ -22,6 +22,7 @@ from services.config.field_types import (
     PositiveInt,
     PrintableName,
     Priority,
+    TargetName,
 )
 from services.config.job_parts import (
     CheckpointConfig,
@@ -105,6 +106,7 @@ class JobConfig(ConfigRecord):
         verify_fraction: share of the micro-batches whose gradients a second worker computes as well.
         on_faulty: after a worker was found faulty, go back to a checkpoint, or go on from the current step.
         tracking: trackers that its figures are written to.
+        notify: name of the target that the aggregator tells what happens to the job; None for none.
     """
 
     name: PrintableName = "tt_train_nano_gpt"
@@ -141,6 +143,7 @@ class JobConfig(ConfigRecord):
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
     tracking: TrackingConfigField = TrackingConfig()
+    notify: TargetName | None = Field(default=None, exclude_if=lambda name: name is None)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> JobConfig:

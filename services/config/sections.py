@@ -30,6 +30,7 @@ from services.config.field_types import (
     SampleCount,
     SequenceLength,
     StageCount,
+    TargetName,
     ThreadCount,
     Width,
 )
@@ -141,6 +142,7 @@ class TrainingSection(Section):
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
     tracking: TrackingConfigField = TrackingConfig()
+    notify: TargetName | None = None
 
 
 class AdamWSection(Section):

@@ -107,6 +107,7 @@ _OWN = (
     "training_config.verify_fraction",
     "training_config.on_faulty",
     "training_config.tracking",
+    "training_config.notify",
     "training_config.optimizer.weight_decay_on",
     "linear_regression_config",
     "transformer_config.bias",

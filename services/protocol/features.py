@@ -29,6 +29,7 @@ class Feature(NamedTuple):
 
 FEATURES: tuple[Feature, ...] = (
     Feature("external", "0.3", lambda config: config["model"]["model_type"] == "external"),
+    Feature("notify", "0.3", lambda config: "notify" in config),
 )
 """What this version has, and 0.2 lacks."""
 

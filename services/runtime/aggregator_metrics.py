@@ -94,6 +94,14 @@ class AggregatorMetrics(RoleMetrics):
             registry=self.registry,
         )
         self._lost_points = {name: lost_points.labels(self.role, name) for name in get_args(TrackerName)}
+        notifications = Counter(
+            "tiermesh_notifications",
+            "Messages to targets of jobs, by outcome: sent, repeated (told as a number later) or dropped",
+            ("role", "outcome"),
+            registry=self.registry,
+        )
+        outcomes = ("sent", "repeated", "dropped")
+        self._notifications = {each: notifications.labels(self.role, each) for each in outcomes}
         self._pruned_jobs = Counter(
             "tiermesh_pruned_jobs", "Ended jobs that were pruned", ("role",), registry=self.registry
         ).labels(self.role)
@@ -210,6 +218,10 @@ class AggregatorMetrics(RoleMetrics):
     def count_lost_points(self, tracker: str, points: int) -> None:
         """Count points of a job that a tracker did not take. Any thread may call."""
         self._lost_points[tracker].inc(points)
+
+    def count_notifications(self, outcome: str, messages: int) -> None:
+        """Count messages to targets of jobs: `sent`, `repeated` or `dropped`. Any thread may call."""
+        self._notifications[outcome].inc(messages)
 
     def count_cap_reached(self, cap: Cap) -> None:
         """Count that a cap was reached."""

@@ -1,12 +1,14 @@
-"""Tests of what the aggregator reports: a wait that passes a timeout is logged, with a chunk only if one is owed."""
+"""Tests of what the aggregator reports: waits that pass a timeout, and a disk that is almost full."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from unittest.mock import create_autospec
 
 import pytest
 
-from aggregator.reporting import WaitReporter
+from aggregator.reporting import DiskWatch, WaitReporter
 from protos.jobs_pb2 import Wait
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.timeouts import STANDARD_TIMEOUTS
@@ -40,3 +42,22 @@ def test_the_same_wait_of_two_jobs_is_logged_for_each(caplog: pytest.LogCaptureF
     }
     reporter.report([Wait(job="a", **owed), Wait(job="b", **owed)])
     assert [record.__dict__["job"] for record in caplog.records] == ["a", "b"]
+
+
+def test_a_disk_is_told_each_time_it_becomes_low(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, free_gb = 0.0, [100.0, 10.0, 9.0, 30.0, 10.0]
+
+    def statvfs(path: Path) -> os.statvfs_result:
+        blocks = [4096, 1024, 10**9, free_gb[0] * 10**6, free_gb[0] * 10**6, 0, 0, 0, 0, 255]  # of 1024 bytes
+        return os.statvfs_result([int(each) for each in blocks])
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    watch = DiskWatch(tmp_path, clock=lambda: now)
+    told = []
+    while free_gb:
+        now += DiskWatch.CHECK_SECONDS
+        told.append(watch.check())
+        assert watch.check() is None, "it is looked at once a minute"
+        free_gb.pop(0)
+    assert [each is not None for each in told] == [False, True, False, False, True]
+    assert "10.2 GB of 1.0 TB free" in str(told[1])

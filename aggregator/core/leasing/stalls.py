@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from aggregator.core.events import NoticeKind
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.orders import WorkerOrders
@@ -51,7 +52,7 @@ class Stalls:
         row = self._rows[session]
         row.note_stall(self._timeouts.stall, now)
         text = f"{row.title} stalled on step {self._report.job.step}; its work goes to others"
-        self._report.note("member", text)
+        self._report.note("member", text, NoticeKind.STALLED)
         return True
 
     def release_gradients(self, step_sum: StepSum, now: float) -> None:

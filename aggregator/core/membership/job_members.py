@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from aggregator.core.events import NoticeKind
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.deaths import MOST_DEATHS, ComputeDeaths
 from aggregator.core.leasing.failures import MOST_FAILURES, Blame
@@ -154,7 +155,8 @@ class JobMembers:
     def count_death(self, member: Member, reason: str) -> Blame:
         """Count a death of a worker's compute process; return who is at fault."""
         text = f"worker {member.name}: its compute process died: {reason}"
-        self._report.note("member", f"{text}; {MOST_DEATHS} such deaths with no step between end the job")
+        ending = f"{MOST_DEATHS} such deaths with no step between end the job"
+        self._report.note("member", f"{text}; {ending}", NoticeKind.WORKER_LOST)
         return self._deaths.add(member.name, member.incarnation, reason)
 
     def mark_unfit(self, member: Member, reason: Refusal) -> None:
@@ -220,7 +222,8 @@ class JobMembers:
             if hangs != member.hangs:
                 member.hangs = hangs
                 text = member.detail if hangs else "its device goes on"
-                self._report.note("member", f"worker {member.name}: {text}")
+                tells = NoticeKind.STALLED if hangs else None
+                self._report.note("member", f"worker {member.name}: {text}", tells)
 
     def waits(self, now: float) -> list[Wait]:
         """Return which workers are building the job, and for how long."""

@@ -137,6 +137,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> ResolvedJob:
             verify_fraction=training.verify_fraction,
             on_faulty=training.on_faulty,
             tracking=training.tracking,
+            notify=training.notify,
         )
     except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None
