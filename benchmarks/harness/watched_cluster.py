@@ -37,6 +37,8 @@ class WatchedCluster:
         tree: the tree of Tiermesh whose code runs.
         worker_options: further options of the worker.
         worker_program: what Python runs as the worker.
+        aggregator_program: what Python runs as the aggregator.
+        aggregator_options: further options of the aggregator.
         environment: further variables of all daemons.
 
     Attributes:
@@ -52,6 +54,8 @@ class WatchedCluster:
         tree: Path = ROOT,
         worker_options: tuple[str, ...] = (),
         worker_program: tuple[str, ...] = ("-m", "cli.main"),
+        aggregator_program: tuple[str, ...] = ("-m", "cli.main"),
+        aggregator_options: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
@@ -63,14 +67,15 @@ class WatchedCluster:
         }
         self._spawn = partial(spawn_subprocess, environment=self._environment, folder=tree)
         self._worker_options = worker_options
-        self._worker_program = worker_program
+        self._programs = {"worker": worker_program, "aggregator": aggregator_program}
+        self._aggregator_options = aggregator_options
         self.daemons: list[DaemonProcess] = []
 
     async def __aenter__(self) -> WatchedCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         try:
-            aggregator = await self._start("aggregator")
+            aggregator = await self._start("aggregator", *self._aggregator_options)
             self._address = aggregator.address
             await self._start("worker", "--aggregator", self._address, *self._worker_options)
         except BaseException:
@@ -81,7 +86,7 @@ class WatchedCluster:
 
     async def _start(self, role: str, *options: str) -> DaemonProcess:
         state = ("--state-dir", str(self.folder / role))
-        program = self._worker_program if role == "worker" else ("-m", "cli.main")
+        program = self._programs.get(role, ("-m", "cli.main"))
         daemon = DaemonProcess(
             role, role, self.folder, (*state, *options), program=program, spawn=self._spawn
         )
@@ -140,11 +145,11 @@ class WatchedCluster:
 
     def worker_processes(self) -> list[int]:
         """Return the ids of the worker's daemon, and of the processes that it has started."""
-        return [self._find("worker").pid, *self.processes("worker")]
+        return [self.find("worker").pid, *self.processes("worker")]
 
     def processes(self, daemon: str) -> list[int]:
         """Return the ids of the processes that a daemon has started."""
-        threads = Path(f"/proc/{self._find(daemon).pid}/task").glob("*/children")
+        threads = Path(f"/proc/{self.find(daemon).pid}/task").glob("*/children")
         return [int(child) for each in threads for child in each.read_text().split()]
 
     def cpu_seconds(self, *names: str) -> float:
@@ -158,7 +163,8 @@ class WatchedCluster:
                 ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
-    def _find(self, name: str) -> DaemonProcess:
+    def find(self, name: str) -> DaemonProcess:
+        """Return a daemon."""
         return next(each for each in self.daemons if each.name == name)
 
 
