@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 
 from tests.support.contract import draw_arithmetic, draw_rows, draw_shapes
 from tests.support.contract.call_strategies import OPS
@@ -49,9 +50,16 @@ OPERANDS_NOT_DRAWN: dict[str, str] = {
 
 
 def format_not_drawn() -> list[str]:
-    """Return what isn't drawn as lines of a Markdown list."""
+    """Return what isn't drawn as lines of a Markdown list, as wide as pages are."""
     reasons: dict[str, list[str]] = {}
     for name, reason in NOT_DRAWN.items():
         reasons.setdefault(reason, []).append(f"`{name}`")
-    lines = [f"* {', '.join(names)}: {reason}." for reason, names in reasons.items()]
-    return lines + [f"* {ops}: {reason}." for ops, reason in OPERANDS_NOT_DRAWN.items()]
+    items = [f"* {', '.join(names)}: {reason}." for reason, names in reasons.items()]
+    items += [f"* {ops}: {reason}." for ops, reason in OPERANDS_NOT_DRAWN.items()]
+    return [
+        line
+        for item in items
+        for line in textwrap.wrap(
+            item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    ]
