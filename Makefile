@@ -1,5 +1,5 @@
 # make install        make .venv with everything that demo and test need; .venv/bin/tiermesh is the command
-# make demo           train a small GPT on a 3-tier cluster of processes on this machine
+# make demo           train a small GPT on a 3-tier cluster of processes on this machine, and serve its page meanwhile
 # make test           run lint, then the tests (about 8 minutes on 2 cores); PROCESSES=0 runs them one by one
 # make test-all       run the `long` tests that make test leaves out; CI runs both
 # make test-slow      run the tests that take minutes each
@@ -7,6 +7,8 @@
 # make lint           check style, types and the direction of imports
 # make docs           build the documentation's site, with all references, and check its links
 # make bench          measure every figure against its bound; ONLY=name measures one
+# make browser        unpack this distribution's Chromium into build/, for the tests of the page
+# make pictures       take the documentation's pictures of the page, in docs/pictures (two minutes)
 # make torch          make an environment with PyTorch for the tests and figures that compare with it, where Python 3.11 is
 # make simulate       run simulated clusters of the roles' cores through faults; SEEDS=10000 runs that many
 # make fuzz           fuzz what parses bytes from outside, guided by coverage; SECONDS=60 each, 5 times that for strangers'
@@ -34,7 +36,7 @@ pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml sdk/pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: help install demo docs test test-all test-slow test-hardware torch simulate fuzz lint bench lock protos clean
+.PHONY: help install demo docs test test-all test-slow test-hardware browser pictures torch simulate fuzz lint bench lock protos clean
 
 help:
 	@sed -n "s/^# \(make [a-z-]* .*\)/\1/p" Makefile
@@ -60,7 +62,8 @@ $(packages):
 demo: install
 	@rm -rf build/demo
 	@mkdir -p build
-	@$(BIN)/tiermesh local configs/training_configs/demo.yaml --tiers 3 --workers 2 --state-dir build/demo
+	@$(BIN)/tiermesh local configs/training_configs/demo.yaml --tiers 3 --workers 2 --state-dir build/demo \
+	    --web --web-listen 127.0.0.1:0
 
 test: lint
 	$(pytest)
@@ -73,6 +76,12 @@ test-slow: install
 
 test-hardware: install
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware
+
+browser:
+	@sh scripts/unpack_chromium.sh
+
+pictures: install browser
+	$(BIN)/python -m tests.web.browser.pictures
 
 torch: install
 	@$(BIN)/python -m benchmarks.harness.peer
@@ -90,6 +99,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_page.py
 
 docs: install
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs/site . build/docs

@@ -237,6 +237,10 @@ class JobRegister:
         live = self._live.get(job)
         return live.job if live is not None else self._queue.find(job)
 
+    def read_spec(self, job: str) -> str:
+        """Return the complete job that was submitted under an id; see `JobQueue.read_spec`."""
+        return self._queue.read_spec(job)
+
     def look_up(self, part: str) -> Job | None:
         """Return the record of the one job whose id contains a text; see `JobQueue.resolve_id`.
 

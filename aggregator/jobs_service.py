@@ -190,6 +190,16 @@ class JobsServicer:
         """Return one job's current state, with its place in the queue and advice on its workers."""
         return self._backend.register.describe(await self._job(request.job, context))
 
+    async def Spec(self, request: jobs.JobRequest, context: Context) -> jobs.JobSpec:
+        """Return what a job was submitted as."""
+        job = await self._job(request.job, context)
+        try:
+            spec_json = self._backend.register.read_spec(job.id)
+        except Failed as failed:
+            await _abort_failed(context, failed)
+        crc32c = google_crc32c.value(spec_json.encode())
+        return jobs.JobSpec(job=job.id, spec_json=spec_json, spec_crc32c=crc32c)
+
     async def Cancel(self, request: jobs.CancelRequest, context: Context) -> jobs.Job:
         """Cancel a job that has not ended; once this answers, it does not run again."""
         cancel = partial(self._backend.register.cancel, now=request.now)

@@ -14,6 +14,7 @@ from cli.options import (
     AGGREGATOR_ADDRESS,
     ANY_PORT,
     OPTIMIZER_ADDRESS,
+    OWN_TOKEN_FILE,
     WEB_ADDRESS,
     Command,
     FiniteRange,
@@ -443,7 +444,7 @@ def optimizer(*, state_dir: Path, record: Path | None, daemon: dict[str, Any]) -
 @path_option("--state-dir", default=Path(".tiermesh/web"), help="Folder for files that were sent.")
 @path_option(
     "--token-file",
-    default=Path("~/.tiermesh/web-token"),
+    default=Path(OWN_TOKEN_FILE),
     help="File that keeps the token that callers show, without TLS.",
 )
 @option(
@@ -469,7 +470,7 @@ def web(
     cache_gb: int,
     daemon: dict[str, Any],
 ) -> int:
-    """Run the HTTP API, which calls the aggregator for programs with their tokens."""
+    """Serve the page and the HTTP API, which call the aggregator with the tokens of people and programs."""
     from web.daemon import WebOptions, run
 
     return run(

@@ -20,6 +20,7 @@ from cli.jobs import (
     read_job,
     retry_unreachable,
 )
+from cli.options import OWN_TOKEN_FILE
 from cli.output import Output, job_line
 from cli.progress import ProgressView
 from cli.small_curve import draw_loss_of_folder
@@ -215,6 +216,8 @@ async def _cluster(
             f"{options.tiers}-tier cluster: "
             + ", ".join(f"{daemon.name} on port {daemon.port}" for daemon in daemons)
         )
+        if options.web:
+            output.say(f"page at http://localhost:{daemons[-1].port}, token in {OWN_TOKEN_FILE}")
         yield AggregatorTarget(aggregator.address, Security(), ANSWER_SECONDS), daemons
     except asyncio.CancelledError:
         output.say("stopping: the weights of the last step are saved; Ctrl-C again stops without them")

@@ -65,7 +65,7 @@ _log_level_option = option(
     help="Number of tokens of sample text to generate at the end; 0 for none.",
 )
 @option("--supervise", is_flag=True, help="Restart daemons that die, as systemd would.")
-@option("--web", is_flag=True, help="Serve the HTTP API too, while the command runs.")
+@option("--web", is_flag=True, help="Serve the page and the HTTP API too, while the command runs.")
 @address_option(
     "--web-listen", default=WEB_ADDRESS, help="Address of the HTTP API; port 0 takes any free one."
 )

@@ -29,6 +29,8 @@ Command = Callable[..., Any]
 AGGREGATOR_ADDRESS = "127.0.0.1:7070"
 OPTIMIZER_ADDRESS = "127.0.0.1:7071"
 WEB_ADDRESS = "127.0.0.1:7080"
+OWN_TOKEN_FILE = "~/.tiermesh/web-token"
+"""Where `tiermesh web` keeps its own token, without TLS."""
 ANY_PORT = "127.0.0.1:0"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_MFU = 0.2

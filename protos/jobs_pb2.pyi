@@ -95,6 +95,16 @@ class JobRequest(_message.Message):
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
+class JobSpec(_message.Message):
+    __slots__ = ("job", "spec_json", "spec_crc32c")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    spec_json: str
+    spec_crc32c: int
+    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_crc32c: _Optional[int] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("job", "now")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -56,6 +56,11 @@ class JobsStub:
                 request_serializer=protos_dot_jobs__pb2.JobRequest.SerializeToString,
                 response_deserializer=protos_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.Spec = channel.unary_unary(
+                '/tiermesh.Jobs/Spec',
+                request_serializer=protos_dot_jobs__pb2.JobRequest.SerializeToString,
+                response_deserializer=protos_dot_jobs__pb2.JobSpec.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tiermesh.Jobs/Cancel',
                 request_serializer=protos_dot_jobs__pb2.CancelRequest.SerializeToString,
@@ -145,6 +150,13 @@ class JobsServicer:
 
     def Get(self, request, context):
         """returns one job
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Spec(self, request, context):
+        """returns what one job was submitted as
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,6 +268,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=protos_dot_jobs__pb2.JobRequest.FromString,
                     response_serializer=protos_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'Spec': grpc.unary_unary_rpc_method_handler(
+                    servicer.Spec,
+                    request_deserializer=protos_dot_jobs__pb2.JobRequest.FromString,
+                    response_serializer=protos_dot_jobs__pb2.JobSpec.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -427,6 +444,33 @@ class Jobs:
             '/tiermesh.Jobs/Get',
             protos_dot_jobs__pb2.JobRequest.SerializeToString,
             protos_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Spec(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tiermesh.Jobs/Spec',
+            protos_dot_jobs__pb2.JobRequest.SerializeToString,
+            protos_dot_jobs__pb2.JobSpec.FromString,
             options,
             channel_credentials,
             insecure,

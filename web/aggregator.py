@@ -16,6 +16,8 @@ from protos import jobs_pb2
 from services.jobs.client import JobsClient
 from services.jobs.connection import Unreachable
 from services.jobs.target import AggregatorTarget
+from web.problems import away
+from web.values import rfc3339
 
 log = logging.getLogger("tiermesh.web")
 
@@ -72,31 +74,32 @@ class Aggregator:
 
     @contextmanager
     def calls(self, connection: JobsClient, token: str) -> Iterator[JobsClient]:
-        """Give the client of a caller for one request, and note whether an aggregator answered."""
+        """Give the client of a caller for one request, and note whether an aggregator answers (Problem if none)."""
         client = connection.for_caller(token)
         try:
             yield client
-        except Unreachable:
-            self.note_away()
-            raise
+        except Unreachable as lost:
+            raise away(str(lost), since=rfc3339(self.note_away())) from None
         self._client.prefer(client.address)
 
     async def check_token(self, token: str) -> None:
         """Check that the aggregator lets the owner of a token in.
 
         Raises:
-            TiermeshError: it does not, or none answers.
+            TiermeshError: it does not.
+            Problem: none answers.
         """
         with self.connection() as connection, self.calls(connection, token) as client:
             await client.page(jobs_pb2.ListRequest(limit=1))
 
-    def note_away(self) -> None:
-        """Note that no aggregator answers."""
+    def note_away(self) -> float:
+        """Note that no aggregator answers, and return since when."""
         if self.away_since is None:
             self.away_since = self._clock()
             log.warning("aggregator %s: away; callers are told so until it is back", self._client.address)
             self._tell(False)
         self._lost.set()
+        return self.away_since
 
     async def watch(self) -> None:
         """Look for an aggregator while none answers, until cancelled."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +21,10 @@ from services.jobs.fields import cluster_fields
 from services.printable import printable
 from services.version import tiermesh_version
 from web.aggregator import Aggregator, Client
+from web.credentials import begin_session, end_session
+from web.job_config import Meshes, submission_values, what_it_takes
 from web.problems import PROBLEM_TYPE, Problem, problem_of, refused
+from web.static import StaticFile, page_routes
 from web.streams import routes as stream_routes
 from web.submission import Submission, Submitter
 from web.uploads import Uploads
@@ -69,6 +73,9 @@ async def _check_query(request: Request) -> None:
             raise refused("query", name, ", ".join(known) or "no parameters", "correct or remove it")
 
 
+PUBLIC_PATHS = ("/v1/health", "/v1/openapi.json")
+"""Paths of the API that need no token."""
+
 public_routes = APIRouter(prefix="/v1")
 routes = APIRouter(prefix="/v1")
 
@@ -85,10 +92,38 @@ async def health(request: Request) -> dict[str, Any]:
     }
 
 
+async def _check_token(client: Client) -> None:
+    """Check that the aggregator lets the caller in, where it is asked for nothing else."""
+    await client.page(jobs_pb2.ListRequest(limit=1))
+
+
+@routes.get("/session", dependencies=[Depends(_check_token)])
+async def get_session() -> dict[str, Any]:
+    """Tell that the caller's token is accepted."""
+    return {}
+
+
+@routes.post("/session", status_code=204, dependencies=[Depends(_check_token)])
+async def begin(body: Nothing, request: Request) -> Response:
+    """Begin a browser's session with the caller's token."""
+    cookie = begin_session(request.headers["host"], request.state.shown_token)
+    return Response(status_code=204, headers={"set-cookie": cookie})
+
+
+@routes.delete("/session", status_code=204)
+async def end(request: Request) -> Response:
+    """End a browser's session."""
+    return Response(status_code=204, headers={"set-cookie": end_session(request.headers["host"])})
+
+
 @routes.get("/cluster")
-async def cluster(client: Client) -> dict[str, Any]:
-    """Return the cluster: its roles, and what they do."""
-    return finite(cluster_fields(await client.status()))
+async def cluster(client: Client, request: Request) -> dict[str, Any]:
+    """Return the cluster: its roles, what they do, and the meshes of workers that have jobs."""
+    meshes: Meshes = request.app.state.meshes
+    fields = cluster_fields(await client.status())
+    for worker in fields["workers"]:
+        worker |= await meshes.find(client, worker["job"])
+    return finite(fields)
 
 
 @routes.get("/jobs")
@@ -99,8 +134,9 @@ async def list_jobs(
     state: Annotated[tuple[str, ...], Query(max_length=len(_STATES))] = (),
     owner: Annotated[str, Query(max_length=200)] = "",
     name: Annotated[str, Query(max_length=200)] = "",
+    order: Literal["newest", "oldest"] = "newest",
 ) -> dict[str, Any]:
-    """Return a page of jobs, newest first."""
+    """Return a page of jobs."""
     for each in state:
         if each not in _STATES:
             raise Problem(
@@ -109,7 +145,7 @@ async def list_jobs(
     request = jobs_pb2.ListRequest(
         limit=limit,
         page_token=page_token,
-        newest_first=True,
+        newest_first=order == "newest",
         states=[_STATES[each] for each in state],
         owner=owner,
         name=name,
@@ -128,10 +164,26 @@ async def submit(client: Client, submission: Submission, request: Request) -> di
     return {"job": job_values(job), "notices": notices}
 
 
+@routes.post("/jobs/check", dependencies=[Depends(_check_token)])
+async def check(submission: Submission, request: Request) -> dict[str, Any]:
+    """Tell what a submission would make, and queue nothing."""
+    submitter: Submitter = request.app.state.submitter
+    config, notices = await submitter.check(submission)
+    return {"notices": notices, "takes": what_it_takes(config)}
+
+
 @routes.get("/jobs/{job}")
 async def get_job(client: Client, job: str) -> dict[str, Any]:
     """Return one job."""
     return job_values(await client.job(job))
+
+
+@routes.get("/jobs/{job}/config")
+async def get_config(client: Client, job: str) -> dict[str, Any]:
+    """Return a submission that makes another job like this one, and its settings."""
+    record = await client.job(job)
+    config = await client.config(record.id)
+    return submission_values(config.model_copy(update={"name": record.name}))
 
 
 @routes.post("/jobs/{job}/cancel")
@@ -180,7 +232,9 @@ async def put_file(client: Client, sha256: str, request: Request, response: Resp
     return {"sha256": ref.sha256, "bytes": ref.size}
 
 
-def make_app(aggregator: Aggregator, submitter: Submitter, uploads: Uploads) -> FastAPI:
+def make_app(
+    aggregator: Aggregator, submitter: Submitter, uploads: Uploads, page: Mapping[str, StaticFile]
+) -> FastAPI:
     """Return the app, which a `Guard` has to stand before."""
     app = FastAPI(
         title="Tiermesh",
@@ -194,11 +248,13 @@ def make_app(aggregator: Aggregator, submitter: Submitter, uploads: Uploads) -> 
     app.state.aggregator = aggregator
     app.state.submitter = submitter
     app.state.uploads = uploads
+    app.state.meshes = Meshes()
     checked = Depends(_check_query)
     app.include_router(public_routes, dependencies=[checked])
     shows_token = Depends(HTTPBearer(auto_error=False))  # for OpenAPI; the guard has checked it
     for router in (routes, stream_routes):
         app.include_router(router, dependencies=[checked, shows_token])
+    app.routes.extend(page_routes(page))
     app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_path)
     for kind in (Problem, TiermeshError):

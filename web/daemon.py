@@ -106,14 +106,11 @@ def _hosts(options: WebOptions) -> frozenset[str]:
 
 
 def _announce(options: WebOptions, port: int, own_token: str) -> None:
-    """Log where the API is, and print the token on a terminal, as Jupyter does; a log is not as secret as its file."""
+    """Log where page and API are, and print the token on a terminal, as Jupyter does; no log has it."""
     host, _ = split_address("--listen", options.listen)
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    scheme = "http" if options.security.cert is None else "https"
-    log.info("HTTP API at %s://%s:%d/v1%s", scheme, shown, port, _token_place(options, own_token))
+    address = f"{'http' if options.security.cert is None else 'https'}://{shown}:{port}"
+    token = f"token in {options.token_file}" if own_token else "tokens are the aggregator's"
+    log.info("page at %s, HTTP API below /v1, %s", address, token)
     if own_token and sys.stderr.isatty():
-        os.write(2, f"\n    {scheme}://{shown}:{port}/v1/cluster\n    token: {own_token}\n\n".encode())
-
-
-def _token_place(options: WebOptions, own_token: str) -> str:
-    return f", token in {options.token_file}" if own_token else ", tokens are the aggregator's"
+        os.write(2, f"\n    {address}\n    token: {own_token}\n\n".encode())

@@ -24,6 +24,7 @@ from services.transport.ports.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.ports.listener import Listener, open_listening_socket
 from services.transport.ports.listening import ANOTHER_ADDRESS
 from services.transport.security import Security
+from services.version import tiermesh_version
 
 MOST_CONNECTIONS = 1024
 PENDING_OF_ADDRESS = 128
@@ -36,13 +37,20 @@ TAKING_SECONDS = 60.0
 """Longest wait for a peer to take some 64 KiB that were sent to it."""
 
 _LARGEST_HEAD_BYTES = 16 * 1024
-_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
-    (b"referrer-policy", b"no-referrer"),
-]
-"""Headers of every answer: a browser shows none of it as a page, and keeps none of it."""
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What a page may load and do: nothing but files and calls of this server, and no script of its own text."""
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "tiermesh-version": tiermesh_version(),
+    "x-content-type-options": "nosniff",
+}
+"""Headers of every answer."""
 
 
 class HttpPort:
@@ -97,7 +105,7 @@ class HttpPort:
             logging.CRITICAL
         )  # peers could fill the log with its lines
         self._state = ServerState()
-        self._state.default_headers = _HEADERS
+        self._state.default_headers = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
         listening = open_listening_socket("listen address", host, port, ANOTHER_ADDRESS)
         self.port: int = listening.getsockname()[1]
         self._listener = Listener(

@@ -18,9 +18,10 @@ from services.runtime.metrics import RoleMetrics
 from services.transport.ports.admission import ConnectionLimits, Refusal
 from services.transport.security import Security
 from web.aggregator import Aggregator
-from web.app import make_app
+from web.app import PUBLIC_PATHS, make_app
 from web.guard import Guard
 from web.port import HttpPort
+from web.static import PAGE_FOLDER, read_page
 from web.submission import Submitter
 from web.uploads import Uploads
 
@@ -61,6 +62,7 @@ class WebService:
         hosts: names that callers may have for this server.
         own_token: token of this daemon; empty for none.
         metrics: its metrics.
+        page_folder: folder of the page.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class WebService:
         hosts: Collection[str],
         own_token: str,
         metrics: WebMetrics,
+        page_folder: Path = PAGE_FOLDER,
     ) -> None:
         self._submissions = state_dir / "submissions"
         store = FileStore(
@@ -79,10 +82,11 @@ class WebService:
         )
         self._aggregator = Aggregator(target, metrics.set_reachable)
         submitter = Submitter(store, self._submissions)
-        app = make_app(self._aggregator, submitter, Uploads(store))
-        self._app = cast(
-            ASGI3Application, Guard(app, hosts, own_token, self._aggregator.check_token, metrics.count_answer)
-        )
+        page = read_page(page_folder)
+        app = make_app(self._aggregator, submitter, Uploads(store), page)
+        public_paths = {*PUBLIC_PATHS, *page}
+        guard = Guard(app, public_paths, hosts, own_token, self._aggregator.check_token, metrics.count_answer)
+        self._app = cast(ASGI3Application, guard)
 
     def open_port(
         self,

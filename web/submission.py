@@ -10,7 +10,8 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -93,6 +94,25 @@ class Submitter:
             Problem: a file is not here.
             Refused: the config is wrong, or the aggregator refuses the job or a file.
         """
+        async with self._reading(submission) as (config, notices, files):
+            await _upload(client, files)
+            job = await client.submit(submission.name or config.name, config.to_json(), submission.request_id)
+            await _upload(client, files)  # the job keeps its files now; another's may have pushed one out
+        return job, notices
+
+    async def check(self, submission: Submission) -> tuple[JobConfig, list[str]]:
+        """Return the job of a submission, and notices about its config; see `submit` for what is raised.
+
+        What only the aggregator knows is not checked: permissions, caps, and the job that this one starts from.
+        """
+        async with self._reading(submission) as (config, notices, _):
+            return config, notices
+
+    @asynccontextmanager
+    async def _reading(
+        self, submission: Submission
+    ) -> AsyncIterator[tuple[JobConfig, list[str], InputFiles]]:
+        """Read a submission; its files have names on this host until the context ends."""
         self._check_files(submission.files)
         archive = b"" if submission.code is None else await finish_in_thread(self._read_code, submission.code)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix="submission-") as name:
@@ -101,11 +121,7 @@ class Submitter:
             async with self._readers:
                 config, notices, files = await finish_in_thread(_read, submission, places, folder, archive)
             by_place = {str(place): Path(text) for text, place in places.items()}
-            spec_json = relocate_inputs(config, by_place).to_json()
-            await _upload(client, files)
-            job = await client.submit(submission.name or config.name, spec_json, submission.request_id)
-            await _upload(client, files)  # the job keeps its files now; another's may have pushed one out
-        return job, notices
+            yield relocate_inputs(config, by_place), notices, files
 
     def _check_files(self, files: Mapping[str, str]) -> None:
         """Check that the files are here (Problem)."""

@@ -59,7 +59,7 @@ _PORT = WholeNumber(1, 65535)
 )
 @option("--aggregator-port", type=_PORT, default=7070, help="Port of the aggregator.")
 @option("--optimizer-port", type=_PORT, default=7071, help="Port of the optimizer.")
-@option("--web", is_flag=True, help="Serve the HTTP API too, on the host of the aggregator.")
+@option("--web", is_flag=True, help="Serve the page and the HTTP API too, on the host of the aggregator.")
 @option("--web-port", type=_PORT, default=7080, help="Port of the HTTP API.")
 @option(
     "--people-port", type=_PORT, default=7079, help="Port of the aggregator for the HTTP API, on loopback."

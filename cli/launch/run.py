@@ -42,6 +42,7 @@ from cli.launch.sites import (
     raise_errors,
     reach_all,
 )
+from cli.options import OWN_TOKEN_FILE
 from cli.output import Output, job_line
 from cli.progress import ProgressView
 from cli.tracking import leave_trackers_to_aggregator
@@ -178,7 +179,7 @@ async def _launch(
             output.say(f"run {name}: all daemons serve")
             if plan.web is not None:
                 output.say(
-                    f"HTTP API at {web_url(plan, places, options.ports)}, {_describe_access(run, folder)}"
+                    f"page and HTTP API at {web_url(plan, places, options.ports)}, {_describe_access(run, folder)}"
                 )
             async with JobsClient(run.target(folder)) as client:
                 job = await _until_gone(cluster, _submit(client, config, plan, output), output.say)
@@ -270,9 +271,9 @@ def _ports(commands: Sequence[DaemonCommand]) -> dict[str, list[int]]:
 
 
 def _describe_access(run: Run, folder: Path) -> str:
-    """Return where the files are that programs need to call the HTTP API."""
+    """Return where the files are that people and programs need to call the HTTP API."""
     if not run.with_tls:
-        return "token in ~/.tiermesh/web-token"
+        return f"token in {OWN_TOKEN_FILE}"
     return f"token in {folder / WEB_TOKEN_FILE}, authority in {folder / AUTHORITY_FILE}"
 
 

@@ -12,7 +12,7 @@ from web.app import make_app
 def render_http_calls() -> str:
     """Return a section for each call, with its parameters and the members of its body."""
     absent: Any = None  # the document describes the routes alone, which call nothing here
-    document = make_app(absent, absent, absent).openapi()
+    document = make_app(absent, absent, absent, page={}).openapi()
     return "\n".join(
         line
         for path, calls in document["paths"].items()

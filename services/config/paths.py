@@ -111,6 +111,11 @@ def is_shipped(path: Path, folder: Path) -> bool:
     return ours == [True, False, False]
 
 
+def is_own_config(path: Path) -> bool:
+    """Return whether a path is that of a file that Tiermesh ships, here."""
+    return path.is_relative_to(_SHIPPED) and _is_there(path, folder=False)
+
+
 def find_data(text: str, *, field: str, folder: Path) -> Path:
     """Return the path of a corpus or tokenizer that a config names.
 

@@ -29,6 +29,7 @@ FOLDERS = (
 
 OTHER_PROGRAMS_FLAGS = {"--pid"}
 MOST_WORDS = 1300
+MOST_PICTURE_BYTES = 200_000
 LONG_PAGES = {
     "docs/internals/contract.md",
     "benchmarks/README.md",
@@ -217,3 +218,9 @@ def test_a_shelf_s_index_leads_to_each_of_its_pages(shelf: str) -> None:
     pages = {path.stem for path in (ROOT / "docs" / shelf).glob("*.md")} - {"index"}
     assert pages <= {*re.findall(r"\]\(([\w-]+)\.md\)", questions)}
     assert pages == {*re.findall(r"^([\w-]+)$", tree, re.MULTILINE)}
+
+
+def test_pictures_are_small_and_shown() -> None:
+    for path in (ROOT / "docs" / "pictures").iterdir():
+        assert path.stat().st_size <= MOST_PICTURE_BYTES
+        assert any(f"pictures/{path.name})" in text_of(page) for page in PAGES), path

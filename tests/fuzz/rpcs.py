@@ -237,7 +237,7 @@ def _streams() -> dict[str, list[list[Message]]]:
         "/tiermesh.Jobs/SetPriority": [[jobs.PriorityRequest(job=job, priority=-1)]],
         **{
             f"/tiermesh.Jobs/{name}": [[jobs.JobRequest(job=job)]]
-            for name in ("Get", "Watch", "Pause", "Resume")
+            for name in ("Get", "Spec", "Watch", "Pause", "Resume")
         },
     }
 

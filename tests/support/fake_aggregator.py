@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import grpc
 
 from aggregator.core.job_report import pause_job, resume_job
@@ -28,6 +29,8 @@ from services.transport.security import Security
 from services.transport.server import start_server
 
 Context = Any
+TIMING_LINE = "timing line"
+"""Line of a log that is about time."""
 
 
 class FakeAggregator:
@@ -35,6 +38,7 @@ class FakeAggregator:
 
     Attributes:
         jobs: jobs by id, in order of submission.
+        specs: what Spec answers, by id; it does not know the call for other jobs, as an older version.
         submitted: requests that arrived.
         continued: number of Continue requests that arrived.
         events: events that Watch sends, one list per call; then it sends the job of `jobs`.
@@ -51,6 +55,7 @@ class FakeAggregator:
         prunes: prune requests that arrived.
         prunable: what Prune answers, for the jobs that a request is about.
         checked: what Check answers.
+        lines: what Logs answers.
         metrics: what Metrics answers.
         metrics_requests: requests of it that arrived.
         status: answer of Status.
@@ -61,6 +66,7 @@ class FakeAggregator:
 
     def __init__(self) -> None:
         self.jobs: dict[str, jobs_pb2.Job] = {}
+        self.specs: dict[str, str] = {}
         self.submitted: list[jobs_pb2.SubmitRequest] = []
         self.continued: list[jobs_pb2.ContinueRequest] = []
         self.events: list[list[jobs_pb2.JobEvent]] = []
@@ -79,6 +85,7 @@ class FakeAggregator:
         self.prunes: list[jobs_pb2.PruneRequest] = []
         self.prunable: list[jobs_pb2.PrunedJob] = []
         self.checked: list[jobs_pb2.CheckResult] = []
+        self.lines = ["first line", TIMING_LINE, "second line"]
         self.metrics = [jobs_pb2.MetricsRows()]
         self.metrics_requests: list[jobs_pb2.MetricsRequest] = []
         self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
@@ -115,6 +122,14 @@ class FakeAggregator:
 
     async def Get(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
         return await self._job(request.job, context)
+
+    async def Spec(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.JobSpec:
+        job = await self._job(request.job, context)
+        if job.id not in self.specs:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        spec_json = self.specs[job.id]
+        crc32c = google_crc32c.value(spec_json.encode())
+        return jobs_pb2.JobSpec(job=job.id, spec_json=spec_json, spec_crc32c=crc32c)
 
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: Context) -> jobs_pb2.Job:
         job = await self._job(request.job, context)
@@ -174,7 +189,7 @@ class FakeAggregator:
 
     async def Logs(self, request: jobs_pb2.LogsRequest, context: Context) -> AsyncIterator[jobs_pb2.LogLine]:
         await self._job(request.job, context)
-        lines = ["first line", *(["timing line"] if request.timing else []), "second line"]
+        lines = self.lines if request.timing else [each for each in self.lines if each != TIMING_LINE]
         for text in lines[-request.tail :]:
             yield jobs_pb2.LogLine(seconds=1.0, text=text)
 

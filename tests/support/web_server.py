@@ -18,6 +18,7 @@ from services.transport.ports.admission import ConnectionLimits
 from services.transport.security import Security
 from web.daemon import LOOPBACK_NAMES
 from web.service import WebMetrics, WebService
+from web.static import PAGE_FOLDER
 
 LIMITS = ConnectionLimits()
 PLAIN = Security()
@@ -93,6 +94,7 @@ def serving_web(
     limits: ConnectionLimits = LIMITS,
     security: Security = PLAIN,
     own: Security = PLAIN,
+    page_folder: Path = PAGE_FOLDER,
 ) -> Iterator[Web]:
     """Serve the API before an aggregator, in a thread of its own.
 
@@ -102,6 +104,7 @@ def serving_web(
         limits: limits of its port.
         security: how it calls the aggregator.
         own: its certificate.
+        page_folder: folder of the page.
     """
     web, started = Web(folder / "web/files"), threading.Event()
     loop = asyncio.new_event_loop()
@@ -115,6 +118,7 @@ def serving_web(
             hosts=LOOPBACK_NAMES,
             own_token=web.token,
             metrics=WebMetrics(),
+            page_folder=page_folder,
         )
         port = service.open_port("127.0.0.1:0", own, limits, lambda refusal: None)
         web.port = port.port

@@ -15,7 +15,7 @@ from tests.support.web_server import Web, serving_web
 
 @pytest.fixture(autouse=True)
 def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("web.guard._DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr("web.bodies._DRAIN_SECONDS", 0.1)
 
 
 @pytest.fixture

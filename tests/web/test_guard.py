@@ -128,8 +128,8 @@ def test_a_connection_that_does_not_ask_ends(web: Web, monkeypatch: pytest.Monke
 
 
 def test_a_body_that_does_not_come_ends(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("web.guard.JSON_SECONDS", 0.05)
-    monkeypatch.setattr("web.guard._DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr("web.bodies.JSON_SECONDS", 0.05)
+    monkeypatch.setattr("web.bodies._DRAIN_SECONDS", 0.05)
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {web.token}\r\n"
     with socket.create_connection(("127.0.0.1", web.port), 10) as connection:
         connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode())

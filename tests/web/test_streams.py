@@ -209,7 +209,7 @@ def test_an_aggregator_that_is_away_is_told_and_found_again(fake: FakeAggregator
         assert (answer.status, answer.kind, answer.headers["retry-after"]) == (503, "away", "2")
         health = web.get("/v1/health").json
         assert (health["status"], health["aggregator"]) == ("ok", "away")
-        assert health["away_since"]
+        assert health["away_since"] == answer.json["since"]
     with serving_web(tmp_path, f"127.0.0.1:9,{fake.address}") as web:
         assert web.get("/v1/cluster").status == 200  # of the standby that leads
 

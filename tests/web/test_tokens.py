@@ -31,7 +31,12 @@ ENDPOINTS: list[tuple[str, str, Any]] = [
     ("GET", "/v1/jobs?limit=0", None),
     ("POST", "/v1/jobs", {"config": regression_config()}),
     ("POST", "/v1/jobs", {"config": 5}),
+    ("POST", "/v1/jobs/check", {"config": regression_config()}),
+    ("GET", "/v1/session", None),
+    ("POST", "/v1/session", {}),
+    ("DELETE", "/v1/session", None),
     ("GET", "/v1/jobs/job-1", None),
+    ("GET", "/v1/jobs/job-1/config", None),
     ("POST", "/v1/jobs/job-1/cancel", {}),
     ("POST", "/v1/jobs/job-1/continue", {"steps": 20}),
     ("POST", "/v1/jobs/job-1/pause", {}),
@@ -116,7 +121,7 @@ def addresses(request: pytest.FixtureRequest, fake: FakeAggregator) -> str:
 
 @pytest.fixture
 def web(tmp_path: Path, addresses: str, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr("web.guard._DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr("web.bodies._DRAIN_SECONDS", 0.1)
     monkeypatch.setattr("web.guard.WRONG_TOKENS_AT_ONCE", 1000)
     monkeypatch.setattr("services.transport.access.rechecks.CHECK_AGAIN_SECONDS", 0.05)
     with serving_web(tmp_path, addresses, security=Security(ca=certificates / "authority.pem")) as web:

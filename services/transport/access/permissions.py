@@ -85,6 +85,7 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Jobs/Continue": PEOPLE,
     "/tiermesh.Jobs/List": PEOPLE,
     "/tiermesh.Jobs/Get": PEOPLE,
+    "/tiermesh.Jobs/Spec": PEOPLE,
     "/tiermesh.Jobs/Cancel": PEOPLE,
     CANCEL_OTHERS_JOB: ADMIN,
     "/tiermesh.Jobs/Pause": PEOPLE,
