@@ -20,7 +20,7 @@ from tests.insider.mutations import MUTATIONS
 from tests.insider.seeds import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEEDS, SEEDS = 80, 500
+QUICK_SEEDS, SEEDS = 40, 300
 """`make test` runs the first seeds, `make test-all` the others."""
 QUICK_ROW_SEEDS, ROW_SEEDS = 8, 100
 """The same, of seeds with rows. They take twice as long."""

@@ -12,7 +12,7 @@ from protos.jobs_pb2 import SUCCEEDED
 from tests.simulation.checked_runs import check_mutation, run_seed
 from tests.simulation.scenario import IMPOSTOR, Scenario
 
-SEEDS = 24
+SEEDS = 10
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

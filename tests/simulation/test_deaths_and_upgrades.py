@@ -16,7 +16,7 @@ from tests.simulation.job_model import CRASH
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
-SEEDS = 12
+SEEDS = 6
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

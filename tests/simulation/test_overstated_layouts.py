@@ -11,7 +11,7 @@ from aggregator.core.events import Note
 from tests.simulation.scenario import OVERSTATER, Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
-SEEDS = 12
+SEEDS = 6
 
 
 class OverstatedCluster(SimulatedCluster):

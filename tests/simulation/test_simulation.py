@@ -36,7 +36,7 @@ from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEEDS, SEEDS = 25, 80
+QUICK_SEEDS, SEEDS = 12, 60
 """`make test` runs the first ones, `make test-all` the others."""
 HOSTILE_SEEDS = 80
 
