@@ -132,7 +132,9 @@ def describe_local_run() -> dict[str, Any]:
         files = [each for each in Path(root).rglob("*") if each.is_file()]
         names = sorted(each.relative_to(root).as_posix().replace(result["job"], "<job>") for each in files)
         log = (Path(root) / "logs" / f"{result['job']}.jsonl").read_text().replace(result["job"], "<job>")
-        events = [json.loads(line) for line in log.replace(root, "<folder>").splitlines()]
+        lines = log.replace(root, "<folder>").splitlines()
+        # The disk of this machine may be almost full.
+        events = [json.loads(line) for line in lines if "'s disk is almost full" not in line]
         daemons = "".join(each.read_text() for each in files if each.suffix == ".log")
         served = re.findall(r"INFO +(.* serves on port .*)", daemons)
         with contextlib.closing(sqlite3.connect(Path(root) / "queue.sqlite")) as queue:
