@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from protos import jobs_pb2
 from services.caps import MOST_PRIORITY
+from services.config.job import JobConfig
 from services.errors import TiermeshError
 from services.jobs.fields import cluster_fields
 from services.printable import printable
@@ -182,7 +183,7 @@ async def get_job(client: Client, job: str) -> dict[str, Any]:
 async def get_config(client: Client, job: str) -> dict[str, Any]:
     """Return a submission that makes another job like this one, and its settings."""
     record = await client.job(job)
-    config = await client.config(record.id)
+    config = JobConfig.from_json(await client.spec_json(record.id))
     return submission_values(config.model_copy(update={"name": record.name}))
 
 

@@ -91,7 +91,7 @@ class Meshes:
             return _NO_MESH
         if job not in self._known:
             try:
-                found = mesh_values(await client.config(job))
+                found = mesh_values(JobConfig.from_json(await client.spec_json(job)))
             except TiermeshError:  # it is gone meanwhile, or the aggregator is older than this call
                 return _NO_MESH
             if len(self._known) >= _MOST_MESHES:

@@ -12,7 +12,6 @@ import grpc
 
 from protos import cluster_pb2, jobs_pb2
 from protos.files_pb2 import FileRef, ReadFileRequest
-from services.config.job import JobConfig
 from services.errors import Failed, Refused, TiermeshError
 from services.files.errors import FileDamaged, FileMissing, UploadUnderWay, WrongFile
 from services.files.fetch import MAX_WRONG_FILES, fetch_once
@@ -198,12 +197,11 @@ class JobsClient(AggregatorConnection):
         """Return one job."""
         return await self._ask("Get", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
 
-    async def config(self, job: str) -> JobConfig:
-        """Return what a job was submitted as.
+    async def spec_json(self, job: str) -> str:
+        """Return what a job was submitted as, a `JobConfig` in JSON.
 
         Raises:
-            Refused: there is no such job, the aggregator is older than this call, or has settings that are unknown
-                here.
+            Refused: there is no such job, or the aggregator is older than this call.
             Failed: the answer is damaged.
         """
         spec = await self._ask("Spec", jobs_pb2.JobRequest(job=job), jobs_pb2.JobSpec)
@@ -211,7 +209,7 @@ class JobsClient(AggregatorConnection):
             raise Failed(
                 f"aggregator {self.address}: the config of job {spec.job:.100} is damaged; ask again"
             )
-        return JobConfig.from_json(spec.spec_json)
+        return spec.spec_json
 
     async def cancel(self, job: str, *, now: bool = False) -> jobs_pb2.Job:
         """Cancel a job; return its new state."""
