@@ -31,7 +31,8 @@ def test_a_token_goes_into_a_cookie_that_no_script_reads(
     assert all(url.startswith(f"http://127.0.0.1:{web.port}/") for url in requested)
     tab.reload()
     tab.get_by_role("heading", name="Cluster", exact=True).wait_for()
-    assert context.new_page().goto("/v1/cluster").status == 200  # type: ignore[union-attr]
+    answer = context.new_page().goto("/v1/cluster")
+    assert answer is not None and answer.status == 200
 
 
 def test_a_wrong_token_is_refused_in_words(tab: Page) -> None:
