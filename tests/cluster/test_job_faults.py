@@ -36,7 +36,7 @@ CALLS: dict[str, Call] = {
     "Submit": lambda client, _, spec: client.submit("named", spec),
     "List": lambda client, *_: client.jobs(),
     "Get": lambda client, job, _: client.job(job),
-    "Spec": lambda client, job, _: client.config(job),
+    "Spec": lambda client, job, _: client.spec_json(job),
     "Cancel": lambda client, job, _: client.cancel(job),
     "Trust": lambda client, job, _: client.trust(job, "w1"),
     "Pause": lambda client, job, _: client.pause(job),
