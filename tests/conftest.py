@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
@@ -29,7 +30,7 @@ settings.register_profile("same", ANY_SPEED, derandomize=True)
 settings.load_profile("same")
 
 # Hypothesis also draws constants of the modules that a process has loaded: they depend on the tests that it ran before.
-NO_CONSTANTS = providers.Constants()
+NO_CONSTANTS = Constants()
 constants_of_modules = providers._get_local_constants
 providers._get_local_constants = lambda: (
     NO_CONSTANTS if settings.default.derandomize else constants_of_modules()

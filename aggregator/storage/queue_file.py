@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -33,6 +34,9 @@ JOURNAL_BYTES = 1 << 20
 
 class DiskFull(NotYet):
     """Write for which the disk has no space left; nothing was written."""
+
+
+Opened = TypeVar("Opened", bound="QueueFile")
 
 
 class QueueFile:
@@ -70,7 +74,7 @@ class QueueFile:
             self._connection.close()
             raise
 
-    def __enter__(self) -> QueueFile:
+    def __enter__(self: Opened) -> Opened:
         return self
 
     def __exit__(

@@ -11,8 +11,9 @@ import pytest
 
 from aggregator.core.events import PauseRequested, PriorityRequested, ResumeRequested
 from aggregator.core.job_report import Record
+from aggregator.core.requests import Request
 from aggregator.core.scheduling.views import Wait
-from aggregator.job_register import JobRegister, Request
+from aggregator.job_register import JobRegister
 from aggregator.storage.job_queue import JobQueue
 from protos.jobs_pb2 import CANCELLED, PAUSED, QUEUED, RUNNING, Job, JobState
 from services.caps import Caps

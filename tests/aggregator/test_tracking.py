@@ -15,7 +15,7 @@ from protos.jobs_pb2 import CANCELLED, PAUSED, RUNNING, Job, JobEvent
 from services.config.job import JobConfig
 from services.config.job_parts import TrackingConfig
 from services.config.models import LinearRegressionConfig
-from services.tracking import job_recorders
+from services.tracking import catalogue, job_recorders
 from services.tracking.points import Point
 from services.tracking.tracker import Run, Tracker, WrittenSteps
 
@@ -79,11 +79,10 @@ def test_jobs_that_run_at_once_keep_their_trackers_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    open_tracker = job_recorders.open_tracker
 
     def open_noted(name: str, run: Run) -> Tracker:
         opened.append(run.job)
-        return open_tracker(name, run)
+        return catalogue.open_tracker(name, run)
 
     monkeypatch.setattr(job_recorders, "open_tracker", open_noted)
     steps = list(range(1, 21))

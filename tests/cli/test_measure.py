@@ -232,7 +232,7 @@ def test_the_limit_is_kept_between_passes(
     job: str, paced: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seconds = iter(range(0, 10000, 4))
-    monkeypatch.setattr(cli.measure.command.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr("cli.measure.command.time.monotonic", lambda: next(seconds))
     assert main(["measure", job, "--limit-seconds", "20"]) == 1
     assert "20 s are over before a pass of block" in capsys.readouterr().err
 

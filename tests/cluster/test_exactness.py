@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = 
     assert sum(shares) == steps * MICRO_BATCHES, "no process died, so every micro-batch was computed once"
     assert workers == 1 or MICRO_BATCHES % workers, "the leases of a step must be uneven"
     for worker in started:
-        worker.process.terminate()
+        worker.process.send_signal(signal.SIGTERM)
     assert [worker.ended() for worker in started] == [0] * workers
     cluster.wait_workers(0)
     return found

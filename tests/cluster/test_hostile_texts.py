@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
 from protos import cluster_pb2, jobs_pb2
 from services.config.load import load_job
@@ -34,7 +35,7 @@ ROLES = {"Cluster": "worker", "Optimizer": "aggregator"}
 def ask(channel: grpc.Channel, method: Any) -> None:
     """Call a method that takes one request, with hostile texts in it."""
     path = f"/{method.containing_service.full_name}/{method.name}"
-    request = method.input_type._concrete_class()
+    request = GetMessageClass(method.input_type)()
     fill_texts(request, HOSTILE)
     call: Any = (channel.unary_stream if method.server_streaming else channel.unary_unary)(path)
     try:
@@ -48,13 +49,14 @@ def ask(channel: grpc.Channel, method: Any) -> None:
 def attend(channel: grpc.Channel, method: Any, role: str, job: str) -> None:
     """Open a control stream for each kind of message about a job, with a hostile Hello that is accepted otherwise."""
     path = f"/{method.containing_service.full_name}/{method.name}"
-    for number, message in enumerate(variants(method.input_type, HOSTILE)):
+    messages: Iterator[Any] = variants(method.input_type, HOSTILE)
+    for number, message in enumerate(messages):
         message.ClearField("own_crc32c")
         message.epoch = EPOCH
         body = getattr(message, message.WhichOneof("body"))
         if "job" in body.DESCRIPTOR.fields_by_name:
             body.job = job
-        first = method.input_type._concrete_class()
+        first: Any = GetMessageClass(method.input_type)()
         fill_texts(first.hello, HOSTILE)
         first.epoch = first.hello.epoch_seen = EPOCH
         first.hello.name = f"peer-{number}"  # hostile ones are refused: tests/services/protocol/test_hello.py

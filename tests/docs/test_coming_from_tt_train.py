@@ -9,13 +9,13 @@ import pytest
 from pydantic import BaseModel
 
 from cli.main import tiermesh
+from services.config.refusals import yaml_keys
 from services.config.sections import (
     SECTIONS,
     AdamWSection,
     ExperimentalSection,
     RopeScalingSection,
     SGDSection,
-    yaml_keys,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "use" / "coming-from-tt-train.md").read_text()

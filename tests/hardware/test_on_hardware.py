@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from mesh.backend import has_device
-from tests.support.hardware.outcomes import STRATEGIES, TRAINED, Shape, find_differences, fits, load, run_step
+from tests.support.contract.steps import STRATEGIES
+from tests.support.hardware.outcomes import TRAINED, Shape, find_differences, fits, load, run_step
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

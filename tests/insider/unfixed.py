@@ -70,9 +70,10 @@ def lets_workers_fill_the_disk() -> None:
     """Have no caps for workers, and keep abandoned parts on a full disk: finding 7."""
     from aggregator import uploads
     from services.files.store import FileStore
+    from services.protocol import file_refs
 
     limits = uploads._limits
-    mock.patch.object(uploads, "MAX_TEXT_BYTES", uploads.MAX_FILE_BYTES).start()
+    mock.patch.object(uploads, "MAX_TEXT_BYTES", file_refs.MAX_FILE_BYTES).start()
     mock.patch.object(
         uploads, "_limits", lambda caps, new: [] if new.by_worker else limits(caps, new)
     ).start()

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimizer import checkpoint_removal
 from optimizer.checkpoint_store import CheckpointStore
 from optimizer.checkpoint_use import READ_SECONDS, CheckpointUse
 from protos import cluster_pb2 as pb
@@ -199,7 +198,7 @@ def test_a_start_deletes_what_a_crash_has_left(
         raise OSError(5, "Input/output error", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_removal.shutil, "rmtree", fail)
+        patched.setattr("optimizer.checkpoint_removal.shutil.rmtree", fail)
         with pytest.raises(Failed, match="checkpoints not removed: Input/output error"):
             remove(store, "a", *steps)
         assert len(found(store, "a")) == (2 if steps else 0), "it has gone from sight first"

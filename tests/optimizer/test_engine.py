@@ -388,10 +388,10 @@ def test_an_abandoned_upload_makes_room_for_a_checkpoint(tmp_path: Path) -> None
         assert abandoned is not None
         with abandoned:
             abandoned.write(bytes(MAX_PIECE_BYTES))
-        disk.fill()
+        small.fill()
         await dialogue.step(0)
         assert (await dialogue.next_message(pb.CheckpointWritten)).step == 1
         assert dialogue.failures == 0
 
-    with small_disk(tmp_path / "disk", "16m") as disk:
-        run(disk.path, scenario)
+    with small_disk(tmp_path / "disk", "16m") as small:
+        run(small.path, scenario)

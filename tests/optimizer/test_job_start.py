@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from optimizer.checkpoint_store import CheckpointStore
-from services.checkpoints import start as starting
 from services.checkpoints.read import read_checkpoint
 from services.config.job import JobConfig
 from services.errors import Failed, Refused, is_out_of_space
@@ -96,7 +95,7 @@ def test_a_full_disk_leaves_nothing_and_may_be_tried_again(
 
     with monkeypatch.context() as full:
         full.setattr(os, "link", refuse)
-        full.setattr(starting.shutil, "copyfile", refuse)
+        full.setattr("services.checkpoints.start.shutil.copyfile", refuse)
         with pytest.raises(Failed) as caught:
             store.start_from("new", start(store))
     assert is_out_of_space(caught.value)

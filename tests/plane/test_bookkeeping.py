@@ -191,7 +191,7 @@ def pieces_sent(core: PlaneCore, session: int = 1) -> list[Piece]:
 PARTS = LayoutParts(
     [(CHUNK_ELEMENTS - 7, 2 * CHUNK_ELEMENTS - 5), (3 * CHUNK_ELEMENTS + 2, 5 * CHUNK_ELEMENTS + 9)]
 )
-OWN = [piece for piece in PARTS if piece.chunk % 2]
+OWN = [piece for place in range(len(PARTS)) if (piece := PARTS[place]).chunk % 2]
 """Pieces of the parts that are in the plane's chunks: two of four in chunks 0, 1, 3, 4 and 5."""
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from plane.lease_sums import LeaseSums
-from services.tensors import shared_memory
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.layout_parts import LayoutParts
 from services.tensors.shared_memory import MappedArray
@@ -86,7 +85,7 @@ def test_sums_are_sent_when_no_shared_memory_can_be_made(
     def fail_as_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared_memory.os, "posix_fallocate", fail_as_full)
+    monkeypatch.setattr("services.tensors.shared_memory.os.posix_fallocate", fail_as_full)
     sums = LeaseSums()
     sums.sharing = True
     assert sums.borrow(1, PARTS, 4).shared is None

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plane.sums import NotStored, StoredSums, SumOrder
+from plane.errors import NotStored
+from plane.sums import StoredSums, SumOrder
 from protos.plane_pb2 import DropPieces, DropSum, DropSums, FinishSum, KeepSum, MergeSums, SumNode
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
 from services.tensors.chunk_messages import (

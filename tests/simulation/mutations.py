@@ -141,22 +141,6 @@ def reports_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OptimizerCore, "handle", early)
 
 
-def streams_weights_to_every_peer(patch: pytest.MonkeyPatch) -> None:
-    connect = JobCore.connect
-
-    def connected(self: JobCore, epoch: int) -> None:
-        connect(self, epoch)
-        self._to_send = self.opened.chunks if self.opened is not None else None
-
-    def send_weights(self: JobCore, order: pb.SendWeights) -> None:
-        job = self.opened
-        if job is not None and (order.generation, order.step) == (job.generation, job.step):
-            self._to_send = 0
-
-    patch.setattr(JobCore, "connect", connected)
-    patch.setattr(JobCore, "_send_weights", send_weights)
-
-
 def keeps_leases_when_weights_change(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "_drop_leases_before", lambda self, version: None)
 
@@ -412,7 +396,6 @@ MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     commits_before_all_chunks_are_staged,
     keeps_the_generation,
     reports_checkpoints_too_early,
-    streams_weights_to_every_peer,
     keeps_leases_when_weights_change,
     takes_older_weights,
     reports_weights_that_are_still_loading,
@@ -458,7 +441,6 @@ SPLIT_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
-    streams_weights_to_every_peer: ("aggregator",),
     leaves_leases_with_silent_workers: ("silence", "worker"),
 }
 """Faults that reveal a mutation soon. With all kinds of faults it would take a hundred seeds."""

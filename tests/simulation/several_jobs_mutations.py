@@ -138,7 +138,8 @@ def runs_any_number_of_jobs(patch: pytest.MonkeyPatch) -> None:
     made = Assignments.__init__
 
     def unlimited(self: Assignments, *arguments: Any) -> None:
-        made(self, *arguments[:-1], replace(arguments[-1], max_running_jobs=100))
+        *others, settings = arguments
+        made(self, *others, settings=replace(settings, max_running_jobs=100))
 
     patch.setattr(Assignments, "__init__", unlimited)
 

@@ -200,7 +200,7 @@ class SimulatedShard(Process):
         finished = session.sums[order.job].carry_out(order, elements)
         session.finished.update({(order.job, chunk): sum_ for chunk, sum_ in finished.items()})
 
-    def _change_part(self, session: ShardSession, body: Message | None) -> None:
+    def _change_part(self, session: ShardSession, body: Any) -> None:
         """Carry out an order on weights and staged sums, on the kernel thread."""
         part = None if body is None else session.parts.get(body.job)
         match body:

@@ -21,6 +21,7 @@ from optimizer.schedules import gradient_norm
 from services.pipeline.exchange import FinishedPass
 from services.tensors.kernels import arithmetic, compiler
 from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.kernels.wire_types import WireDType
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 from services.tensors.reduction_tree import Node, children, path_to
 from worker.node_sum import NodeSum
@@ -38,7 +39,7 @@ GOLDEN: dict[int, dict[str, str]] = {
 }
 SIZES = (0, 1, 7, 31, 4097, 65_537, 200_003)
 LEAVES = (1, 2, 3, 5, 8, 9, 24, 31)
-WIRE_TYPES: list[arithmetic.WireDType] = ["fp32", "bf16", "fp16"]
+WIRE_TYPES: list[WireDType] = ["fp32", "bf16", "fp16"]
 LAYOUT = Layout.build(
     [
         ("table", (331, 7), True, "model.table.weight", False),

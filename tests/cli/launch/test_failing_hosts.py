@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -100,7 +100,7 @@ def never_answered() -> Iterator[int]:
 
 @pytest.mark.parametrize("silent", [packets_dropped, never_answered])
 def test_a_host_that_does_not_answer_is_refused(
-    sshd: Sshd, tmp_path: Path, silent: Callable[[], contextmanager[int]]
+    sshd: Sshd, tmp_path: Path, silent: Callable[[], AbstractContextManager[int]]
 ) -> None:
     folder = loudboxes(tmp_path / "5loudboxes", ONE_HOST)
     with silent() as port:

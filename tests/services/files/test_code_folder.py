@@ -11,9 +11,9 @@ from typing import BinaryIO
 import pytest
 
 from services.errors import Refused
-from services.files import code_folder
 from services.files.code_archive import pack_code
 from services.files.code_folder import read_code_folder, write_code_folder
+from services.input_files import open_input_file
 
 FILES = {"mixer.py": b"x = 1\n", "layers/deep/one.txt": b"", "layers/words.json": b"[]"}
 
@@ -112,7 +112,9 @@ def test_too_much_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest
     for number in range(2100):
         (folder / f"m{number}.py").touch()
     read: list[Path] = []
-    monkeypatch.setattr(code_folder, "read_unchanging", lambda path, _: read.append(path) or b"")
+    monkeypatch.setattr(
+        "services.files.code_folder.read_unchanging", lambda path, _: read.append(path) or b""
+    )
     with pytest.raises(Refused, match="more than 1000 files"):
         read_code_folder(folder)
     assert not read, "a folder of 100,000 files is not even listed as a whole"
@@ -149,9 +151,9 @@ class ChangingFile:
 def test_a_file_that_changes_while_it_is_read_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = code_folder.open_input_file
+    real = open_input_file
     monkeypatch.setattr(
-        code_folder, "open_input_file", lambda name, path: ChangingFile(real(name, path), path)
+        "services.files.code_folder.open_input_file", lambda name, path: ChangingFile(real(name, path), path)
     )
     with pytest.raises(Refused, match="has changed while it was read"):
         read_code_folder(folder)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import protos
-from aggregator.core.leasing.evaluation import MOST_BATCHES_PER_LEASE
 from plane.streams.shared_memory_link import MAX_PLACES
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
@@ -32,6 +31,7 @@ from services.protocol.bounds import (
 )
 from services.protocol.envelope import wrap
 from services.protocol.plain_text import make_printable
+from services.protocol.plan import MOST_BATCHES_PER_LEASE
 from services.tensors.layout import MAX_ELEMENTS, chunk_count
 
 F = FieldDescriptor

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from protos import cluster_pb2, jobs_pb2, plane_pb2, tensors_pb2
 from services.protocol.checksums import encode_with_checksum
@@ -64,7 +65,7 @@ def test_messages_of_control_streams_are_made_printable_or_refused(kind: Descrip
                 return content
 
             try:
-                received = await ControlReader(read, kind._concrete_class).next()
+                received = await ControlReader(read, GetMessageClass(kind)).next()
             except LinkClosed as closed:  # an id or a hash of this length
                 assert str(closed).isprintable() and "expected at most" in str(closed)
                 continue
@@ -115,7 +116,7 @@ def test_requests_of_every_method_are_made_printable(method: Any) -> None:
 
     Details.method = f"/{service.full_name}/{method.name}"
     handler: Any = RequestParsingHandler(service_handler(service, servicer)).service(Details)
-    request = method.input_type._concrete_class()
+    request = GetMessageClass(method.input_type)()
     fill_texts(request, HOSTILE[:8])
 
     async def call() -> None:

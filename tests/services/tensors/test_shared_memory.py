@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tensors import shared_memory
 from services.tensors.shared_memory import MappedArray, NotShared, SharedArray
 from tests.support.shared_memory import count_descriptors, count_mappings, count_shared_memory
 
@@ -182,7 +181,7 @@ def test_out_of_memory_raises_and_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
         raise OSError(28, "No space left on device")
 
     before = count_descriptors()
-    monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
+    monkeypatch.setattr("services.tensors.shared_memory.os.posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         SharedArray(200, PLACE_BYTES)
     assert count_descriptors() == before

@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def security(folder: Path, owner: str | None = "alice", authority: str = "ours") -> Security:
-    pair = (folder / f"{owner}.pem", folder / f"{owner}.key") if owner else (None, None)
-    return Security(*pair, folder / f"{authority}.pem")
+    cert, key = (folder / f"{owner}.pem", folder / f"{owner}.key") if owner else (None, None)
+    return Security(cert, key, folder / f"{authority}.pem")
 
 
 def told(address: str, using: Security, peer: Peer = AGGREGATOR) -> str | None:

@@ -27,10 +27,11 @@ from tests.support.linked_workers import EPOCH, JOB, LIMIT_SECONDS, LinkedWorker
 from tests.support.raw_http2 import data_frame, headers_frame, raw_peer, request
 from tests.support.raw_http2 import message as framed
 from worker.pipeline.array_plan import ArrayPlan
-from worker.pipeline.link import MOST_REFUSALS, NeighbourLost
+from worker.pipeline.link import MOST_REFUSALS
 from worker.pipeline.messages import PIECE_BYTES, PassRefused, encode_piece, encode_state
 from worker.pipeline.seats import RowPlaces
 from worker.pipeline.streams import PASS_METHOD
+from worker.row_exchange import NeighbourLost
 
 ROW = EPOCH << 32 | 1
 LEASE = make_lease()

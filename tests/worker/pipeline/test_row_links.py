@@ -38,8 +38,7 @@ from tests.support.linked_workers import (
 from worker.pipeline import shared_arrays
 from worker.pipeline.array_plan import ArrayPlan
 from worker.pipeline.lease_exchange import LeaseExchange
-from worker.pipeline.link import NeighbourLost
-from worker.row_exchange import LeaseDropped
+from worker.row_exchange import LeaseDropped, NeighbourLost
 
 ELEMENTS = 1_100_000  # three pieces
 TIED_ELEMENTS = 600_000  # two pieces

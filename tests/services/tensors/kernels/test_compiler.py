@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import Refused
 from services.tensors.kernels import arithmetic, compiler
 
 ROOT = Path(__file__).parents[4]
 LOAD_KERNELS = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+from services.errors import Refused
 from services.errors import Refused
 from services.tensors.kernels import arithmetic
 try:
@@ -109,5 +111,5 @@ def test_missing_numba_is_refused_if_asked_for(tmp_path: Path) -> None:
 def test_unknown_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIERMESH_KERNELS", "fast")
     monkeypatch.setattr(compiler, "_loaded", {})
-    with pytest.raises(compiler.Refused, match=r"TIERMESH_KERNELS fast.*auto.*numba.*numpy"):
+    with pytest.raises(Refused, match=r"TIERMESH_KERNELS fast.*auto.*numba.*numpy"):
         arithmetic.load_kernels()
