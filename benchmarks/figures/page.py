@@ -29,6 +29,7 @@ DRAW_BOUND_SECONDS = 1.0
 CLIENTS_BOUND = 1.03
 PAGES = ROOT / "benchmarks" / "peers" / "open_pages.py"
 REPEATS = 11
+TABS = 50
 WARM_UP_STEPS, STEPS = 3, 30
 
 
@@ -100,7 +101,7 @@ async def _block(
     cluster: WatchedCluster, events: AsyncGenerator[jobs_pb2.JobEvent, None], pages: ClientProcess, job: str
 ) -> Block:
     if job:
-        await pages.order("follow", job)
+        await pages.order("follow", job, str(TABS))
     await wait_steps(events, 1)
     before = cpu_by_daemon(cluster)
     await wait_steps(events, STEPS)

@@ -1,9 +1,10 @@
-"""reports: CPU time that a step takes more for its history, its metrics and its notifications together.
+"""reports: CPU time that a step takes more for its history, its page, its metrics and its notifications together.
 
-One set of daemons trains the GPT with 10.7 M parameters: an aggregator with the optimizer, and a worker. Blocks of
-steps with and without reports alternate (`peers/silent_aggregator.py`). With them, the aggregator writes the job's
-history, counts its metrics, which are scraped every second, and looks at each step for what the job's target is to be
-told. A webhook on this machine takes the messages. What counts is the CPU time of aggregator and worker.
+One set of daemons trains the GPT with 10.7 M parameters: an aggregator with the optimizer, a worker, and the HTTP API.
+Blocks of steps with and without reports alternate (`peers/silent_aggregator.py`). With them, the aggregator writes the
+job's history, counts its metrics, which are scraped every second, and looks at each step for what the job's target is
+to be told; a webhook on this machine takes the messages, and a browser shows the job's page. What counts is the CPU
+time of all daemons.
 
 The job's log stays on in both, as does what a worker counts: its metrics are a few additions a step.
 """
@@ -19,21 +20,28 @@ import urllib.request
 from collections.abc import AsyncGenerator
 
 from benchmarks.figures.compute_process import CONFIG, OVERRIDES
+from benchmarks.harness.client_process import ClientProcess
 from benchmarks.harness.job_settings import BUILD, ROOT
 from benchmarks.harness.pairs import PAIRS, interval
-from benchmarks.harness.report import report
+from benchmarks.harness.report import Skipped, report
 from benchmarks.harness.watched_cluster import LIMIT_SECONDS, WatchedCluster, next_event
 from protos import jobs_pb2
+from tests.support.browser import NoBrowser, find_browser
 
 NAME = "reports"
 BOUND = 1.02
 AGGREGATOR = ROOT / "benchmarks" / "peers" / "silent_aggregator.py"
+PAGES = ROOT / "benchmarks" / "peers" / "open_pages.py"
 WARM_UP_STEPS, STEPS = 3, 30
 SCRAPE_SECONDS = 1.0
 
 
 def run() -> bool:
     """Measure pairs of blocks, and report the ratio with its 95 % interval."""
+    try:
+        find_browser()
+    except NoBrowser as reason:
+        raise Skipped(str(reason)) from None
     pairs = asyncio.run(_measure())
     middle, low, high = interval([on / off for off, on in pairs])
     without, with_reports = (statistics.fmean(side) for side in zip(*pairs, strict=True))
@@ -65,16 +73,21 @@ async def _measure() -> list[tuple[float, float]]:
     async with webhook, cluster:
         words = [word for each in (*OVERRIDES, "training_config.notify=bench") for word in ("--set", each)]
         job = await cluster.submit(str(ROOT / CONFIG), *words)
-        async with contextlib.aclosing(cluster.client.watch(job)) as events:
-            await _steps(events, WARM_UP_STEPS)
-            pairs = []
-            for number in range(PAIRS):
-                blocks = {}
-                for reports in (True, False) if number % 2 else (False, True):
-                    switch.write_text("on\n" if reports else "off\n")
-                    blocks[reports] = await _block(cluster, events, reports=reports)
-                pairs.append((blocks[False], blocks[True]))
-            return pairs
+        pages = await ClientProcess.start(PAGES, *await cluster.serve_http())
+        try:
+            async with contextlib.aclosing(cluster.client.watch(job)) as events:
+                await _steps(events, WARM_UP_STEPS)
+                pairs = []
+                for number in range(PAIRS):
+                    blocks = {}
+                    for reports in (True, False) if number % 2 else (False, True):
+                        switch.write_text("on\n" if reports else "off\n")
+                        await pages.order(*(("follow", job, "1") if reports else ("leave",)))
+                        blocks[reports] = await _block(cluster, events, reports=reports)
+                    pairs.append((blocks[False], blocks[True]))
+                return pairs
+        finally:
+            pages.stop()
 
 
 async def _block(

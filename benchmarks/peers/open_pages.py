@@ -4,7 +4,7 @@ Each line of standard input is an order, and each is answered by a line:
 
     visit           without a cache, open the cluster; answered with the seconds to the first paint, and the bytes
     draw JOB        the same for a job; answered with the seconds until its first curve is there
-    follow JOB      tabs open a job's page, all visible; answered once each has a curve
+    follow JOB TABS so many tabs open a job's page, all visible; answered once each has a curve
     leave           they close
 """
 
@@ -17,7 +17,6 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.support.browser import running_browser
 
-TABS = 50
 DRAW_SECONDS = 100
 """Longest wait for the curve of a tab, while all of them open beside a job that computes."""
 CURVE = ".uplot canvas"
@@ -59,7 +58,7 @@ def serve(url: str, token: str) -> None:
             with ExitStack() as stack:
                 if words[0] == "follow":
                     # A browser has six connections to a host, and each tab's events take one: so each has its own.
-                    contexts = [open_context(browser, url, token) for _ in range(TABS)]
+                    contexts = [open_context(browser, url, token) for _ in range(int(words[2]))]
                     for context in contexts:
                         tabs.callback(context.close)
                     for tab in [open_job(context, words[1]) for context in contexts]:

@@ -20,9 +20,9 @@ from tests.insider.mutations import MUTATIONS
 from tests.insider.seeds import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEEDS, SEEDS = 40, 300
+QUICK_SEEDS, SEEDS = 25, 170
 """`make test` runs the first seeds, `make test-all` the others."""
-QUICK_ROW_SEEDS, ROW_SEEDS = 8, 100
+QUICK_ROW_SEEDS, ROW_SEEDS = 5, 55
 """The same, of seeds with rows. They take twice as long."""
 MUTATION_SEEDS = 60
 

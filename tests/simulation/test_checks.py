@@ -13,7 +13,7 @@ from tests.simulation.checked_runs import check_mutation, run_seeds
 from tests.simulation.mutations import CHECK_MUTATIONS
 from tests.simulation.scenario import Scenario
 
-QUICK_SEEDS, SEEDS = 10, 60
+QUICK_SEEDS, SEEDS = 5, 35
 MUTATION_SEEDS = 60
 """Number of seeds after which a mutation counts as unnoticed."""
 

@@ -28,7 +28,12 @@ from tests.simulation.simulated_cluster import SimulatedCluster
 
 MUTATION_SEEDS = 300
 """Number of seeds to try. The rarest of the other mutations fails one seed of a hundred."""
-RARE = {"counts_duplicates", "drops_a_commit_while_evaluating"}
+RARE = {
+    "counts_duplicates",
+    "drops_a_commit_while_evaluating",
+    "never_notices_silence",
+    "reports_weights_that_are_still_loading",
+}
 """Mutations that take many seeds, and so are left to `make test-all`."""
 RAREST = {"forgets_orphans"}
 """Mutations that take so many that they are left to `make test-slow`."""

@@ -12,7 +12,7 @@ from tests.simulation.checked_runs import check_mutation, run_seeds
 from tests.simulation.contended import contended
 from tests.simulation.scenario import Scenario
 
-QUICK_SEEDS, SEEDS = 8, 60
+QUICK_SEEDS, SEEDS = 5, 34
 MUTATION_SEEDS = 300
 TAKE_LONG = (
     mutations.takes_reports_of_other_jobs,  # 60 seeds

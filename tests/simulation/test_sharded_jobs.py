@@ -16,7 +16,7 @@ from tests.simulation.shard_mutations import (
 )
 from tests.simulation.simulated_cluster import SimulatedCluster
 
-QUICK_SEEDS, SEEDS = 1, 18
+QUICK_SEEDS, SEEDS = 1, 11
 """Usual seeds have shards too, see `SHARDED`."""
 MUTATION_SEEDS = 40
 SOON_FOUND = (counts_a_piece_twice, keeps_no_chunk_that_is_put_together, carries_out_repeated_orders)

@@ -25,7 +25,7 @@ from tests.simulation.mutations import (
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
-QUICK_SEEDS, SEEDS = 3, 20
+QUICK_SEEDS, SEEDS = 2, 12
 """Usual seeds have jobs with pipelines too, see `SPLIT_JOBS`."""
 MUTATION_SEEDS = 60
 SOON_FOUND = (drops_a_piece, puts_chunks_together_without_all_pieces)

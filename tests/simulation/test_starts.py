@@ -13,7 +13,7 @@ from tests.simulation.checked_runs import run_seed
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
-QUICK_SEEDS, SEEDS = 15, 80
+QUICK_SEEDS, SEEDS = 8, 45
 
 
 @pytest.mark.parametrize(
