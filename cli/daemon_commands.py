@@ -115,7 +115,7 @@ def make_worker_command(make_step: str = "") -> click.Command:
     @option(
         "--external",
         is_flag=True,
-        help="Let a user's process compute the gradients, which joins at --socket (docs/operate/external-workers.md).",
+        help="Let a user's process compute the gradients, which joins at --socket (docs/use/own-loop.md).",
     )
     @path_option(
         "--socket",
@@ -330,14 +330,14 @@ def _caps_options(command: Command) -> Command:
     multiple=True,
     metavar="NAME=SECONDS",
     callback=_read_timeouts,
-    help="Override a timeout (docs/operate/timeouts.md lists them); repeatable.",
+    help="Override a timeout (docs/operate/limits.md lists them); repeatable.",
 )
 @option(
     "--retain",
     multiple=True,
     metavar="PART.LIMIT=VALUE",
     callback=read_retention,
-    help="Limit on what ended jobs leave (docs/operate/retention.md), for example logs.older-than=90d; repeatable.",
+    help="Limit on what ended jobs leave (docs/operate/queue.md), for example logs.older-than=90d; repeatable.",
 )
 @path_option(
     "--data-dir",
@@ -347,7 +347,7 @@ def _caps_options(command: Command) -> Command:
 @path_option("--tokens", help="File of people's tokens, as `tiermesh tokens issue` writes it.")
 @path_option(
     "--notify-targets",
-    help="File of webhooks that jobs may name as `notify` (docs/notifications.md), which only this user can read.",
+    help="File of webhooks that jobs may name as `notify` (docs/operate/monitoring.md), which only this user can read.",
 )
 @address_option(
     "--people-listen",

@@ -1,7 +1,7 @@
 """Timeouts of every wait on another process, all derived from one setting: the heartbeat.
 
 Each timeout is longer than the one before it. So a process that waits for another gives up only after that one has
-given up on what it waits for itself. The table in docs/operate/timeouts.md lists them all; a test compares them.
+given up on what it waits for itself. The table in docs/operate/limits.md lists them all; a test compares them.
 """
 
 from __future__ import annotations

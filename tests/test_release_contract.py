@@ -1,4 +1,4 @@
-"""Check that this version and the last release understand each other (docs/operate/upgrade.md), by what they write.
+"""Check that this version and the last release understand each other (docs/operate/operations.md), by what they write.
 
 tests/cluster/test_version_skew.py has them run one cluster.
 """

@@ -1,7 +1,7 @@
 """The socket at which processes of users join this worker: who may, and the process that did.
 
 The kernel says who connects (SO_PEERCRED), before a byte is read. A process that may join takes the place of one that
-the daemon would spawn (docs/operate/external-workers.md).
+the daemon would spawn (docs/use/own-loop.md).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ ROUNDS, PAIRS, BLOCK_STEPS = 16, 60, 1
 WARM_UP_STEPS = 8
 NO_HEARTBEAT_SECONDS = 600.0
 VERIFY_FRACTION = 0.002
-"""Value that docs/operate/faulty-hardware.md recommends."""
+"""Value that docs/operate/hardware.md recommends."""
 RESAMPLES = 10_000
 INTERVAL = 0.95
 SEED = 5

@@ -109,7 +109,7 @@ def _sum_up(plan: LaunchPlan, host: str | None, roles: Sequence[tuple[RoleMemory
 
 def _name_role(plan: LaunchPlan, rank: Rank, *, is_alone: bool) -> tuple[str, str]:
     """Return a rank's role, and how it gets to need less on its host."""
-    shards = "divide the optimizer into shards (docs/operate/shards.md)"
+    shards = "divide the optimizer into shards (docs/operate/operations.md)"
     if rank.role == "worker":
         fix = "divide the model over more stages" if is_alone else "give fewer ranks to the host"
         return f"the worker of rank {rank.number}", f"{fix}, or use a host with more"

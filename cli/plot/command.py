@@ -21,7 +21,7 @@ from services.jobs.target import AggregatorTarget
     "--columns",
     default="loss,validation_loss",
     metavar="NAMES",
-    help="Columns to draw (docs/metrics-history.md), for example loss,grad_norm.",
+    help="Columns to draw (docs/use/metrics-history.md), for example loss,grad_norm.",
 )
 @step_range_options
 @option("--log", is_flag=True, help="Make the vertical axes logarithmic.")

@@ -257,7 +257,7 @@ class CustomConfig(OwnConfig):
 
 
 class ExternalConfig(OwnConfig):
-    """A model whose gradients processes of users compute, which join workers (docs/operate/external-workers.md).
+    """A model whose gradients processes of users compute, which join workers (docs/use/own-loop.md).
 
     Attributes:
         model_type: discriminator of the model configs.

@@ -154,7 +154,7 @@ def test_neighbours_of_different_versions_give_the_bits_of_one(
         assert isinstance(kinds, list) and {"state", "step"} <= {*kinds}, kinds
         assert isinstance(files, list) and "model.safetensors" in files, files
 
-        # An upgrade in the order of docs/operate/upgrade.md.
+        # An upgrade in the order of docs/operate/operations.md.
         cluster.spawns.clear()
         stale = (
             [cluster.aggregator] if inner_is_released else [cluster.serving("optimizer"), cluster.workers[0]]

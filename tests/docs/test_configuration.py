@@ -18,6 +18,7 @@ from services.config.sections import (
     DeviceSection,
     LinearRegressionSection,
     MLPSection,
+    SchedulerSection,
     Section,
     TrainingSection,
     TransformerSection,
@@ -26,9 +27,10 @@ from services.config.sections import (
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "use" / "configuration.md").read_text()
-EXAMPLES = PAGE + (DOCS / "operate" / "faulty-hardware.md").read_text()
+EXAMPLES = PAGE + (DOCS / "operate" / "hardware.md").read_text()
 SECTIONS: dict[str, type[Section]] = {
     "training_config": TrainingSection,
+    "scheduler_config": SchedulerSection,
     "transformer_config": TransformerSection,
 }
 CHOICES = {"gelu", "gelu_tanh", "relu", "silu"}
@@ -84,7 +86,7 @@ def test_keys_of_models_exist(model: str, kinds: tuple[type[BaseModel], ...]) ->
 
 def examples() -> list[dict[str, Any]]:
     blocks = re.findall(r"(?:^    .*\n)+", EXAMPLES, re.MULTILINE)
-    return [yaml.safe_load(block) for block in blocks]
+    return [yaml.safe_load(block) for block in blocks if block.split(":")[0].strip() in SECTIONS]
 
 
 def test_examples_are_valid() -> None:

@@ -1,4 +1,4 @@
-"""The worked examples of own-model.md, ops.md and pipeline.md run and learn, and their errors name the user's code."""
+"""The worked examples of own-model.md and ops.md run and learn, and their errors name the user's code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     (tmp_path / "mixing.py").write_text(blocks("internals/ops.md", "python")[0])
     (tmp_path / "mixer.py").write_text(blocks("use/own-model.md", "python")[0])
-    (tmp_path / "split.py").write_text(blocks("use/pipeline.md", "python")[0])
+    (tmp_path / "split.py").write_text(blocks("use/own-model.md", "python")[1])
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path

@@ -173,7 +173,7 @@ def test_every_figure_is_in_the_table_of_benchmarks() -> None:
 
 
 def test_failpoints_exist() -> None:
-    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/internals/faults.md"))
+    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/operate/recovery.md"))
     assert failpoints.parse(plan) == {
         "checkpoint.mid-file": ("kill", 1),
         "aggregator.save.before": ("error", 3),
@@ -181,7 +181,7 @@ def test_failpoints_exist() -> None:
 
 
 def test_threads_are_in_the_table() -> None:
-    rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/internals/threads.md"), re.MULTILINE)
+    rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/internals/a-step.md"), re.MULTILINE)
     listed = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
     sources = [
         path

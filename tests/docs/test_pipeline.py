@@ -1,4 +1,4 @@
-"""The drawings of docs/use/pipeline.md are what the schedules give."""
+"""The drawings of docs/use/parallelism.md are what the schedules give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.pipeline.schedule import Schedule
 from services.pipeline.timing import PassSeconds, time_schedule
 from tests.support.timed_passes import simulate_passes
 
-PAGE = (Path(__file__).parents[2] / "docs" / "use" / "pipeline.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "parallelism.md").read_text()
 FORWARD = ("01234567", "⁰¹²³⁴⁵⁶⁷")
 BACKWARD = ("abcdefgh", "ABCDEFGH")
 SCHEDULES = {

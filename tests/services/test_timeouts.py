@@ -1,4 +1,4 @@
-"""Tests of the timeouts: their order, and their table in docs/operate/timeouts.md."""
+"""Tests of the timeouts: their order, and their table in docs/operate/limits.md."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_overrides_that_break_the_order_are_refused(overrides: dict[str, float],
 
 
 def test_documented_table_matches_the_code() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operate" / "timeouts.md").read_text()
-    section = page.partition("# Timeouts")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "operate" / "limits.md").read_text()
+    section = page.partition("## Timeouts")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "| `" in line
     ]

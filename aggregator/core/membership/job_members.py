@@ -112,7 +112,7 @@ class JobMembers:
             own, pinned = shorten_code(ready.fingerprint.get(CODE, "")), shorten_code(self._admission.code)
             reason = (
                 f"its code is {own}, the job's is {pinned}; it waits until no worker of the job's code is left "
-                "(docs/operate/upgrade.md), or install the same version of Tiermesh and of your own model"
+                "(docs/operate/operations.md), or install the same version of Tiermesh and of your own model"
             )
         else:
             reason = self._admission.claims.describe_contention() or "it waits for a person"

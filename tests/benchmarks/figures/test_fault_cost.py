@@ -35,7 +35,7 @@ def test_correlation_within_a_round_widens_the_interval() -> None:
 
 def test_the_measured_fraction_is_the_recommended_one() -> None:
     recommended = f"verify_fraction: {fault_cost.VERIFY_FRACTION} "
-    assert recommended in (ROOT / "docs" / "operate" / "faulty-hardware.md").read_text()
+    assert recommended in (ROOT / "docs" / "operate" / "hardware.md").read_text()
 
 
 @pytest.mark.slow
