@@ -14,7 +14,7 @@ from tests.simulation.checked_runs import check_mutation, run_seeds
 from tests.simulation.mutations import RESTORE_MUTATIONS
 from tests.simulation.scenario import Scenario
 
-QUICK_SEEDS, SEEDS = 2, 17
+QUICK_SEEDS, SEEDS = 4, 17
 MUTATION_SEEDS = 60
 """Number of seeds after which a mutation counts as unnoticed."""
 
