@@ -30,11 +30,14 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile $(HYPOTHESIS)
 
-# A stamp's name contains the checksum of its inputs. Changed constraints give a new .venv, a changed pyproject.toml
-# reinstalls Tiermesh, and both also work when an earlier commit is checked out. The sdk goes first: until version 0.1
-# its distribution's name was the application's, so pip removes what is left of that, the command included.
+# A stamp's name contains the checksum of its inputs. Changed constraints give a new .venv, a changed pyproject.toml or
+# C file reinstalls Tiermesh, and both also work when an earlier commit is checked out. So does a lost C library. The sdk
+# goes first: until version 0.1 its distribution's name was the application's, so pip removes what is left of that, the
+# command included.
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
-installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml sdk/pyproject.toml | cksum | tr ' ' -)
+inputs := constraints.txt pyproject.toml sdk/pyproject.toml setup.py native/build.py $(sort $(wildcard native/*.[ch]))
+installed := .venv/.installed-$(shell cat $(inputs) | cksum | tr ' ' -)
+$(if $(wildcard native/libtiermesh.so),,$(shell rm -f .venv/.installed-*))
 
 .PHONY: help install demo docs test test-all test-slow test-hardware browser pictures torch simulate fuzz lint bench lock protos clean
 
@@ -119,5 +122,5 @@ protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. mesh/descriptors/mesh_graph.proto
 
 clean:
-	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv build native/libtiermesh.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

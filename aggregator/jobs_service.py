@@ -11,7 +11,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeAlias
 
-import google_crc32c
 import grpc
 
 from aggregator.cluster_check import ClusterCheck
@@ -27,6 +26,7 @@ from aggregator.storage.journal import Journal
 from aggregator.storage.log_lines import TIMING, lines_of_event
 from aggregator.storage.queue_file import DiskFull
 from aggregator.stored_checkpoints import StoredCheckpoints
+from native import crc32c
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import CheckpointFiles, CheckpointRequest
 from services.caps import MOST_PRIORITY, Cap, CapReached, OverCap
@@ -118,7 +118,7 @@ class JobsServicer:
 
     async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:
         """Queue a job; once this answers, the job survives kill -9. A repeated request answers with the same job."""
-        found = google_crc32c.value(request.spec_json.encode())
+        found = crc32c.value(request.spec_json.encode())
         if request.HasField("spec_crc32c") and found != request.spec_crc32c:
             text = f"spec_json is damaged: crc32c {found:#010x}, expected {request.spec_crc32c:#010x}; submit it again"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
@@ -197,8 +197,8 @@ class JobsServicer:
             spec_json = self._backend.register.read_spec(job.id)
         except Failed as failed:
             await _abort_failed(context, failed)
-        crc32c = google_crc32c.value(spec_json.encode())
-        return jobs.JobSpec(job=job.id, spec_json=spec_json, spec_crc32c=crc32c)
+        checksum = crc32c.value(spec_json.encode())
+        return jobs.JobSpec(job=job.id, spec_json=spec_json, spec_crc32c=checksum)
 
     async def Cancel(self, request: jobs.CancelRequest, context: Context) -> jobs.Job:
         """Cancel a job that has not ended; once this answers, it does not run again."""

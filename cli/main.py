@@ -33,6 +33,7 @@ import click
 from cli.command_group import CommandGroup
 from cli.commands import SECTIONS
 from cli.output import Output
+from native import Unusable
 from services.errors import ExitCode, Refused, TiermeshError, exit_code_of
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 
@@ -110,6 +111,8 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command |
         return ExitCode.FAILED
     except TiermeshError as error:
         return _report(str(error), exit_code_of(error), output, error.limit)
+    except Unusable as error:
+        return _report(str(error), ExitCode.REFUSED, output, FAILURE_CHARACTERS)
     except OSError as error:
         from services.system_errors import unexplained_system_error
 

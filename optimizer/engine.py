@@ -24,7 +24,6 @@ from optimizer.disk_thread import DiskThread
 from optimizer.job_files import JobFiles
 from optimizer.job_opener import JobOpener
 from optimizer.job_tensors import JobTensors, to_operation_failed, to_save_failed
-from plane import update_rules
 from plane.group import PlaneGroup
 from plane.link import PlaneLink
 from protos import cluster_pb2 as pb
@@ -93,7 +92,6 @@ class OptimizerEngine:
         fence: Fence = nullcontext,
     ) -> None:
         self.name = name
-        update_rules.prepare()
         self.checkpoint_store = CheckpointStore(state_dir / "checkpoints", fence)
         self._files = files
         self._epoch_file = epoch_file

@@ -13,7 +13,7 @@ Files in reading order:
     sums.py               pieces of chunks, and sums of nodes of the reduction tree
     tensor_orders.py      orders on tensors, on the kernel thread; plane_tensors.py has those of a plane's chunks
     master_tensors.py     weights, staged gradient and rule state of one job; huge_page_arrays.py allocates them
-    update_rules.py       AdamW, SGD, NoOp; compiled_update_rules.py has the same formulas for numba
+    update_rules.py       AdamW, SGD, NoOp
     link.py, group.py     links to planes: the one in this process, or several as one
     messages.py           orders and reports on a stream: their envelopes, and their sequence
     checkpoint_files.py   a plane's part of a checkpoint as a file, and the whole arrays that such files make

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from plane.huge_page_arrays import allocate_zeros
 from plane.update_rules import UpdateRule, build_rule
 from services.config.job import JobConfig
-from services.tensors.kernels.arithmetic import Float32Array, norm_squared_blocks, scale
+from services.tensors.kernels.arithmetic import Float32Array, scale_with_norm
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 
 
@@ -55,8 +55,7 @@ class MasterTensors:
         """
         start, stop = chunk_range(self.layout.elements, chunk)
         mean = self._gradient[start:stop]
-        scale(values, float(np.float32(1.0) / np.float32(self.config.micro_batches)), mean)
-        return norm_squared_blocks(mean)
+        return scale_with_norm(values, float(np.float32(1.0) / np.float32(self.config.micro_batches)), mean)
 
     def update(self, chunk: int) -> None:
         """Update the weights of one chunk."""

@@ -8,44 +8,27 @@ Formulas, as in `torch.optim` (results differ from torch by rounding only):
     SGD             with momentum, dampening and Nesterov momentum (Sutskever et al. 2013); see torch.optim.SGD
     gradient clip   by the global norm, Pascanu et al. 2013 (arXiv:1211.5063); see torch.nn.utils.clip_grad_norm_
 
-Every rule is element-wise: single IEEE float32 operations in the order written here. Its scalars are computed in
-float64 and rounded once. So the weights have the same bits for any split of the layout into ranges and for any threads.
+Every rule is element-wise: single IEEE float32 operations in the order written here, by the kernels of native/. Its
+scalars are computed in float64 and rounded once. So the weights have the same bits for any split of the layout into
+ranges and for any threads. tests/support/numpy_update_rules.py says the same in numpy.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from native.library import KERNELS
 from plane.huge_page_arrays import allocate_zeros
 from services.config.job_parts import OptimizerConfig
 from services.errors import Refused
-from services.tensors.kernels import compiler
-from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.kernels.arithmetic import Float32Array, address
 from services.tensors.layout import Layout
-
-_BLOCK_ELEMENTS = 32 * 1024
-"""Elements that numpy updates at a time, so that its passes over a block find it in the cache."""
-
-COMPILED = "plane.compiled_update_rules"
-"""Name of the module with the compiled update rules."""
-_NO_ARRAY = np.zeros(0, np.float32)
-
-
-def prepare() -> None:
-    """Load the compiled update rules and log whether they or numpy will be used.
-
-    Raises:
-        Refused: TIERMESH_KERNELS requires compiled kernels, and they can't be loaded.
-    """
-    compiler.load(COMPILED)
 
 
 class UpdateRule(ABC):
@@ -58,7 +41,6 @@ class UpdateRule(ABC):
         config: type and settings of the rule.
         layout: layout of the weights; it says which parameters decay.
         names: names of the rule's state arrays, all zero at first.
-        use_compiled: whether to use the compiled update rules, if this machine has them; both give the same bits.
 
     Attributes:
         state: arrays that a checkpoint keeps, by torch's names: [elements] float32 each, and `applied`, [1] int64, the
@@ -67,12 +49,10 @@ class UpdateRule(ABC):
 
     state: dict[str, NDArray[np.generic]]
 
-    def __init__(
-        self, config: OptimizerConfig, layout: Layout, names: tuple[str, ...], *, use_compiled: bool
-    ) -> None:
-        self._compiled = compiler.load(COMPILED) if use_compiled else None
-        self._decay_starts, self._decay_stops = _decaying_runs(layout) if config.weight_decay else ([], [])
-        self._runs = np.array(self._decay_starts, np.int64), np.array(self._decay_stops, np.int64)
+    def __init__(self, config: OptimizerConfig, layout: Layout, names: tuple[str, ...]) -> None:
+        runs = _decaying_runs(layout) if config.weight_decay else ([], [])
+        self._decay_starts, self._decay_stops = (np.array(each, np.int64) for each in runs)
+        self._elements = layout.elements
         self._applied = np.zeros(1, np.int64)
         # Weights and gradient have slots 0 and 1.
         self._arrays = {name: allocate_zeros(layout.elements, slot) for slot, name in enumerate(names, 2)}
@@ -105,49 +85,37 @@ class UpdateRule(ABC):
             start: first element of the range.
             stop: end of the range, exclusive.
         """
-        if self._compiled is not None:
-            self._update_range(self._compiled, weights, gradient, start, stop)
-            return
-        scaled = np.empty(min(_BLOCK_ELEMENTS, stop - start), np.float32)
-        scratch = np.empty_like(scaled)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for first in range(start, stop, _BLOCK_ELEMENTS):
-                block = slice(first, min(first + _BLOCK_ELEMENTS, stop))
-                size = block.stop - first
-                clipped = np.multiply(gradient[block], self._clip, out=scaled[:size])
-                self._update_block(weights, clipped, block, scratch[:size])
+        if not 0 <= start <= stop <= self._elements:
+            raise ValueError(f"elements {start} to {stop}, expected a range of {self._elements}")
+        n = self._elements
+        self._update(
+            address(weights, n, written=True),
+            address(gradient, n),
+            start,
+            stop,
+            self._decay_starts.ctypes.data,
+            self._decay_stops.ctypes.data,
+            self._decay_starts.size,
+        )
 
     @abstractmethod
     def _begin(self, learning_rate: float, beta1: float | None, applied: int) -> None:
         """Compute the scalars of update number `applied`, from 1; arguments as for `begin`."""
 
     @abstractmethod
-    def _update_range(
-        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
-    ) -> None:
-        """Update a range by the compiled kernels; arguments as for `update`."""
-
-    @abstractmethod
-    def _update_block(
-        self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
-    ) -> None:
-        """Update one block by numpy.
+    def _update(self, weights: int, gradient: int, *place: int) -> None:
+        """Call the kernel.
 
         Args:
-            weights: all master weights, [elements] float32.
-            gradient: clipped gradient of the block, [block elements] float32; may be overwritten.
-            block: range of the block in the layout.
-            scratch: [block elements] float32, free for intermediate results.
+            weights: address of all master weights.
+            gradient: address of the whole gradient.
+            place: range, and addresses and number of the runs that decay.
         """
 
-    def _decaying(self, block: slice) -> Iterator[slice]:
-        """Yield the parts of the block that weight decay applies to, as slices of the layout."""
-        run = max(bisect_right(self._decay_starts, block.start) - 1, 0)
-        while run < len(self._decay_starts) and self._decay_starts[run] < block.stop:
-            start, stop = max(self._decay_starts[run], block.start), min(self._decay_stops[run], block.stop)
-            if start < stop:
-                yield slice(start, stop)
-            run += 1
+    def _address(self, name: str) -> int | None:
+        """Return the address of an array of the state; None if this rule has none of this name."""
+        array = self._arrays.get(name)
+        return None if array is None else address(array, self._elements, written=True)
 
 
 class AdamW(UpdateRule):
@@ -164,12 +132,11 @@ class AdamW(UpdateRule):
     bias correction takes its current value for all of them, as torch does.
     """
 
-    def __init__(self, config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> None:
+    def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
         names = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if config.amsgrad else ()))
-        super().__init__(config, layout, names, use_compiled=use_compiled)
+        super().__init__(config, layout, names)
         self._weight_decay = config.weight_decay
         self._beta1, self._beta2, self._epsilon = config.beta1, config.beta2, config.epsilon
-        self._largest = self._arrays.get("max_exp_avg_sq")
         self._keep2, self._blend2 = np.float32(config.beta2), np.float32(1 - config.beta2)
 
     def _begin(self, learning_rate: float, beta1: float | None, applied: int) -> None:
@@ -183,43 +150,11 @@ class AdamW(UpdateRule):
         self._floor = np.float32(self._epsilon * correction2)
         self._shrink = np.float32(1 - learning_rate * self._weight_decay)
 
-    def _update_range(
-        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
-    ) -> None:
-        compiled.adamw(
-            *(
-                weights,
-                gradient,
-                self._arrays["exp_avg"],
-                self._arrays["exp_avg_sq"],
-                _NO_ARRAY if self._largest is None else self._largest,
-                start,
-                stop,
-                *self._runs,
-            ),
+    def _update(self, weights: int, gradient: int, *place: int) -> None:
+        KERNELS.adamw(
+            *(weights, gradient, *map(self._address, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")), *place),
             *(self._clip, self._blend1, self._keep2, self._blend2, self._rate, self._floor, self._shrink),
         )
-
-    def _update_block(
-        self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
-    ) -> None:
-        for part in self._decaying(block):
-            np.multiply(weights[part], self._shrink, out=weights[part])
-        mean, square = self._arrays["exp_avg"][block], self._arrays["exp_avg_sq"][block]
-        np.subtract(gradient, mean, out=scratch)
-        np.multiply(scratch, self._blend1, out=scratch)
-        np.add(mean, scratch, out=mean)
-        np.multiply(gradient, gradient, out=gradient)
-        np.multiply(gradient, self._blend2, out=gradient)
-        np.multiply(square, self._keep2, out=square)
-        np.add(square, gradient, out=square)
-        if self._largest is not None:
-            square = np.maximum(self._largest[block], square, out=self._largest[block])
-        np.sqrt(square, out=scratch)
-        np.add(scratch, self._floor, out=scratch)
-        np.divide(mean, scratch, out=scratch)
-        np.multiply(scratch, self._rate, out=scratch)
-        np.subtract(weights[block], scratch, out=weights[block])
 
 
 class SGD(UpdateRule):
@@ -232,9 +167,9 @@ class SGD(UpdateRule):
         w = w - lr (g + b momentum if nesterov, else b; without momentum g)
     """
 
-    def __init__(self, config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> None:
+    def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
         names = ("momentum_buffer",) if config.momentum else ()
-        super().__init__(config, layout, names, use_compiled=use_compiled)
+        super().__init__(config, layout, names)
         self._nesterov, self._dampening = config.nesterov, config.dampening
         self._momentum, self._decay = np.float32(config.momentum), np.float32(config.weight_decay)
 
@@ -243,59 +178,28 @@ class SGD(UpdateRule):
         # As in torch, the first velocity is the gradient, without dampening.
         self._enter = np.float32(1.0 if applied == 1 else 1 - self._dampening)
 
-    def _update_range(
-        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
-    ) -> None:
-        compiled.sgd(
-            *(weights, gradient, self._arrays.get("momentum_buffer", _NO_ARRAY), start, stop, *self._runs),
+    def _update(self, weights: int, gradient: int, *place: int) -> None:
+        KERNELS.sgd(
+            *(weights, gradient, self._address("momentum_buffer"), *place),
             *(self._clip, self._decay, self._momentum, self._enter, self._rate, self._nesterov),
         )
-
-    def _update_block(
-        self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
-    ) -> None:
-        for part in self._decaying(block):
-            decay = np.multiply(weights[part], self._decay, out=scratch[: part.stop - part.start])
-            local = slice(part.start - block.start, part.stop - block.start)
-            np.add(gradient[local], decay, out=gradient[local])
-        if self._momentum:
-            velocity = self._arrays["momentum_buffer"][block]
-            np.multiply(velocity, self._momentum, out=velocity)
-            np.multiply(gradient, self._enter, out=scratch)
-            np.add(velocity, scratch, out=velocity)
-            if self._nesterov:
-                np.multiply(velocity, self._momentum, out=scratch)
-                np.add(gradient, scratch, out=gradient)
-            else:
-                gradient = velocity
-        np.multiply(gradient, self._rate, out=scratch)
-        np.subtract(weights[block], scratch, out=weights[block])
 
 
 class NoOp(UpdateRule):
     """Rule that leaves the weights as they are: what is measured is all but the update (tt-train's NoOp)."""
 
-    def __init__(self, config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> None:
-        super().__init__(config, layout, (), use_compiled=False)
-
-    def update(self, weights: Float32Array, gradient: Float32Array, start: int, stop: int) -> None:
-        """Change nothing; arguments as for `UpdateRule.update`."""
+    def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
+        super().__init__(config, layout, ())
 
     def _begin(self, learning_rate: float, beta1: float | None, applied: int) -> None: ...
 
-    def _update_range(
-        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
-    ) -> None: ...
-
-    def _update_block(
-        self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
-    ) -> None: ...
+    def _update(self, weights: int, gradient: int, *place: int) -> None: ...
 
 
-def build_rule(config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> UpdateRule:
+def build_rule(config: OptimizerConfig, layout: Layout) -> UpdateRule:
     """Return the update rule of a job's config, its state all zero; arguments as for `UpdateRule`."""
     rules: dict[str, type[AdamW | SGD | NoOp]] = {"adamw": AdamW, "sgd": SGD, "noop": NoOp}
-    return rules[config.type](config, layout, use_compiled=use_compiled)
+    return rules[config.type](config, layout)
 
 
 def state_dtypes(config: OptimizerConfig) -> dict[str, np.dtype[Any]]:

@@ -6,16 +6,13 @@ A golden entry changes only with an issue that asks for it; `python -m tests.sup
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.outward import SECTIONS, dump
-from tests.support.outward.common import GOLDEN, ROOT
+from tests.support.outward.common import GOLDEN
 
 ABSENT = "absent"
 MAX_SHOWN = 40
@@ -51,15 +48,6 @@ def _shorten(value: Any) -> str:
 )
 def test_contract_is_unchanged(section: str) -> None:
     check(section, dump(section))
-
-
-def test_numpy_computes_the_golden_bits() -> None:
-    """Check the bits of numpy's kernels; the test above uses the compiled ones if there are any."""
-    command = [sys.executable, "-m", "tests.support.outward", "arithmetic"]
-    environment = {**os.environ, "TIERMESH_KERNELS": "numpy"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    check("arithmetic", done.stdout)
 
 
 def test_each_difference_is_named() -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from native import crc32c
 from plane.lease_sums import LeaseSums
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
@@ -25,7 +26,6 @@ from services.instrumentation.failpoints import hit_failpoint
 from services.pipeline.exchange import LocalExchange, PassExchange, WrongArray
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
-from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import Float32Array
 from worker.compute_process import ProcessLost, RequestFailed
 from worker.core import events as ev

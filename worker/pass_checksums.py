@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
+from native import crc32c
 from protos import cluster_pb2 as pb
 from services.pipeline.exchange import Compute, ExactArray, FinishedPass, PassExchange
 from services.pipeline.schedule import Pass
-from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Entry
 

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 
 from aggregator.shards.session import ShardSession
-from plane import update_rules
 from plane.link_check.serve import serve_link_check
 from plane.messages import (
     MAX_BATCH_BYTES,
@@ -86,13 +85,12 @@ class ShardService:
     # ---- life ----
 
     async def start(self, tensor_port: int = 0) -> None:
-        """Load the update rules' kernels.
+        """Begin to serve.
 
         Args:
             tensor_port: port of data streams; 0 if they use the port of the gRPC server.
         """
         self._tensor_port = tensor_port
-        update_rules.prepare()
 
     async def run(self) -> None:
         """Serve until cancelled."""

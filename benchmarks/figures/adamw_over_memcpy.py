@@ -1,27 +1,21 @@
 """adamw_over_memcpy: an AdamW update of 32 Mi parameters, chunk by chunk as the roles do it, over one copy of them.
 
 The kernels take turns, so other load on the machine affects them alike. The other kernels of the data plane are printed
-too, as are all of them in pure numpy, measured in a process of its own.
+too.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from benchmarks.harness.job_settings import ROOT, load_setting
+from benchmarks.harness.job_settings import load_setting
 from benchmarks.harness.report import median, report
-from plane import update_rules as rules
+from native.library import KERNELS
 from plane.master_tensors import MasterTensors
-from services.errors import Failed
-from services.tensors.kernels import compiler
 from services.tensors.kernels.arithmetic import Float32Array, accumulate_wire, from_wire, to_wire
 from services.tensors.kernels.wire_types import WireDType
 from services.tensors.layout import Layout, chunk_range
@@ -36,20 +30,15 @@ MEMCPY, ADAMW = "memcpy of 128 MiB", "AdamW"
 
 
 def run() -> bool:
-    """Measure the compiled kernels and numpy."""
-    ours, by_numpy = measure(), _measure_numpy()
-    copied = median(ours[MEMCPY])
-    details = [
-        f"{name}: {_row(ours, name)}; by numpy {_row(by_numpy, name)}" for name in ours if name != MEMCPY
-    ]
-    if compiler.load(rules.COMPILED) is None:
-        details.append("there are no compiled kernels here: the figure is numpy's")
+    """Measure the kernels that this CPU uses."""
+    seconds = {name: median(each) for name, each in measure().items()}
+    copied = seconds.pop(MEMCPY)
     return report(
         "adamw_over_memcpy",
-        median(ours[ADAMW]) / copied,
+        seconds[ADAMW] / copied,
         BOUND,
-        f"{MEMCPY}: {1e3 * copied:.1f} ms; beside numpy's {1e3 * median(by_numpy[MEMCPY]):.1f} ms; n = {ROUNDS}",
-        *details,
+        f"{MEMCPY}: {1e3 * copied:.1f} ms; clone {KERNELS.clone}; n = {ROUNDS}",
+        *(f"{name}: {1e3 * each:.1f} ms = {each / copied:.2f} x memcpy" for name, each in seconds.items()),
     )
 
 
@@ -120,29 +109,3 @@ def _tensors() -> MasterTensors:
 def _payload(values: Float32Array, dtype: WireDType) -> memoryview:
     """Return a payload as an unaligned view, as in a received message."""
     return memoryview(b"\x0a\x7a\x7a" + to_wire(values, dtype).tobytes())[3:]
-
-
-def _measure_numpy() -> dict[str, list[float]]:
-    done = subprocess.run(
-        (sys.executable, "-m", "benchmarks.figures.adamw_over_memcpy"),
-        env={**os.environ, compiler.VARIABLE: "numpy"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise Failed(
-            f"the measurement of numpy's path ended with {done.returncode}: {done.stderr.strip()[-500:]}"
-        )
-    measured: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return measured
-
-
-def _row(measured: dict[str, list[float]], name: str) -> str:
-    seconds = median(measured[name])
-    return f"{1e3 * seconds:.1f} ms = {seconds / median(measured[MEMCPY]):.2f} x memcpy"
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure()))

@@ -2,7 +2,8 @@
 
 The daemons are real, and their workers compute nothing (peers/no_compute_worker.py). A round starts when all gradients
 are ready. It ends when the last worker has its last new weights in its own array, so it includes sums, update and
-checksums. The floor (the same bytes over plain sockets) and the peers are measured in turns with it.
+checksums. The floor (the same bytes over plain sockets) and the peers are measured in turns with it, on a loopback with
+one congestion control for all (harness/loopback.py).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.job_settings import BUILD
+from benchmarks.harness.loopback import even_loopback
 from benchmarks.harness.no_compute_cluster import NoComputeCluster
 from benchmarks.harness.peer import PYTHON, peer_python
 from benchmarks.harness.report import Skipped, median, milliseconds, report
@@ -58,6 +60,7 @@ def run() -> bool:
     seconds: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     with ExitStack() as stack:
+        network = stack.enter_context(even_loopback())
         clusters = {}
         for name, (settings, options) in CLUSTERS.items():
             folder = f"exchange_{name.replace(' ', '_')}"
@@ -82,9 +85,14 @@ def run() -> bool:
                 used = (sum(cluster.cpu_seconds().values()) - before) / ROUNDS
                 cpu.setdefault(name, []).append(used)
             for name, measure in peers.items():
-                seconds.setdefault(name, []).extend(measure())
-    details = [f"{name}: {milliseconds(each)}" for name, each in seconds.items()]
-    details += [f"{name}: {median(each):.2f} CPU seconds a step, all daemons" for name, each in cpu.items()]
+                for round_seconds, used in measure():
+                    seconds.setdefault(name, []).append(round_seconds)
+                    cpu.setdefault(name, []).append(used)
+    details = [
+        f"{name}: {milliseconds(each)}, {median(cpu[name]):.2f} CPU seconds of all processes"
+        for name, each in seconds.items()
+    ]
+    details.append(network)
     reached = True
     for figure, ours, theirs, bound in FIGURES:
         if theirs not in seconds:
@@ -96,11 +104,11 @@ def run() -> bool:
     return reached
 
 
-def _peers() -> dict[str, Callable[[], list[float]]]:
-    """Return a function for each installed peer. It measures `ROUNDS` rounds and returns their seconds."""
+def _peers() -> dict[str, Callable[[], list[tuple[float, float]]]]:
+    """Return a function for each installed peer. It measures `ROUNDS` rounds: their seconds, and all CPU seconds."""
     size_bytes = 4 * ELEMENTS
     floor = [sys.executable, str(SCRIPTS / "raw_exchange.py"), WORKERS, size_bytes, ROUNDS]
-    peers: dict[str, Callable[[], list[float]]] = {FLOOR: partial(_measured, floor)}
+    peers: dict[str, Callable[[], list[tuple[float, float]]]] = {FLOOR: partial(measure_peer, floor)}
     try:
         folder = _mpi()
         for name, transport in ((MPI_TCP, "tcp"), (MPI_SHARED, "sm")):
@@ -110,19 +118,19 @@ def _peers() -> dict[str, Callable[[], list[float]]]:
                 "--mca", "btl", f"{transport},self", "--mca", "mpi_yield_when_idle", "1", "-n", WORKERS + 1,
                 folder / "python", SCRIPTS / "mpi_exchange.py", size_bytes, TENSORS, ROUNDS,
             ]  # fmt: skip
-            peers[name] = partial(_measured, command)
+            peers[name] = partial(measure_peer, command)
     except Skipped as skipped:
         print(f"    MPI: {skipped}")
     try:
         gloo = [peer_python(), SCRIPTS / "gloo_exchange.py", WORKERS, size_bytes, ROUNDS]
-        peers[GLOO] = partial(_measured, gloo)
+        peers[GLOO] = partial(measure_peer, gloo)
     except Skipped as skipped:
         print(f"    gloo: {skipped}")
     return peers
 
 
-def _measured(command: list[object]) -> list[float]:
-    """Run a peer, and return the JSON list of seconds on its last line of output."""
+def measure_peer(command: Sequence[object]) -> list[tuple[float, float]]:
+    """Run a peer; return the seconds of each round and the CPU seconds of all its processes, from its last line."""
     try:
         done = subprocess.run(
             [str(each) for each in command], capture_output=True, text=True, check=True, timeout=PEER_SECONDS
@@ -131,9 +139,7 @@ def _measured(command: list[object]) -> list[float]:
         raise Failed(f"{command[1]}: not done within {PEER_SECONDS:g} s") from None
     except subprocess.CalledProcessError as error:
         raise Failed(f"{command[1]}: exit code {error.returncode}: {error.stderr.strip()[-300:]}") from None
-    seconds = json.loads(done.stdout.strip().splitlines()[-1])
-    assert isinstance(seconds, list)
-    return seconds
+    return [(seconds, used) for seconds, used in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
 def _mpi() -> Path:

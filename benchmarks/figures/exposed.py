@@ -15,6 +15,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from benchmarks.harness.loopback import even_loopback
 from benchmarks.harness.report import median, milliseconds, report
 from benchmarks.harness.stepped_cluster import SteppedCluster
 
@@ -67,6 +68,7 @@ def run() -> bool:
     """Measure both clusters in turns."""
     load = os.getloadavg()[0]
     with ExitStack() as stack:
+        network = stack.enter_context(even_loopback())
         clusters = {
             name: stack.enter_context(
                 SteppedCluster(name, workers=WORKERS, settings=SETTINGS, options=options)
@@ -89,5 +91,6 @@ def run() -> bool:
             f"step: {milliseconds(of.steps)}; computing alone: {milliseconds(of.passes)}",
             f"shares {min(of.exposed):.3f} - {max(of.exposed):.3f}; CPU seconds of a step: {cpu}",
             f"computing alone, a worker had {median(of.cores):.2f} of a core; load before: {load:.1f}",
+            network,
         )
     return reached

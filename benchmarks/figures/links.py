@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from benchmarks.figures import links_sharded, links_step
-from benchmarks.harness.hosts import GIGABIT, Hosts
+from benchmarks.harness.hosts import GIGABIT, Hosts, congestion_control
 from benchmarks.harness.link_meter import LinkMeter, phase_of, raw_share
 from benchmarks.harness.no_compute_cluster import NoComputeCluster
 from benchmarks.harness.report import median, milliseconds, report
@@ -48,7 +48,7 @@ def aggregator_link() -> bool:
         )
         cluster.gate.warm_up(WARM_UP_STEPS)
         cluster.gate.until_ready()
-        dropped = network.dropped_packets()
+        before, dropped = sum(cluster.cpu_seconds().values()), network.dropped_packets()
         payload_bytes = WORKERS * 4 * ELEMENTS
         carried = payload_bytes / (network.bits_per_second / 8)
         up, between, down, rounds = [], [], [], []
@@ -68,12 +68,14 @@ def aggregator_link() -> bool:
             up.append(gradients.seconds)
             between.append(weights.first_seconds - gradients.last_seconds)
             down.append(weights.seconds)
+        used = (sum(cluster.cpu_seconds().values()) - before) / ROUNDS
         dropped = network.dropped_packets() - dropped
     details = (
         f"{WORKERS} workers, {payload_bytes / 1e6:.0f} MB each way over {network.bits_per_second / 1e9:g} Gbit/s; "
         f"plain sockets fill {raw:.1%} of that link",
         f"gradients: {milliseconds(up)}; weights: {milliseconds(down)}; between them: {milliseconds(between)}",
-        f"rounds: {milliseconds(rounds)}; packets dropped by full ports: {dropped}",
+        f"rounds: {milliseconds(rounds)}, {used:.2f} CPU seconds of all daemons",
+        f"TCP shares links by {congestion_control()}; packets dropped by full ports: {dropped}",
     )
     reached = report("links_gradients_share", carried / median(up), LEAST_SHARE, *details, at_least=True)
     return report("links_weights_share", carried / median(down), LEAST_SHARE, at_least=True) and reached

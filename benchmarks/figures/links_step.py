@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack
 
 from benchmarks.figures import adamw_over_memcpy
-from benchmarks.harness.hosts import GIGABIT, Hosts
+from benchmarks.harness.hosts import GIGABIT, Hosts, congestion_control
 from benchmarks.harness.link_meter import raw_share
 from benchmarks.harness.report import median, milliseconds, report
 from benchmarks.harness.stepped_cluster import ComputePass, SteppedCluster, median_pass
@@ -84,7 +84,7 @@ def run() -> bool:
         f"of the least: all weights there after {1e3 * median([path.weights_end for _, path in least]):.0f} ms, the "
         f"passes end after {1e3 * median([path.pass_end for _, path in least]):.0f} ms",
         f"CPU seconds of a step: {', '.join(f'{name} {seconds:.2f}' for name, seconds in cpu.items())}; "
-        f"load before: {load:.1f}",
+        f"load before: {load:.1f}; TCP shares links by {congestion_control()}",
     )
 
 

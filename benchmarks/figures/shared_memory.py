@@ -6,28 +6,27 @@ The same bytes over plain sockets are measured after them.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.figures.exchange import measure_peer
+from benchmarks.harness.loopback import even_loopback
 from benchmarks.harness.no_compute_cluster import NoComputeCluster
 from benchmarks.harness.report import median, milliseconds, report
-from services.errors import Failed
 
 NAME = "shared_memory_over_grpc"
 BOUND = 0.7
 WORKERS, TIERS = 2, 2
 ELEMENTS, TENSORS = 32 * 1024 * 1024, 64
 ROUNDS, WARM_UP_STEPS = 15, 4
-FLOOR_SECONDS = 120.0
 
 
 def run() -> bool:
     """Measure both clusters in turns, then plain sockets."""
     seconds: dict[str, list[float]] = {"shared memory": [], "gRPC": []}
     with ExitStack() as stack:
+        network = stack.enter_context(even_loopback())
         clusters = {
             name: stack.enter_context(
                 NoComputeCluster(
@@ -53,27 +52,18 @@ def run() -> bool:
             name: (sum(cluster.cpu_seconds().values()) - before[name]) / ROUNDS
             for name, cluster in clusters.items()
         }
-    seconds["raw TCP floor"] = _floor()
+        script = Path(__file__).parents[1] / "peers" / "raw_exchange.py"
+        floor = measure_peer([sys.executable, script, WORKERS, 4 * ELEMENTS, ROUNDS])
+    seconds["raw TCP floor"] = [each for each, _ in floor]
+    used["raw TCP floor"] = median([each for _, each in floor])
     return report(
         NAME,
         median(seconds["shared memory"]) / median(seconds["gRPC"]),
         BOUND,
-        *(f"{name}: {milliseconds(each)}" for name, each in seconds.items()),
-        *(f"{name}: {each:.2f} CPU seconds a step, all daemons" for name, each in used.items()),
+        *(
+            f"{name}: {milliseconds(each)}, {used[name]:.2f} CPU seconds of all processes"
+            for name, each in seconds.items()
+        ),
+        network,
         decimals=2,
     )
-
-
-def _floor() -> list[float]:
-    script = Path(__file__).parents[1] / "peers" / "raw_exchange.py"
-    command = [sys.executable, str(script), str(WORKERS), str(4 * ELEMENTS), str(ROUNDS)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=FLOOR_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise Failed(f"raw_exchange.py: not done within {FLOOR_SECONDS:g} s") from None
-    except subprocess.CalledProcessError as error:
-        raise Failed(
-            f"raw_exchange.py: exit code {error.returncode}: {error.stderr.strip()[-300:]}"
-        ) from None
-    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return seconds

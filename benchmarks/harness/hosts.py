@@ -254,8 +254,8 @@ class Hosts:
 
 
 def congestion_control() -> str:
-    """Return the congestion control of these hosts: TIERMESH_BENCH_TCP, or Linux's default (not this machine's)."""
-    return os.environ.get("TIERMESH_BENCH_TCP", "cubic")
+    """Return TCP's congestion control where figures compare: TIERMESH_BENCH_TCP, or the one that every network has."""
+    return os.environ.get("TIERMESH_BENCH_TCP", "reno")
 
 
 def inner_process(process: int) -> int:

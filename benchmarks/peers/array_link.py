@@ -29,7 +29,6 @@ from services.pipeline.exchange import ArraySizes
 from services.pipeline.schedule import Pass
 from services.pipeline.split import Split
 from services.runtime import process
-from services.tensors.kernels import arithmetic
 from services.transport.http2.server import StreamServer
 from services.transport.security import Security
 from worker.pipeline.array_plan import ArrayPlan
@@ -53,7 +52,6 @@ Round = Callable[[int], None]
 def main(kind: str, stage: int, folder: str) -> None:
     """Serve, and run a round for each line of standard input."""
     process.tune_allocator()  # as daemons do
-    arithmetic.load_kernels()
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="loop", daemon=True).start()
 

@@ -1,7 +1,7 @@
 """Time the scheme of tt-train's MPI example: rank 0 receives each tensor from each worker, averages it, sends it back.
 
-`mpirun -n WORKERS+1 python mpi_exchange.py BYTES TENSORS ROUNDS` prints, on rank 0, the seconds of each round as a JSON
-list. One more round warms up.
+`mpirun -n WORKERS+1 python mpi_exchange.py BYTES TENSORS ROUNDS` prints, on rank 0, a JSON list with the seconds of
+each round and the CPU seconds of all ranks in it. One more round warms up.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def main(size_bytes: int, tensors: int, rounds: int) -> None:
     size = size_bytes // 4 // tensors
     values = np.full((tensors, size), 1e-3, np.float32)
     received = np.ones(size, np.float32)
-    seconds = []
+    found = []
     for _ in range(rounds + 1):
         world.Barrier()
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         if world.rank == 0:
             for tensor in values:
                 tensor.fill(0)
@@ -40,9 +40,10 @@ def main(size_bytes: int, tensors: int, rounds: int) -> None:
             for tensor in values:
                 world.Recv(tensor, 0)
         world.Barrier()
-        seconds.append(time.perf_counter() - started)
+        seconds, used = time.perf_counter() - started, time.process_time() - cpu_started
+        found.append((seconds, world.allreduce(used)))
     if world.rank == 0:
-        print(json.dumps(seconds[1:]))
+        print(json.dumps(found[1:]))
 
 
 if __name__ == "__main__":

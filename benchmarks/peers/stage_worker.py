@@ -21,7 +21,6 @@ from services.pipeline.exchange import ArraySizes
 from services.pipeline.schedule import Schedule
 from services.pipeline.split import Split
 from services.runtime import process
-from services.tensors.kernels import arithmetic
 from services.transport.http2.server import StreamServer
 from services.transport.security import Security
 from worker.pipeline.array_plan import ArrayPlan
@@ -66,7 +65,6 @@ class StageWork:
 def main() -> None:
     """Serve, and run the leases."""
     process.tune_allocator()  # as daemons do
-    arithmetic.load_kernels()
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="loop", daemon=True).start()
     incarnation = sys.argv[1]

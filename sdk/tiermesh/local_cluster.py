@@ -27,7 +27,7 @@ _STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _LOG_END_BYTES = 4096
 _LOOPBACK = "127.0.0.1"
-_HOST_VARIABLES = ("TIERMESH_DATA", "TIERMESH_KERNELS", "TIERMESH_CACHE")
+_HOST_VARIABLES = ("TIERMESH_DATA", "TIERMESH_CACHE")
 """Variables of the environment that say something of the host, and are no options."""
 
 

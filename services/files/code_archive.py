@@ -32,6 +32,7 @@ SHIPPED_PACKAGES = frozenset(
         "cli",
         "compute",
         "mesh",
+        "native",
         "optimizer",
         "plane",
         "protos",

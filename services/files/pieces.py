@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import IO
 
-import google_crc32c
 from google.protobuf.message import DecodeError
 
+from native import crc32c
 from protos.files_pb2 import FilePiece, FileRef
 from services.errors import Refused
 from services.files.errors import FileDamaged
@@ -33,7 +33,7 @@ def make_piece(file: IO[bytes] | MemoryFile | bytes, ref: FileRef, offset: int, 
     else:
         file.seek(min(offset, ref.size))
         data = file.read(size)
-    return FilePiece(file=ref, offset=offset, crc32c=google_crc32c.value(data), data=data)
+    return FilePiece(file=ref, offset=offset, crc32c=crc32c.value(data), data=data)
 
 
 async def read_pieces(
@@ -63,7 +63,7 @@ def parse_piece(content: bytes) -> FilePiece:
         raise Refused(
             f"a piece of {len(piece.data)} bytes, expected at most {MAX_PIECE_BYTES}; send it in several"
         )
-    found = google_crc32c.value(piece.data)
+    found = crc32c.value(piece.data)
     if found != piece.crc32c:
         raise FileDamaged(
             f"a piece of {len(piece.data)} bytes at byte {piece.offset}: crc32c {found:#010x}, expected "

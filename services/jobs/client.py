@@ -7,9 +7,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-import google_crc32c
 import grpc
 
+from native import crc32c
 from protos import cluster_pb2, jobs_pb2
 from protos.files_pb2 import FileRef, ReadFileRequest
 from services.errors import Failed, Refused, TiermeshError
@@ -40,9 +40,11 @@ class JobsClient(AggregatorConnection):
 
     async def submit(self, name: str, spec_json: str, request_id: str = "") -> jobs_pb2.Job:
         """Queue a job; return it with its id. A call with the same request id returns the same job."""
-        crc32c = google_crc32c.value(spec_json.encode())
         request = jobs_pb2.SubmitRequest(
-            name=name, spec_json=spec_json, spec_crc32c=crc32c, request_id=request_id
+            name=name,
+            spec_json=spec_json,
+            spec_crc32c=crc32c.value(spec_json.encode()),
+            request_id=request_id,
         )
         return await self._ask("Submit", request, jobs_pb2.Job)
 
@@ -205,7 +207,7 @@ class JobsClient(AggregatorConnection):
             Failed: the answer is damaged.
         """
         spec = await self._ask("Spec", jobs_pb2.JobRequest(job=job), jobs_pb2.JobSpec)
-        if google_crc32c.value(spec.spec_json.encode()) != spec.spec_crc32c:
+        if crc32c.value(spec.spec_json.encode()) != spec.spec_crc32c:
             raise Failed(
                 f"aggregator {self.address}: the config of job {spec.job:.100} is damaged; ask again"
             )

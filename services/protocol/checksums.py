@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import google_crc32c
 from google.protobuf.message import DecodeError, Message
+
+from native import crc32c
 
 _TAG = b"\x7d"  # field 15, 32 bits
 _FIELD_BYTES = 5
@@ -25,12 +26,12 @@ class ChecksumMismatch(ValueError):
 def encode_with_checksum(message: Message) -> bytes:
     """Return the bytes of a message, followed by their checksum. The message itself must have none."""
     content = message.SerializeToString()
-    return b"".join((content, _TAG, google_crc32c.value(content).to_bytes(4, "little")))
+    return b"".join((content, _TAG, crc32c.value(content).to_bytes(4, "little")))
 
 
 def set_checksum(message: Any, before: bytes) -> None:
     """Set a message's checksum, computed over its own bytes and over the bytes that precede it in an outer message."""
-    message.own_crc32c = google_crc32c.value(before + message.SerializeToString())
+    message.own_crc32c = crc32c.value(before + message.SerializeToString())
 
 
 def decode_with_checksum(kind: type[Kind], content: bytes) -> tuple[Kind, bool]:
@@ -66,7 +67,7 @@ def verify_checksum(message: Any, content: bytes) -> bool:
         return False
     expected = message.own_crc32c
     message.ClearField("own_crc32c")
-    found = google_crc32c.value(content[:-_FIELD_BYTES])
+    found = crc32c.value(content[:-_FIELD_BYTES])
     if found != expected:
         raise ChecksumMismatch(f"crc32c {found:#010x}, expected {expected:#010x}")
     return True

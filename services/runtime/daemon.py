@@ -230,11 +230,6 @@ async def _open_grpc_port(
     limits: ConnectionLimits,
     count_refusal: Callable[[Refusal], None],
 ) -> MainPort:
-    # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
-    # because numpy must not be imported before the set-up above.
-    from services.tensors.kernels import arithmetic
-
-    arithmetic.load_kernels()
     return await start_server(
         options.listen,
         options.security,

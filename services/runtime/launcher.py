@@ -23,7 +23,6 @@ from services.corpora import cache
 from services.errors import Failed, Refused
 from services.input_files import NoSuchFile, read_input_file
 from services.printable import printable, printable_path
-from services.tensors.kernels import compiler
 from services.timeouts import SAVE_SECONDS, STANDARD_TIMEOUTS
 
 READY_SECONDS = 120.0
@@ -34,7 +33,7 @@ _LOG_END_BYTES = 1 << 20
 """Length of a log's end that is searched for errors."""
 _READY_BYTES = 1 << 16
 """Longest file of a daemon that serves."""
-HOST_VARIABLES = ("TIERMESH_DATA", compiler.VARIABLE, cache.VARIABLE)
+HOST_VARIABLES = ("TIERMESH_DATA", cache.VARIABLE)
 """Environment variables that say something of the host, and are no options."""
 _SAY_SECONDS = 2.0
 """Time of a stop after which people are told what it waits for."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import google_crc32c
-
+from native import crc32c
 from services.durable_files import replace_file
 from services.errors import Failed, Refused
 from services.input_files import NoSuchFile, open_input_file, read_input_file
@@ -108,4 +107,4 @@ def _split(content: bytes) -> list[bytes]:
 def _block(number: int) -> bytes:
     """Return a block: the number and its CRC-32C as text, then spaces."""
     text = str(number)
-    return f"{text} {google_crc32c.value(text.encode()):08x}\n".encode().ljust(_BLOCK_BYTES)
+    return f"{text} {crc32c.value(text.encode()):08x}\n".encode().ljust(_BLOCK_BYTES)

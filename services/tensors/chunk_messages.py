@@ -14,11 +14,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from native import crc32c
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.errors import Refusal, Refused
 from services.protocol.bounds import MessageTooLarge, check_received
 from services.protocol.checksums import ChecksumMismatch, encode_with_checksum, verify_checksum
-from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import (
     Float32Array,
     accumulate_wire,

@@ -215,7 +215,6 @@ def _render(width: int) -> list[str]:
         del os.environ[name]
     os.environ["COLUMNS"] = str(width)  # of the help
     os.environ["TZ"] = "UTC"
-    os.environ["TIERMESH_KERNELS"] = "numpy"  # compiled ones take seconds to start
     blocks = [_block("--help"), *(_block(f"{name} --help") for name in tiermesh.load_all())]
     with (
         tempfile.TemporaryDirectory() as folder,

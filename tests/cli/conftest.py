@@ -50,9 +50,3 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 def no_flags_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("TIERMESH_") and name != cache.VARIABLE]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def quick_starts(no_flags_from_outside: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make daemons use numpy's kernels, because compiled ones add a second to every start."""
-    monkeypatch.setenv("TIERMESH_KERNELS", "numpy")

@@ -55,7 +55,6 @@ def test_an_environment_for_other_workers_is_not_in_the_way(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("quick_starts")
 def test_a_local_cluster_of_an_external_job_says_how_to_join(tmp_path: Path) -> None:
     job_file = tmp_path / "job.yaml"
     job_file.write_text(JOB)

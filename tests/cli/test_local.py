@@ -18,8 +18,6 @@ import pytest
 from tests.support.gated_model import ALLOWED, Gate
 from tests.support.launches import STEP
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
-
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("--set", "max_steps=1000000")
 
@@ -147,23 +145,6 @@ def test_shards_with_3_tiers_are_refused(job_file: Path, tmp_path: Path) -> None
     code, _, line = run(job_file, tmp_path, "--shards", "2", "--tiers", "3")
     assert code == 2
     assert "--shards 2 and --tiers 3" in line
-
-
-@pytest.mark.long
-def test_kernels_of_the_environment_give_the_same_bits(
-    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {}
-    for path in ("auto", "numpy"):
-        monkeypatch.setenv("TIERMESH_KERNELS", path)
-        code, result, line = run(job_file, tmp_path / path, "--tiers", "3", "--workers", "1")
-        assert code == 0, line
-        found[path] = result["model_sha256"]
-        log = (tmp_path / path / "logs" / "optimizer.log").read_text()
-        assert ("plane.compiled_update_rules: numpy computes, as TIERMESH_KERNELS says" in log) == (
-            path == "numpy"
-        )
-    assert found["auto"] == found["numpy"]
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ SILENT = ("--help", "--version", "completion", "worker", "aggregator", "optimize
 """Commands that answer at once, and daemons, which say on a terminal that they start."""
 HEAVY = frozenset(
     {
-        *("cryptography", "google.protobuf", "grpc", "numba", "numpy", "pydantic", "rich", "safetensors"),
+        *("cryptography", "google.protobuf", "grpc", "numpy", "pydantic", "rich", "safetensors"),
         *("tokenizers", "ttnn", "yaml"),
     }
 )

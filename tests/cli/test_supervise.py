@@ -21,8 +21,6 @@ from services.runtime.launcher import DaemonProcess
 from tests.cli.test_local import daemon_pid, rest_of, run, training
 from tests.support.gated_model import ALLOWED, Gate
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
-
 LENGTH = ("--workers", "1", "--set", "max_steps=400", "--set", "model_save_interval=20", *ALLOWED)
 ALL_PASSES, FIRST_PASSES, PASSES_OF_A_DEATH = 2000, 50, 100
 """Passes that a job may run in all, before the first death, and from each death on. The first deaths leave some of the

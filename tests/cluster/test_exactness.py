@@ -68,18 +68,18 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = 
 
 
 @pytest.mark.parametrize(
-    ("tiers", "kernels", "numbers"),
+    ("tiers", "numbers"),
     [
-        (2, "numpy", (1, 3)),
-        pytest.param(2, "numpy", (2, 4), marks=pytest.mark.long),
-        pytest.param(3, "auto", (1, 4), marks=pytest.mark.long),
-        pytest.param(3, "auto", (2, 3), marks=pytest.mark.slow),
+        (2, (1, 3)),
+        pytest.param(2, (2, 4), marks=pytest.mark.long),
+        pytest.param(3, (1, 4), marks=pytest.mark.long),
+        pytest.param(3, (2, 3), marks=pytest.mark.slow),
     ],
 )
 def test_any_number_of_workers_gives_the_same_bits(
-    tmp_path: Path, tiers: int, kernels: str, numbers: tuple[int, ...], gpt_spec: str, undisturbed: Bits
+    tmp_path: Path, tiers: int, numbers: tuple[int, ...], gpt_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, tiers=tiers, kernels=kernels, options=OVER_THE_NETWORK) as cluster:
+    with Cluster(tmp_path, tiers=tiers, options=OVER_THE_NETWORK) as cluster:
         for workers in numbers:
             found = run_with(cluster, workers, gpt_spec, seed=workers)
             assert (found, found.loss) == (undisturbed, undisturbed.loss), f"{workers} workers"

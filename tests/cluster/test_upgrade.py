@@ -21,6 +21,7 @@ PACKAGES = (
     "compute",
     "configs",
     "mesh",
+    "native",
     "optimizer",
     "plane",
     "protos",

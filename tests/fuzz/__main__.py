@@ -9,12 +9,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
-
-from services.tensors.kernels import compiler
 
 CORPUS = Path("build/fuzz/corpus")
 """Inputs that reached new code, from which the next run starts."""
@@ -27,7 +24,6 @@ def fuzz(name: str, seconds: int) -> None:
     """Fuzz one target, then end this process. Failing inputs are written to build/fuzz."""
     import atheris
 
-    os.environ[compiler.VARIABLE] = "numpy"  # compiled ones take a second to load
     with atheris.instrument_imports(include=["services", "aggregator", "optimizer", "cli", "hpack", "h11"]):
         target = importlib.import_module("tests.fuzz.targets").TARGETS[name]
     corpus = CORPUS / name

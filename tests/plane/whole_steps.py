@@ -32,12 +32,13 @@ from services.config.job import JobConfig
 from services.config.load import load_job
 from services.protocol.versions import Version
 from services.tensors.chunk_messages import TensorChunk, cut_piece, deserialize_chunk, pack_chunk
-from services.tensors.kernels.arithmetic import Float32Array, norm_squared_blocks
+from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 from services.tensors.layout_parts import read_piece
 from services.tensors.reduction_tree import Node, children
 from services.tensors.stripes import Stripe
 from tests.plane.driven_planes import DrivenPlanes, require
+from tests.support.block_sums import norm_squared_blocks
 from tests.support.cluster.bits import sized_config, write_config
 
 ROOM_SECONDS = 5.0

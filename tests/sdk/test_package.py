@@ -114,7 +114,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in (*PACKAGES, "sdk"):
         unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=unwanted)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, folder / "source")
     for source in (folder / "source", folder / "source" / "sdk"):
         options = ("--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tiermesh.Local
     (folder / "model.yaml").write_text(yaml.safe_dump(model))
     (folder / "job.yaml").write_text(yaml.safe_dump(config))
     overrides = {"training_config.gradient_accumulation_steps": 2, "training_config.eval_every": 3}
-    os.environ["TIERMESH_KERNELS"] = "numpy"  # which need no compiling
-    try:
-        with tiermesh.local(folder / "job.yaml", overrides, workers=2, state_dir=folder / "state") as cluster:
-            yield cluster
-    finally:
-        del os.environ["TIERMESH_KERNELS"]
+    with tiermesh.local(folder / "job.yaml", overrides, workers=2, state_dir=folder / "state") as cluster:
+        yield cluster
 
 
 def test_a_job_from_its_submission_to_its_weights(cluster: tiermesh.LocalCluster, tmp_path: Path) -> None:
@@ -90,7 +85,6 @@ def test_a_job_goes_on(cluster: tiermesh.LocalCluster) -> None:
 
 
 def test_a_job_brings_the_code_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIERMESH_KERNELS", "numpy")
     code = write_model(tmp_path / "code", 7)
     config = noted_config(Path("corpus.txt"), tmp_path / "notes", max_steps=2)
     write_corpus(tmp_path)

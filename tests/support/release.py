@@ -79,6 +79,10 @@ def install_release(folder: Path) -> Path:
     """
     source, environment = folder / "source", folder / "environment"
     extract_release().extractall(source, filter="data")
+    # 0.2.0 has numba for speed, which this version has not. Without it numpy computes the same bits there.
+    project = source / "pyproject.toml"
+    lines = project.read_text().splitlines(keepends=True)
+    project.write_text("".join(line for line in lines if '"numba>' not in line))
     venv.create(environment, symlinks=True)
     site = next((environment / "lib").glob("python*/site-packages"))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # after what is installed here

@@ -184,9 +184,7 @@ def _know(folder: Path, port: int, name: str) -> None:
 
 
 def _write_remote(path: Path) -> None:
-    path.write_text(
-        f'#!/bin/sh\nPYTHONPATH={ROOT} TIERMESH_KERNELS=numpy exec {sys.executable} -m cli.main "$@"\n'
-    )
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m cli.main "$@"\n')
     path.chmod(0o755)
 
 

@@ -1,6 +1,6 @@
 """Golden bits of the arithmetic that code fingerprints name by a number: `ARITHMETIC` of `compute/code_fingerprint.py`.
 
-Each number has the SHA-256 of what its arithmetic computes from fixed inputs, on the numpy and on the compiled path.
+Each number has the SHA-256 of what its arithmetic computes from fixed inputs, by each clone of the kernels.
 Hashes of a number never change: workers of two versions with one number take part in one job.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import astuple
 from typing import Any
 from unittest import mock
@@ -17,13 +16,15 @@ import numpy as np
 import pytest
 
 from compute.code_fingerprint import ARITHMETIC
+from native.library import C, find_kernels
 from optimizer.schedules import gradient_norm
 from services.pipeline.exchange import FinishedPass
-from services.tensors.kernels import arithmetic, compiler
+from services.tensors.kernels import arithmetic
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.kernels.wire_types import WireDType
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 from services.tensors.reduction_tree import Node, children, path_to
+from tests.support.block_sums import norm_squared_blocks
 from worker.node_sum import NodeSum
 
 GOLDEN: dict[int, dict[str, str]] = {
@@ -103,14 +104,13 @@ def add_sums(digest: Digest) -> None:
         for out in (np.empty(size, np.float32), left.copy(), right.copy()):
             arithmetic.add(left, right, out)
             digest.add(out)
-        with np.errstate(all="ignore"):
-            arithmetic.scale(left, 1 / 3, total)
+        arithmetic.scale_with_norm(left, 1 / 3, total)
         digest.add(total)
 
 
 def add_norms(digest: Digest) -> None:
     for size in SIZES:
-        blocks = arithmetic.norm_squared_blocks(np.nan_to_num(draw(size, 3)))
+        blocks = norm_squared_blocks(np.nan_to_num(draw(size, 3)))
         digest.add(blocks, gradient_norm(blocks).hex())
         digest.add(arithmetic.all_finite(draw(size, 3)), arithmetic.all_finite(np.nan_to_num(draw(size, 3))))
 
@@ -174,18 +174,14 @@ def add_sum(digest: Digest, ranges: Mapping[int, slice], order: Sequence[int], l
             node_sum.add_leaf(index, write(draw_gradients(leaf)[ranges[index]]))
 
 
-@pytest.fixture(params=["numpy", "compiled"])
-def _path(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compute on one of the two paths."""
-    compiled = compiler.load(arithmetic.COMPILED_MODULE)
-    if request.param == "compiled" and compiled is None:
-        pytest.skip("no compiled kernels here: numpy computes")
-    loaded = {arithmetic.COMPILED_MODULE: None}
-    with mock.patch.dict(compiler._loaded, loaded) if request.param == "numpy" else nullcontext():
+@pytest.fixture(params=find_kernels(C), ids=lambda kernels: kernels.clone)
+def _clone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute by each clone that this CPU can run."""
+    with mock.patch.object(arithmetic, "KERNELS", request.param):
         yield
 
 
-@pytest.mark.usefixtures("_path")
+@pytest.mark.usefixtures("_clone")
 @pytest.mark.parametrize(
     "add", [add_sums, add_norms, add_wire_types, add_tree, add_layout, add_node_sums, add_range_sums]
 )

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from native import crc32c
 from services.pipeline.exchange import ExactArray, LocalExchange
 from services.pipeline.schedule import Pass
-from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from worker.pass_checksums import PassChecksums

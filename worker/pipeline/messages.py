@@ -11,6 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from native import crc32c
 from protos.pipeline_pb2 import ArrayHeader, ArrayKind, LinkState, PassMessage
 from protos.tensors_pb2 import SharedPlaces
 from services.errors import Refused
@@ -24,7 +25,6 @@ from services.protocol.checksums import (
     set_checksum,
     verify_checksum,
 )
-from services.tensors.kernels import crc32c
 from services.tensors.payload_last import Message, encode_before_payload, split_message
 from worker.pipeline.array_plan import KINDS, ArrayPlan
 

@@ -1,6 +1,5 @@
-"""Numeric kernels on flat arrays that give the same bits on every host.
+"""Arithmetic on flat arrays that gives the same bits on every host, by the C kernels of native/.
 
-Imports services' errors alone. Read `arithmetic` first: it has all functions. Each has a numpy path, there or in
-`wire_types`, and a compiled one in `compiled_arithmetic`. `compiler` decides once per process which of them runs.
-`crc32c` and `compiled_crc32c` are the same for checksums.
+Imports native alone. Read `arithmetic` first: it checks arrays and calls the kernels. `wire_types` names the element
+types of payloads. tests/support/numpy_kernels.py says in numpy what the kernels compute.
 """

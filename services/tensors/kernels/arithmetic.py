@@ -3,9 +3,8 @@
 Everything here is element-wise, or a sum whose order the code fixes. It uses single IEEE 754 operations only. A
 library's reduction or a BLAS call would add in an order that changes with version, CPU and thread count.
 
-Each function has a compiled path (compiled_arithmetic.py) and a numpy path with the same bits. compiler.py chooses one
-for the whole process. Sign and payload of a NaN are unspecified, except in 16-bit wire types. All functions release
-the GIL and take contiguous arrays.
+The kernels of native/ compute; they check nothing, so these functions check type, size and contiguity before. Sign and
+payload of a NaN are unspecified, except in 16-bit wire types. All functions release the GIL.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from services.tensors.kernels import compiler, crc32c, wire_types
+from native.library import KERNELS
 from services.tensors.kernels.wire_types import STORED, Payload, WireDType
 
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -24,52 +23,37 @@ Float64Array: TypeAlias = NDArray[np.float64]
 BLOCK_ELEMENTS = 64 * 1024
 """Number of elements of a block of the global norm. A chunk of the layout is a whole number of blocks."""
 
-COMPILED_MODULE = "services.tensors.kernels.compiled_arithmetic"
-"""Name of the module with the compiled paths of these functions."""
-
-
-def load_kernels() -> None:
-    """Load or compile the kernels, and log which path computes. Otherwise the first kernel call does so.
-
-    Raises:
-        Refused: the environment asks for compiled kernels that are not available.
-    """
-    for module in (COMPILED_MODULE, crc32c.COMPILED_MODULE):
-        compiler.load(module)
-
 
 def accumulate(into: Float32Array, other: Float32Array) -> None:
     """Add `other` to `into` in place. Both are [n] float32; `into` is the left operand."""
-    compiled = compiler.load(COMPILED_MODULE)
-    if compiled is None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.add(into, other, out=into)
-    else:
-        compiled.accumulate(into, _check_size(other, into))
+    add(into, other, into)
 
 
 def add(left: Float32Array, right: Float32Array, out: Float32Array) -> None:
     """Write `left + right` into `out`. All are [n] float32; `out` may be either operand."""
-    compiled = compiler.load(COMPILED_MODULE)
-    if compiled is None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.add(left, right, out=out)
-    elif _same_memory(out, left):
-        compiled.accumulate(out, _check_size(right, out))
-    elif _same_memory(out, right):
-        compiled.accumulate(out, _check_size(left, out))
-    else:
-        compiled.add(_check_size(left, out), _check_size(right, out), out)
+    n = out.size
+    KERNELS.add(address(left, n), address(right, n), address(out, n, written=True), n)
 
 
-def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
-    """Write `values * float32(factor)` into `out`. Both arrays are [n] float32; `out` may be `values`."""
-    compiled = compiler.load(COMPILED_MODULE)
-    if compiled is None or _same_memory(out, values):
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(values, np.float32(factor), out=out)
-    else:
-        compiled.scale(_check_size(values, out), np.float32(factor), out)
+def scale_with_norm(values: Float32Array, factor: float, out: Float32Array) -> Float64Array:
+    """Write `values * float32(factor)` into `out`, and return the sum of squares of each block of 64 Ki elements.
+
+    A block is padded with zeros. Then its upper half is added to its lower half until one element is left. This fixes
+    the order of additions. A block's sum is finite if and only if all its elements are, since squares of float32
+    can't overflow float64.
+
+    Args:
+        values: [n] float32.
+        factor: rounded to float32 before it is used.
+        out: [n] float32; may be `values`.
+
+    Returns:
+        [ceil(n / 65536)] float64.
+    """
+    n = out.size
+    sums = np.empty(-(-n // BLOCK_ELEMENTS), np.float64)
+    KERNELS.scale_with_norm(address(values, n), factor, address(out, n, written=True), sums.ctypes.data, n)
+    return sums
 
 
 def all_finite(values: Float32Array) -> bool:
@@ -96,26 +80,18 @@ def to_wire(
         The payload: [n] float32 for fp32, else the bits of 16-bit floats, [n] uint16. For fp32 without a place it is
         `values` itself if that is contiguous, which then must not change until it is sent.
     """
-    if dtype == "fp32":
-        if place is None:
-            return np.ascontiguousarray(values, STORED["fp32"])
-        stored = _check_size(place.view(STORED["fp32"]), values)
-        if not _same_memory(stored, values):
-            np.copyto(stored, values)
-        return stored
-    out: NDArray[np.uint16] = (
-        np.empty(values.size, STORED[dtype])
-        if place is None
-        else _check_size(place.view(STORED[dtype]), values)
-    )
-    compiled = compiler.load(COMPILED_MODULE)
-    if compiled is None:
-        wire_types.narrow(values, out, dtype)
-    elif dtype == "bf16":
-        compiled.narrow_bf16(values, out)
-    else:
-        compiled.narrow_fp16(values, out)
-    return out
+    n = values.size
+    if dtype == "fp32" and place is None:
+        return np.ascontiguousarray(values, STORED["fp32"])
+    stored: NDArray[Any] = np.empty(n, STORED[dtype]) if place is None else place.view(STORED[dtype])
+    if stored.size != n:
+        raise ValueError(f"{stored.size} elements, expected {n}")
+    if dtype != "fp32":
+        narrow = KERNELS.narrow_bf16 if dtype == "bf16" else KERNELS.narrow_fp16
+        narrow(address(values, n), address(stored, n, np.uint16, written=True), n)
+    elif stored.ctypes.data != values.ctypes.data:
+        np.copyto(stored, values)
+    return stored
 
 
 def from_wire(payload: Payload, dtype: WireDType) -> Float32Array:
@@ -138,16 +114,14 @@ def copy_from_wire(payload: Payload, dtype: WireDType, out: Float32Array) -> Non
     Raises:
         ValueError: the payload does not have n elements.
     """
-    stored = _check_size(np.frombuffer(payload, STORED[dtype]), out)
-    compiled = compiler.load(COMPILED_MODULE)
+    stored, n = np.frombuffer(payload, STORED[dtype]), out.size
+    if stored.size != n:
+        raise ValueError(f"{stored.size} elements, expected {n}")
     if dtype == "fp32":
         np.copyto(out, stored)
-    elif compiled is None:
-        wire_types.widen(stored, out, dtype)
-    elif dtype == "bf16":
-        compiled.widen_bf16(stored, out)
     else:
-        compiled.widen_fp16(stored, out)
+        widen = KERNELS.widen_bf16 if dtype == "bf16" else KERNELS.widen_fp16
+        widen(address(stored, n, np.uint16), address(out, n, written=True), n)
 
 
 def accumulate_wire(into: Float32Array, payload: Payload, dtype: WireDType) -> None:
@@ -158,60 +132,35 @@ def accumulate_wire(into: Float32Array, payload: Payload, dtype: WireDType) -> N
     Raises:
         ValueError: the payload does not have n elements.
     """
-    stored = _check_size(np.frombuffer(payload, STORED[dtype]), into)
-    compiled = compiler.load(COMPILED_MODULE)
+    stored, n = np.frombuffer(payload, STORED[dtype]), into.size
     if dtype == "fp32":
         accumulate(into, stored)
-    elif compiled is None:
-        wire_types.accumulate_narrow(into, stored, dtype)
-    elif dtype == "bf16":
-        compiled.accumulate_bf16(into, stored)
     else:
-        compiled.accumulate_fp16(into, stored)
+        add_narrow = KERNELS.add_bf16 if dtype == "bf16" else KERNELS.add_fp16
+        add_narrow(address(into, n, written=True), address(stored, n, np.uint16), n)
 
 
-def norm_squared_blocks(values: Float32Array) -> Float64Array:
-    """Return the sum of squares of each block of 64 Ki elements.
-
-    A block is padded with zeros. Then its upper half is added to its lower half until one element is left. This fixes
-    the order of additions. A block's sum is finite if and only if all its elements are, since squares of float32
-    can't overflow float64.
+def address(
+    array: NDArray[Any], size: int, dtype: type[np.generic] = np.float32, *, written: bool = False
+) -> int:
+    """Return the address of an array's elements for a kernel, which checks nothing.
 
     Args:
-        values: [n] float32.
+        array: the array; its elements may begin at any address.
+        size: number of elements that it must have.
+        dtype: their type.
+        written: whether the kernel writes to it.
 
-    Returns:
-        [ceil(n / 65536)] float64.
+    Raises:
+        ValueError: size or type differ, the elements are not contiguous, or the array can't be written to.
     """
-    blocks = -(-values.size // BLOCK_ELEMENTS)
-    sums = np.empty(blocks, np.float64)
-    squares = np.empty(BLOCK_ELEMENTS, np.float64)
-    compiled = compiler.load(COMPILED_MODULE)
-    if compiled is not None:
-        compiled.norm_squared_blocks(values, squares, sums)
-        return sums
-    for block in range(blocks):
-        part = values[block * BLOCK_ELEMENTS : (block + 1) * BLOCK_ELEMENTS]
-        used = squares[: part.size]
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.copyto(used, part)
-            np.multiply(used, used, out=used)
-            squares[part.size :] = 0.0
-            half = BLOCK_ELEMENTS // 2
-            while half:
-                np.add(squares[:half], squares[half : 2 * half], out=squares[:half])
-                half //= 2
-        sums[block] = squares[0]
-    return sums
-
-
-def _same_memory(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    """Return whether two arrays of the same size begin at the same address."""
-    return left is right or left.ctypes.data == right.ctypes.data
-
-
-def _check_size(values: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` if its shape is that of `other`; compiled loops do not check bounds."""
-    if values.shape != other.shape:
-        raise ValueError(f"{values.size} elements, expected {other.size}")
-    return values
+    place: int
+    place, read_only = array.__array_interface__["data"]
+    if array.size != size:
+        raise ValueError(f"{array.size} elements, expected {size}")
+    if array.dtype != dtype or not array.flags.c_contiguous or (written and read_only):
+        raise ValueError(
+            f"{array.dtype} array, {array.strides} bytes apart{', read-only' if read_only else ''}: expected "
+            f"contiguous {np.dtype(dtype)}{' that can be written to' if written else ''}"
+        )
+    return place

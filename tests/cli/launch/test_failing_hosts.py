@@ -31,7 +31,7 @@ from tests.support.launches import (
 from tests.support.small_disk import small_disk
 from tests.support.sshd import ROOT, Sshd
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_starts")]
+pytestmark = pytest.mark.long
 
 ONE_HOST = "127.0.0.1 slots=5\n"
 OTHER_VERSION = "import services.version as v; v.tiermesh_version = lambda: '0.0.1'"
@@ -46,9 +46,7 @@ CLOCK_BEHIND = "import time; right = time.time; time.time = lambda: right() - 90
 def disguise(sshd: Sshd, statements: str) -> None:
     """Let the other hosts' Tiermesh run some statements before it starts."""
     program = f"{statements}; import runpy; runpy.run_module('cli.main', run_name='__main__')"
-    sshd.remote.write_text(
-        f'#!/bin/sh\nPYTHONPATH={ROOT} TIERMESH_KERNELS=numpy exec {sys.executable} -c "{program}" "$@"\n'
-    )
+    sshd.remote.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c "{program}" "$@"\n')
 
 
 def refuse(sshd: Sshd, folder: Path, *more: str) -> str:

@@ -30,8 +30,6 @@ from tests.support.launches import (
 from tests.support.ports import free_port
 from tests.support.sshd import Sshd, running_sshd
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
-
 
 @pytest.mark.long
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ def make_plan() -> LaunchPlan:
     return LaunchPlan(ranks, tiers=2)
 
 
-@pytest.mark.usefixtures("quick_starts")
 def test_a_program_calls_it_with_the_files_of_the_launcher(tmp_path: Path) -> None:
     """Start aggregator and HTTP API as agents do, with TLS and without OpenSSH."""
     plan, ports = make_plan(), Ports(*(free_port() for _ in range(4)))
@@ -83,7 +82,6 @@ def test_a_run_without_it_has_no_token() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("quick_starts")
 def test_on_this_machine_a_program_finds_it_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

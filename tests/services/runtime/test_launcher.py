@@ -163,7 +163,7 @@ def test_a_line_that_may_have_nothing_to_do_with_an_end_does_not_pose_as_its_cau
 
 def test_options_in_the_environment_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIERMESH_NAME", "of the command")
-    of_host = {"TIERMESH_DATA": "/data", "TIERMESH_CACHE": "/cache", "TIERMESH_KERNELS": "numpy"}
+    of_host = {"TIERMESH_DATA": "/data", "TIERMESH_CACHE": "/cache"}
     for name, value in of_host.items():
         monkeypatch.setenv(name, value)
     passed = {

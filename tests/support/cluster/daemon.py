@@ -31,14 +31,11 @@ def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMI
     return found
 
 
-def environment(kernels: str = "numpy") -> dict[str, str]:
-    """Return this process's environment without settings of Tiermesh, and without the width of a terminal.
-
-    Daemons use numpy's kernels by default, because compiled ones add a second to every start.
-    """
+def environment() -> dict[str, str]:
+    """Return this process's environment without settings of Tiermesh, and without the width of a terminal."""
     kept = environment_without_options()
     kept.pop("COLUMNS", None)  # pytest-xdist sets it for its processes
-    return {**kept, "TIERMESH_KERNELS": kernels}
+    return kept
 
 
 def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
@@ -82,7 +79,6 @@ class Daemon(DaemonProcess):
         name: daemon's name.
         folder: folder of its log and ready file.
         *arguments: further options of the role's command.
-        kernels: value of TIERMESH_KERNELS.
         module: Python module that runs in place of the command.
         host: where the daemon runs; on another host than LOOPBACK its ports can't be reached from here.
         settings: further environment variables.
@@ -95,7 +91,6 @@ class Daemon(DaemonProcess):
         name: str,
         folder: Path,
         *arguments: object,
-        kernels: str = "numpy",
         module: str = "cli.main",
         host: Host = LOOPBACK,
         settings: Mapping[str, str] | None = None,
@@ -103,9 +98,9 @@ class Daemon(DaemonProcess):
     ) -> None:
         settings = settings or {}
         if spawn is None and host == LOOPBACK:
-            spawn = spawner(role, environment(kernels), settings)
+            spawn = spawner(role, environment(), settings)
         elif spawn is None:
-            spawn = host.spawner({**environment(kernels), **settings})
+            spawn = host.spawner({**environment(), **settings})
         options = [*host.flags, *map(str, arguments)]
         if role == "worker" and "--state-dir" not in options:
             options += ["--state-dir", str(folder / "workers")]

@@ -41,7 +41,6 @@ class Cluster:
         aggregator_options: further options of the aggregator.
         heartbeat_seconds: the aggregator's heartbeat.
         recorded: whether aggregator and optimizer record their cores, in `folder`.
-        kernels: value of TIERMESH_KERNELS for every daemon.
         worker_module: module that runs as a worker, in place of the command.
         modules: the same for other roles, by role; "shard" for shards alone. What changes holds for later starts.
         spawns: by role, or "shard", how daemons of another build start; the others start in the usual way.
@@ -65,7 +64,6 @@ class Cluster:
         aggregator_options: tuple[object, ...] = (),
         heartbeat_seconds: float = 5.0,
         recorded: bool = False,
-        kernels: str = "numpy",
         worker_module: str = "cli.main",
         modules: Mapping[str, str] | None = None,
         spawns: Mapping[str, Spawn | None] | None = None,
@@ -77,7 +75,6 @@ class Cluster:
         self.folder = folder
         self.modules = {"worker": worker_module, **(modules or {})}
         self.spawns = dict(spawns or {})
-        self._kernels = kernels
         self.tiers = tiers
         self.closed = False
         self.daemons: list[Daemon] = []
@@ -151,7 +148,6 @@ class Cluster:
             name,
             self.folder,
             *options,
-            kernels=self._kernels,
             module=module,
             settings=settings,
             spawn=self.spawns.get(kind),

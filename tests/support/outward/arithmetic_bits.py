@@ -13,6 +13,7 @@ from services.config.job_parts import OptimizerConfig
 from services.protocol.plan import Schedule
 from services.tensors.kernels import arithmetic
 from services.tensors.reduction_tree import Node, children
+from tests.support.block_sums import norm_squared_blocks
 from tests.support.outward.common import (
     LAYOUT,
     RULES,
@@ -29,9 +30,9 @@ def describe_arithmetic() -> dict[str, Any]:
     found["accumulate"] = digest(total)
     arithmetic.add(left, right, total)
     found["add"] = digest(total)
-    arithmetic.scale(left, 1 / 3, total)
+    arithmetic.scale_with_norm(left, 1 / 3, total)
     found["scale"] = digest(total)
-    sums = arithmetic.norm_squared_blocks(left)
+    sums = norm_squared_blocks(left)
     found["norm"] = {"blocks": digest(sums), "norm": gradient_norm(sums).hex()}
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 65504, 65520, 3.4e38], np.float32)
     values = np.concatenate([left * np.float32(70_000), left * np.float32(1e-6), special])
@@ -56,7 +57,7 @@ def _run_updates(config: OptimizerConfig) -> dict[str, str]:
     weights, rule = draw_numbers(LAYOUT.elements, 21), build_rule(config, LAYOUT)
     for step in range(3):
         gradient = draw_numbers(LAYOUT.elements, 22 + step)
-        norm = gradient_norm(arithmetic.norm_squared_blocks(gradient))
+        norm = gradient_norm(norm_squared_blocks(gradient))
         rule.begin(0.01 / (step + 1), clip_coefficient(norm, 1.0))
         rule.update(weights, gradient, 0, 50_001)
         rule.update(weights, gradient, 50_001, LAYOUT.elements)

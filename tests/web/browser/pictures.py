@@ -28,7 +28,7 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Cluster(Path(folder), tiers=3, workers=2, kernels="", steps=HELD_AT) as cluster,
+        Cluster(Path(folder), tiers=3, workers=2, steps=HELD_AT) as cluster,
         running_browser() as browser,
     ):
         web = start_web(cluster, cluster.to_aggregator.address)

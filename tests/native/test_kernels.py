@@ -1,9 +1,8 @@
-"""Tests that compiled kernels give the bits of the numpy path, for any value, length, alignment and operand."""
+"""Every clone of the kernels gives the bits of numpy, for any value, length, alignment and operand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from unittest import mock
 
 import ml_dtypes
@@ -13,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.tensors.kernels import arithmetic, compiler
+from native.library import C, Kernels, find_kernels
+from services.tensors.kernels import arithmetic
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array
 from services.tensors.kernels.wire_types import WireDType
+from tests.support import numpy_kernels
 
 NARROW = pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 EVERY = pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -38,22 +39,13 @@ SPECIAL = np.array(
     np.float32,
 )
 
-pytestmark = pytest.mark.skipif(
-    compiler.load(arithmetic.COMPILED_MODULE) is None, reason="no compiled kernels here: numpy computes"
-)
 
-
-@contextmanager
-def numpy_path() -> Iterator[None]:
-    with mock.patch.dict(compiler._loaded, {arithmetic.COMPILED_MODULE: None}):
+@pytest.fixture(params=find_kernels(C), ids=lambda kernels: kernels.clone, autouse=True, scope="module")
+def _clone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute by each clone that this CPU can run."""
+    kernels: Kernels = request.param
+    with mock.patch.object(arithmetic, "KERNELS", kernels):
         yield
-
-
-def check_both_paths(compute: Callable[[], Float32Array | NDArray[np.uint16]]) -> None:
-    compiled = compute()
-    with numpy_path():
-        expected = compute()
-    assert_same(compiled, expected)
 
 
 def assert_same(left: NDArray[np.generic], right: NDArray[np.generic]) -> None:
@@ -80,34 +72,45 @@ def as_received(payload: bytes, shift: int) -> memoryview:
     return memoryview(b"\x00" * shift + payload)[shift:]
 
 
+def unaligned(values: NDArray[np.generic], shift: int) -> NDArray[np.generic]:
+    """Return a writable copy whose first byte lies `shift` bytes behind an aligned address."""
+    place = np.empty(values.nbytes + 16, np.uint8)
+    start = -place.ctypes.data % 8 + shift
+    copy = place[start : start + values.nbytes].view(values.dtype)
+    copy[:] = values
+    return copy
+
+
 COUNTS = st.integers(0, 300) | st.sampled_from([4095, 4097, 32 * 1024 + 1, BLOCK_ELEMENTS + 3])
 SEEDS = st.integers(0, 1 << 32)
 SHIFTS = st.integers(0, 7)
 
 
 @EVERY
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(count=COUNTS, seed=SEEDS, shift=SHIFTS)
-def test_wire_conversions_agree(dtype: WireDType, count: int, seed: int, shift: int) -> None:
+def test_wire_conversions(dtype: WireDType, count: int, seed: int, shift: int) -> None:
     values, into = any_bits(seed, count), any_bits(seed + 1, count)
-    payload = as_received(arithmetic.to_wire(values, dtype).tobytes(), shift)
-
-    def accumulated() -> Float32Array:
-        sums = into.copy()
-        arithmetic.accumulate_wire(sums, payload, dtype)
-        return sums
-
-    check_both_paths(lambda: arithmetic.to_wire(values, dtype))
-    check_both_paths(lambda: arithmetic.from_wire(payload, dtype))
-    check_both_paths(accumulated)
+    expected = numpy_kernels.to_wire(values, dtype)
+    assert_same(arithmetic.to_wire(unaligned(values, shift), dtype), expected)
+    place = unaligned(np.zeros(expected.nbytes, np.uint8), shift)
+    assert_same(arithmetic.to_wire(values, dtype, place), expected)
+    assert place.tobytes() == expected.tobytes()
+    payload = as_received(expected.tobytes(), shift)
+    widened = numpy_kernels.from_wire(payload, dtype)
+    assert_same(arithmetic.from_wire(payload, dtype), widened)
+    sums = unaligned(into, shift)
+    arithmetic.accumulate_wire(sums, payload, dtype)
+    assert_same(sums, numpy_kernels.add(into, widened))
 
 
 @NARROW
 def test_every_16_bit_value_survives_the_round_trip(dtype: WireDType) -> None:
     stored = np.arange(1 << 16, dtype=np.uint16)
-    check_both_paths(lambda: arithmetic.from_wire(stored, dtype).view(np.uint32).view(np.int32))
-    returned = arithmetic.to_wire(arithmetic.from_wire(stored, dtype), dtype)
+    widened = arithmetic.from_wire(stored, dtype)
+    assert widened.tobytes() == numpy_kernels.from_wire(stored, dtype).tobytes()
     nan, infinite = (0x7FC0, 0x7F80) if dtype == "bf16" else (0x7E00, 0x7C00)
+    returned = arithmetic.to_wire(widened, dtype)
     np.testing.assert_array_equal(returned, np.where(stored & 0x7FFF > infinite, nan, stored))
 
 
@@ -121,7 +124,7 @@ def test_rounding_is_to_nearest_even_around_every_16_bit_value(dtype: WireDType)
     values = np.concatenate(
         [halves, np.nextafter(halves, np.float32(np.inf)), np.nextafter(halves, np.float32(-np.inf))]
     )
-    check_both_paths(lambda: arithmetic.to_wire(values, dtype))
+    assert_same(arithmetic.to_wire(values, dtype), numpy_kernels.to_wire(values, dtype))
     reference = np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(np.float16)
     numbers = values[~np.isnan(values)]
     with np.errstate(over="ignore"):
@@ -130,41 +133,44 @@ def test_rounding_is_to_nearest_even_around_every_16_bit_value(dtype: WireDType)
 
 
 @settings(deadline=None, max_examples=60)
-@given(count=COUNTS, seed=SEEDS, target=st.sampled_from(["fresh", "left", "right"]))
-def test_sums_agree(count: int, seed: int, target: str) -> None:
-    def added() -> Float32Array:
-        left, right = any_bits(seed, count), any_bits(seed + 1, count)
-        out = {"fresh": np.empty(count, np.float32), "left": left, "right": right}[target]
-        arithmetic.add(left, right, out)
-        return out
-
-    check_both_paths(added)
+@given(count=COUNTS, seed=SEEDS, shift=SHIFTS, target=st.sampled_from(["fresh", "left", "right"]))
+def test_sums(count: int, seed: int, shift: int, target: str) -> None:
+    left, right = (unaligned(any_bits(seed + each, count), shift) for each in range(2))
+    expected = numpy_kernels.add(left, right)
+    out = {"fresh": np.empty(count, np.float32), "left": left, "right": right}[target]
+    arithmetic.add(left, right, out)
+    assert_same(out, expected)
 
 
 @settings(deadline=None, max_examples=60)
-@given(count=COUNTS, seed=SEEDS, in_place=st.booleans(), factor=st.floats(allow_nan=False, width=32))
-def test_scaling_agrees(count: int, seed: int, in_place: bool, factor: float) -> None:
-    def scaled() -> Float32Array:
-        values = any_bits(seed, count)
-        out = values if in_place else np.empty(count, np.float32)
-        with np.errstate(all="ignore"):
-            arithmetic.scale(values, factor, out)
-        return out
-
-    check_both_paths(scaled)
-
-
-@settings(deadline=None, max_examples=40)
 @given(
     count=st.integers(0, 70) | st.integers(BLOCK_ELEMENTS - 2, 3 * BLOCK_ELEMENTS),
     seed=SEEDS,
+    shift=SHIFTS,
+    in_place=st.booleans(),
+    factor=st.floats(allow_nan=False, width=32),
     finite=st.booleans(),
 )
-def test_block_sums_agree(count: int, seed: int, finite: bool) -> None:
+def test_scaling_and_block_sums(
+    count: int, seed: int, shift: int, in_place: bool, factor: float, finite: bool
+) -> None:
     values = any_bits(seed, count)
     if finite:
         values = np.where(np.isfinite(values), values, np.float32(1.5))
-    check_both_paths(lambda: arithmetic.norm_squared_blocks(values))
+    expected = numpy_kernels.scale(values, factor)
+    given_values = unaligned(values, shift)
+    out = given_values if in_place else np.empty(count, np.float32)
+    sums = arithmetic.scale_with_norm(given_values, factor, out)
+    assert_same(out, expected)
+    assert_same(sums, numpy_kernels.norm_squared_blocks(expected))
+
+
+def test_subnormals_are_neither_read_nor_written_as_zero() -> None:
+    tiny = np.full(1001, 1e-42, np.float32)
+    out = np.empty_like(tiny)
+    sums = arithmetic.scale_with_norm(tiny, 0.5, out)
+    assert out[0] == out[-1] == tiny[0] / 2 != 0
+    assert sums[0] > 0
 
 
 def test_arrays_of_different_length_are_refused() -> None:
@@ -175,3 +181,17 @@ def test_arrays_of_different_length_are_refused() -> None:
         arithmetic.add(short, long, short)
     with pytest.raises(ValueError, match=r"3 elements.* 4"):
         arithmetic.accumulate_wire(long, short.astype(np.uint16), "bf16")
+    with pytest.raises(ValueError, match=r"3 elements.* 4"):
+        arithmetic.to_wire(long, "fp16", np.zeros(6, np.uint8))
+    with pytest.raises(ValueError, match=r"3 elements.* 4"):
+        arithmetic.copy_from_wire(short.astype(np.uint16), "bf16", long)
+
+
+def test_arrays_that_a_kernel_would_misread_are_refused() -> None:
+    values = np.zeros(8, np.float32)
+    with pytest.raises(ValueError, match=r"float64 .*: expected contiguous float32"):
+        arithmetic.accumulate(values, values.astype(np.float64))
+    with pytest.raises(ValueError, match=r"\(8,\) bytes apart: expected contiguous"):
+        arithmetic.accumulate(values[:4], values[::2])
+    with pytest.raises(ValueError, match=r"read-only: expected contiguous float32 that can be written to"):
+        arithmetic.accumulate(np.frombuffer(bytes(32), np.float32), values)

@@ -1,6 +1,8 @@
-"""Compiled update rules give the bits of numpy, for any range and any split into decaying parameters."""
+"""Every clone of the update rules gives the bits of numpy, for any range and any split into decaying parameters."""
 
 from __future__ import annotations
+
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plane.update_rules import COMPILED, build_rule
+from native.library import C, Kernels, find_kernels
+from plane import update_rules
+from plane.update_rules import build_rule
 from services.config.job_parts import OptimizerConfig
-from services.tensors.kernels import compiler
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
+from tests.support.numpy_update_rules import NumpyRule
 
+CLONES = pytest.mark.parametrize("kernels", find_kernels(C), ids=lambda kernels: kernels.clone)
 CONFIGS = st.one_of(
     st.builds(
         OptimizerConfig,
@@ -41,10 +46,6 @@ ENTRIES = st.lists(
 )
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-39, 3e38, 1e-20], np.float32)
 
-pytestmark = pytest.mark.skipif(
-    compiler.load(COMPILED) is None, reason="this environment has no compiled kernels"
-)
-
 
 def values(seed: int, count: int, special: bool) -> Float32Array:
     random = np.random.Generator(np.random.Philox(seed))
@@ -60,7 +61,8 @@ def comparable_bits(array: NDArray[np.generic]) -> bytes:
     return np.where(np.isnan(array), np.float32(np.nan), array).tobytes()
 
 
-@settings(deadline=None, max_examples=150)
+@CLONES
+@settings(deadline=None, max_examples=80)
 @given(
     config=CONFIGS,
     entries=ENTRIES,
@@ -68,7 +70,8 @@ def comparable_bits(array: NDArray[np.generic]) -> bytes:
     seed=st.integers(0, 1 << 32),
     special=st.booleans(),
 )
-def test_compiled_and_numpy_rules_give_the_same_bits(
+def test_every_clone_gives_the_bits_of_numpy(
+    kernels: Kernels,
     config: OptimizerConfig,
     entries: list[tuple[int, bool]],
     edges: tuple[float, float],
@@ -79,15 +82,28 @@ def test_compiled_and_numpy_rules_give_the_same_bits(
         (str(index), (size,), decays, str(index), False) for index, (size, decays) in enumerate(entries)
     )
     start, stop = sorted(round(edge * layout.elements) for edge in edges)
-
-    def run_updates(use_compiled: bool) -> list[bytes]:
-        rule = build_rule(config, layout, use_compiled=use_compiled)
-        weights = values(seed, layout.elements, special)
-        for update in range(3):
-            gradient = values(seed + 1 + update, layout.elements, special)
-            gradient.flags.writeable = False
-            rule.begin(0.01 * (update + 1), clip=0.7)
+    rule, expected = build_rule(config, layout), NumpyRule(config, layout)
+    weights, expected_weights = (values(seed, layout.elements, special) for _ in range(2))
+    for update in range(3):
+        gradient = values(seed + 1 + update, layout.elements, special)
+        gradient.flags.writeable = False
+        rule.begin(0.01 * (update + 1), clip=0.7)
+        with mock.patch.object(update_rules, "KERNELS", kernels):
             rule.update(weights, gradient, start, stop)
-        return [comparable_bits(weights), *(comparable_bits(array) for array in rule.state.values())]
+        expected.update(expected_weights, gradient, slice(start, stop), 0.01 * (update + 1), 0.7)
+    assert comparable_bits(weights) == comparable_bits(expected_weights)
+    for name, array in expected.state.items():
+        assert comparable_bits(rule.state[name]) == comparable_bits(array), name
 
-    assert run_updates(use_compiled=True) == run_updates(use_compiled=False)
+
+def test_ranges_and_arrays_that_do_not_fit_the_layout_are_refused() -> None:
+    layout = Layout.build([("a", (9,), True, "a", False)])
+    rule, weights = build_rule(OptimizerConfig(), layout), np.zeros(9, np.float32)
+    rule.begin(0.1)
+    for start, stop in ((-1, 4), (3, 2), (0, 10)):
+        with pytest.raises(ValueError, match=rf"elements {start} to {stop}, expected a range of 9"):
+            rule.update(weights, weights.copy(), start, stop)
+    with pytest.raises(ValueError, match=r"8 elements, expected 9"):
+        rule.update(weights, weights[:8], 0, 9)
+    with pytest.raises(ValueError, match=r"float64 .* expected contiguous float32"):
+        rule.update(weights.astype(np.float64), weights, 0, 9)
