@@ -22,7 +22,7 @@ from aggregator.job_starts import JobStarts
 from aggregator.notifications.targets import TargetFile
 from aggregator.pruner import BATCH_JOBS, EndedRecord, Pruner
 from aggregator.storage.job_queue import JobFilter
-from aggregator.storage.journal import Journal
+from aggregator.storage.journal import Journal, in_batches
 from aggregator.storage.log_lines import TIMING, lines_of_event
 from aggregator.storage.queue_file import DiskFull
 from aggregator.stored_checkpoints import StoredCheckpoints
@@ -281,7 +281,7 @@ class JobsServicer:
         job = await self._job(request.job, context)
         with self._backend.journal.subscription(job.id) as events:
             lines = self._backend.journal.lines(job.id, timing=request.timing, tail=request.tail)
-            async for line in lines:
+            async for line in in_batches(lines) if request.batched else lines:
                 yield line
             while request.follow and (job.state not in ENDED_STATES or not events.empty()):
                 event = await _next(events, context)

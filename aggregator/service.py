@@ -45,7 +45,7 @@ from aggregator.wiring import Wiring
 from aggregator.worker_control import WorkerControl
 from plane.streams.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import ClusterStatus
+from protos.jobs_pb2 import ClusterStatus, Connection
 from protos.tensors_pb2 import WEIGHTS
 from services.caps import GB, MB, Caps
 from services.errors import TiermeshError
@@ -56,7 +56,7 @@ from services.instrumentation import timeline
 from services.printable import printable_path
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
-from services.protocol.hello import HelloExpectations, Role
+from services.protocol.hello import HelloExpectations, Role, own_version
 from services.runtime.aggregator_metrics import AggregatorMetrics
 from services.runtime.recording import make_core
 from services.tasks import start_awaited
@@ -363,7 +363,7 @@ class AggregatorService:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._timeouts.beat)
-            self._sessions.send_order_to_all(pb.Heartbeat())
+            self._sessions.send_order_to_all(pb.Heartbeat(sent_seconds=time.monotonic()))
 
     def _silent_seconds_of_standbys(self) -> dict[str, float]:
         return self._leadership.standbys.silent_seconds(time.monotonic())
@@ -441,7 +441,13 @@ class AggregatorService:
         """Return the cluster's current status."""
         status = make_status(self.core, time.monotonic())
         status.shards.extend(link.status() for link in self._wiring.shards)
-        status.leader = self._name
+        status.leader, status.version = self._name, own_version()
+        connections = self._worker_control.connections()
+        for worker in status.workers:
+            worker.connection.MergeFrom(connections.get(worker.incarnation, Connection()))
+        optimizer = self._link.connection()
+        if optimizer is not None:
+            status.optimizer_connection.CopyFrom(optimizer)
         for name, seconds in self._silent_seconds_of_standbys().items():
             status.standbys.add(name=name, seconds_since_heard=seconds)
         return status

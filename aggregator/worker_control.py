@@ -13,6 +13,7 @@ from aggregator.core.events import FromWorker, WorkerConnected, WorkerLost
 from aggregator.data_plane import DataPlane
 from plane.streams.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import Connection
 from services.checkpoints.format import check_description
 from services.errors import Refusal, Refused, TiermeshError
 from services.files.store import FileStore
@@ -27,6 +28,7 @@ from services.transport.access.enforcement import caller_address, current_caller
 from services.transport.addresses import is_loopback, join_address, split_address
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
+from services.transport.control.measurements import MeasuredPeer
 from services.transport.links import LinkClosed
 
 
@@ -41,10 +43,7 @@ def find_pipeline_address(hello: pb.Hello, caller: str) -> str | Refusal:
     """
     if not hello.pipeline_port:
         return ""
-    try:
-        seen, _ = split_address("caller", caller)
-    except Refused:
-        seen = ""  # the worker came by no port
+    seen = _host_of(caller)
     host = hello.pipeline_host or seen
     if not host or (is_loopback(host) and seen and not is_loopback(seen)):
         return ""
@@ -58,6 +57,14 @@ def find_pipeline_address(hello: pb.Hello, caller: str) -> str | Refusal:
             f"worker {hello.name}: pipeline_host {host[:60]!r}, expected a host name or an IP address"
         )
     return address
+
+
+def _host_of(caller: str) -> str:
+    """Return the host of a caller's address; empty if it came by no port."""
+    try:
+        return split_address("caller", caller)[0]
+    except Refused:
+        return ""
 
 
 class WorkerControl:
@@ -98,6 +105,7 @@ class WorkerControl:
         self._feed = feed
         self._files = files
         self._awaits_description = awaits_description
+        self._peers: dict[int, MeasuredPeer] = {}  # by session
         self._checking: set[int] = set()  # sessions whose Description is being checked
         self._described: dict[int, tuple[int, pb.Description]] = {}  # the newest one that waits, by session
 
@@ -128,22 +136,30 @@ class WorkerControl:
         session = self._sessions.open(hello, pipeline_address=str(address))
         try:
             self._plane.worker_connected(session)
+            self._peers[session.number] = MeasuredPeer(_host_of(caller), hello)
             self._feed(WorkerConnected(session.number, hello, str(address), current_caller().voice))
             await stream.run(session.mailbox.take, partial(self._take_message, session))
         finally:
             session.mailbox.close(stream.end_reason)
             self._sessions.close(session.number)
+            self._peers.pop(session.number, None)
             self._plane.worker_lost(session, stream.end_reason)
             self._feed(WorkerLost(session.number, stream.end_reason))
 
     def _take_message(self, session: WorkerSession, message: pb.WorkerMessage) -> None:
         body = unwrap(message)
+        if isinstance(body, pb.Heartbeat):
+            self._peers[session.number].heard(body)
         if isinstance(body, CheckReport):
             self._take_report(body)
         elif isinstance(body, pb.Description):
             self._describe(session, message.epoch, body)
         elif body is not None:
             self._feed(FromWorker(session.number, message.epoch, body))
+
+    def connections(self) -> dict[str, Connection]:
+        """Return what is known of the workers' connections, by the incarnation of their processes."""
+        return {each.incarnation: each.connection() for each in self._peers.values()}
 
     def _describe(self, session: WorkerSession, epoch: int, body: pb.Description) -> None:
         """Check a worker's Description, or keep it until the check of an earlier one has ended."""

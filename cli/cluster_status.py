@@ -35,7 +35,7 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
     yield f"aggregator {status.leader} at {address}: {status.tiers}-tier, epoch {status.epoch}"
     for standby in status.standbys:
         yield f"standby {standby.name}: last message {spell_duration(standby.seconds_since_heard)} ago"
-    yield f"optimizer: {status.optimizer}"
+    yield f"optimizer: {status.optimizer}{_in_brackets(_other_version(status.optimizer_connection, status))}"
     # An optimizer that is not connected has the reason in place of a name, which its own line says.
     reason = f": {status.optimizer}"
     if len(status.running_jobs) > 1:
@@ -55,6 +55,7 @@ def describe_status(status: jobs_pb2.ClusterStatus, address: str) -> Iterator[st
             if shard.detail
             else f"last message {spell_duration(shard.seconds_since_heard)} ago"
         )
+        state += _in_brackets(_other_version(shard.connection, status))
         yield f"shard {shard.index} of {len(status.shards)}{name} at {shard.address}: {state}"
     yield from _describe_workers(status)
     slowest = find_slowest(status)
@@ -83,16 +84,25 @@ def _describe_workers(status: jobs_pb2.ClusterStatus) -> Iterator[str]:
     often = {reason for reason, count in Counter(refused.values()).items() if count > 1}
     for worker in _in_order_of_stages(status):
         if refused.get(worker.name) not in often:
-            yield _describe_worker(worker, names_job=len(status.running_jobs) > 1)
+            yield _describe_worker(worker, status)
     alike = {name: reason for name, reason in refused.items() if reason in often}
     for names, reason in group_by_reason(alike):
         count = sum(each == reason for each in alike.values())
         yield f"{counted(count, 'worker')} refused ({reason}): {names}"
 
 
-def _describe_worker(worker: jobs_pb2.Member, *, names_job: bool) -> str:
+def _other_version(connection: jobs_pb2.Connection, status: jobs_pb2.ClusterStatus) -> str:
+    """Return which version a process has, if that is another one than the aggregator's; else an empty text."""
+    if connection.version in ("", status.version):
+        return ""
+    return f"version {connection.version}, the aggregator has {status.version}"
+
+
+def _describe_worker(worker: jobs_pb2.Member, status: jobs_pb2.ClusterStatus) -> str:
     facts = [f"{worker.state}{f' ({worker.detail})' if worker.detail else ''}"]
-    if names_job and worker.job:
+    if version := _other_version(worker.connection, status):
+        facts.append(version)
+    if len(status.running_jobs) > 1 and worker.job:
         facts.append(f"job {worker.job}")
     idle = worker.activity in {each.value for each in IDLE}
     if idle and not worker.detail and worker.activity not in (worker.state, "stalled"):

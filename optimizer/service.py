@@ -42,7 +42,7 @@ from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.file_locks import try_lock
 from services.runtime.host_memory import read_host_memory
 from services.runtime.metrics import OptimizerMetrics
-from services.tensors.chunk_messages import TensorChunk, check_chunk
+from services.tensors.chunk_messages import TensorChunk, bytes_per_element, check_chunk
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.access.enforcement import check_daemon
@@ -50,6 +50,7 @@ from services.transport.access.permissions import FILES_OF_DAEMON
 from services.transport.control.attend_server import serve_attend
 from services.transport.control.control_streams import ControlStream
 from services.transport.control.heartbeats import Heartbeats
+from services.transport.control.measurements import HeartbeatAnswers
 from services.transport.http2.server import Handler
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
@@ -65,6 +66,9 @@ class AggregatorSession:
 
     Attributes:
         mailbox: messages on their way to the aggregator; closing it ends the session.
+        answers: answers of its heartbeats.
+        sent_bytes: tensor payload sent to it so far.
+        received_bytes: tensor payload received from it so far.
         callbacks: what the engine calls to reach this aggregator.
 
     Raises:
@@ -76,9 +80,9 @@ class AggregatorSession:
         self.incarnation = hello.incarnation
         self.epoch = hello.epoch_seen
         self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
-        self.heartbeats = Heartbeats(
-            Timeouts.from_heartbeat(hello.heartbeat_seconds), lambda: self.send(pb.Heartbeat())
-        )
+        self.heartbeats = Heartbeats(Timeouts.from_heartbeat(hello.heartbeat_seconds), self._beat)
+        self.answers = HeartbeatAnswers()
+        self.sent_bytes = self.received_bytes = 0
         self.callbacks = EngineCallbacks(
             send=self.send,
             refuse=self.mailbox.close,
@@ -92,6 +96,11 @@ class AggregatorSession:
             log.error("%s", error)
             message = wrap(pb.OptimizerMessage, self.epoch, pb.Failure(job=error.job, reason=str(error)))
         self.mailbox.put(message)
+
+    def _beat(self) -> None:
+        heartbeat = pb.Heartbeat(sent_bytes=self.sent_bytes, received_bytes=self.received_bytes)
+        self.answers.put_into(heartbeat)
+        self.send(heartbeat)
 
     def replaced_by(self, hello: pb.Hello) -> None:
         """End this session for another one; status ABORTED tells an aggregator that a newer one has taken over."""
@@ -285,7 +294,9 @@ class OptimizerService:
         self.engine.connect(hello, session.callbacks)
         log.info("aggregator %s: connected, epoch %d", hello.name, hello.epoch_seen)
         try:
-            await stream.run(session.mailbox.take, self._take_order, heartbeats=session.heartbeats)
+            await stream.run(
+                session.mailbox.take, partial(self._take_order, session), heartbeats=session.heartbeats
+            )
         finally:
             session.mailbox.close(stream.end_reason)
             self.engine.disconnect(session.callbacks)
@@ -294,9 +305,11 @@ class OptimizerService:
                 self._plane.carry_out([WorkerLeft(session=AGGREGATOR_SESSION, reason=stream.end_reason)])
             log.info("aggregator %s: disconnected: %s", hello.name, stream.end_reason)
 
-    def _take_order(self, command: pb.OptimizerCommand) -> None:
+    def _take_order(self, session: AggregatorSession, command: pb.OptimizerCommand) -> None:
         body = unwrap(command)
-        if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
+        if isinstance(body, pb.Heartbeat):
+            session.answers.heard(body)
+        elif body is not None and not isinstance(body, pb.Hello):
             self.engine.feed(Ordered(command.epoch, body))
 
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -307,7 +320,7 @@ class OptimizerService:
             f"aggregator {session.name}",
             session.mailbox,
             wait_for_room=self._plane.wait_for_room,
-            take=self._take_chunks,
+            take=partial(self._take_chunks, session),
             send=partial(self._send, session, context),
         )
 
@@ -337,8 +350,9 @@ class OptimizerService:
         check_daemon("aggregator", session.name)
         return session
 
-    def _take_chunks(self, chunks: list[TensorChunk]) -> Refusal | None:
+    def _take_chunks(self, session: AggregatorSession, chunks: list[TensorChunk]) -> Refusal | None:
         """Take chunks; return why the first stale one is stale, if there is one."""
+        session.received_bytes += sum(len(chunk.payload) for chunk in chunks)
         refusals = [self._take_chunk(chunk) for chunk in chunks]
         return next(filter(None, refusals), None)
 
@@ -367,6 +381,7 @@ class OptimizerService:
                 await receiver.wake.wait()
                 continue
             await self._plane.newest.send(tensors, (header,), partial(write_message, context))
+            session.sent_bytes += header.elements * bytes_per_element(header.dtype)
             self._plane.newest.drop_message(header)
 
     async def _read_piece(self, request: ReadFileRequest) -> FilePiece:

@@ -359,7 +359,7 @@ class Plane:
                 else:
                     self._drop_job(order.job)
             case cluster.Heartbeat():
-                self._report(cluster.Heartbeat())
+                self._report(cluster.Heartbeat(answered_seconds=order.sent_seconds))
             case pb.FinishSum() if self._owner.send_sum is not None:
                 sums.append(Work(order.job, partial(self._send_sums, self._owner.send_sum, order)))
             case pb.FinishSum():

@@ -57,7 +57,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes", "features", "external_job")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port", "heartbeat_seconds", "protocol_min", "cluster", "pipeline_host", "pipeline_port", "job", "first_stage", "stages", "host", "memory_bytes", "memory_free_bytes", "features", "external_job", "version")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Hello(_message.Message):
     MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_JOB_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     role: str
     name: str
@@ -111,7 +112,8 @@ class Hello(_message.Message):
     memory_free_bytes: int
     features: _containers.RepeatedScalarFieldContainer[str]
     external_job: str
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., external_job: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., protocol_min: _Optional[int] = ..., cluster: _Optional[str] = ..., pipeline_host: _Optional[str] = ..., pipeline_port: _Optional[int] = ..., job: _Optional[str] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., host: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., external_job: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "fetching", "mesh_checked", "link_checked", "printed", "own_crc32c")
@@ -186,10 +188,20 @@ class DeviceReport(_message.Message):
     def __init__(self, task: _Optional[_Union[DeviceTask, str]] = ..., seconds: _Optional[float] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("device",)
+    __slots__ = ("device", "sent_seconds", "answered_seconds", "held_seconds", "sent_bytes", "received_bytes")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     device: DeviceReport
-    def __init__(self, device: _Optional[_Union[DeviceReport, _Mapping]] = ...) -> None: ...
+    sent_seconds: float
+    answered_seconds: float
+    held_seconds: float
+    sent_bytes: int
+    received_bytes: int
+    def __init__(self, device: _Optional[_Union[DeviceReport, _Mapping]] = ..., sent_seconds: _Optional[float] = ..., answered_seconds: _Optional[float] = ..., held_seconds: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("name", "heartbeat_seconds", "session", "shards", "tensor_port", "shard_tensor_ports", "protocol", "cluster", "stall_seconds")

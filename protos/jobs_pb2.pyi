@@ -355,24 +355,30 @@ class StepSplit(_message.Message):
     def __init__(self, compute_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
-    __slots__ = ("job", "follow", "tail", "timing")
+    __slots__ = ("job", "follow", "tail", "timing", "batched")
     JOB_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    BATCHED_FIELD_NUMBER: _ClassVar[int]
     job: str
     follow: bool
     tail: int
     timing: bool
-    def __init__(self, job: _Optional[str] = ..., follow: _Optional[bool] = ..., tail: _Optional[int] = ..., timing: _Optional[bool] = ...) -> None: ...
+    batched: bool
+    def __init__(self, job: _Optional[str] = ..., follow: _Optional[bool] = ..., tail: _Optional[int] = ..., timing: _Optional[bool] = ..., batched: _Optional[bool] = ...) -> None: ...
 
 class LogLine(_message.Message):
-    __slots__ = ("seconds", "text")
+    __slots__ = ("seconds", "text", "more_seconds", "more_texts")
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    MORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_TEXTS_FIELD_NUMBER: _ClassVar[int]
     seconds: float
     text: str
-    def __init__(self, seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+    more_seconds: _containers.RepeatedScalarFieldContainer[float]
+    more_texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, seconds: _Optional[float] = ..., text: _Optional[str] = ..., more_seconds: _Optional[_Iterable[float]] = ..., more_texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ("job", "columns", "first_step", "last_step", "points")
@@ -413,7 +419,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("epoch", "tiers", "optimizer", "workers", "waiting", "shards", "waits", "worker_seconds", "leader", "standbys", "running_jobs", "job_waits")
+    __slots__ = ("epoch", "tiers", "optimizer", "workers", "waiting", "shards", "waits", "worker_seconds", "leader", "standbys", "running_jobs", "job_waits", "version", "optimizer_connection")
     class WorkerSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -433,6 +439,8 @@ class ClusterStatus(_message.Message):
     STANDBYS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_JOBS_FIELD_NUMBER: _ClassVar[int]
     JOB_WAITS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_CONNECTION_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     tiers: int
     optimizer: str
@@ -445,7 +453,23 @@ class ClusterStatus(_message.Message):
     standbys: _containers.RepeatedCompositeFieldContainer[Standby]
     running_jobs: _containers.RepeatedScalarFieldContainer[str]
     job_waits: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ..., running_jobs: _Optional[_Iterable[str]] = ..., job_waits: _Optional[_Iterable[str]] = ...) -> None: ...
+    version: str
+    optimizer_connection: Connection
+    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ..., running_jobs: _Optional[_Iterable[str]] = ..., job_waits: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., optimizer_connection: _Optional[_Union[Connection, _Mapping]] = ...) -> None: ...
+
+class Connection(_message.Message):
+    __slots__ = ("host", "version", "round_trip_seconds", "sent_bytes_per_second", "received_bytes_per_second")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    version: str
+    round_trip_seconds: float
+    sent_bytes_per_second: float
+    received_bytes_per_second: float
+    def __init__(self, host: _Optional[str] = ..., version: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., sent_bytes_per_second: _Optional[float] = ..., received_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("name", "seconds_since_heard")
@@ -474,21 +498,23 @@ class Wait(_message.Message):
     def __init__(self, role: _Optional[str] = ..., peer: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
-    __slots__ = ("index", "address", "name", "detail", "seconds_since_heard")
+    __slots__ = ("index", "address", "name", "detail", "seconds_since_heard", "connection")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARD_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     index: int
     address: str
     name: str
     detail: str
     seconds_since_heard: float
-    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., detail: _Optional[str] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
+    connection: Connection
+    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., detail: _Optional[str] = ..., seconds_since_heard: _Optional[float] = ..., connection: _Optional[_Union[Connection, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second", "row", "first_stage", "stages", "activity", "seconds_since_speed", "job")
+    __slots__ = ("name", "incarnation", "state", "detail", "generation", "step", "seconds_since_heard", "micro_batches_per_second", "row", "first_stage", "stages", "activity", "seconds_since_speed", "job", "connection")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -503,6 +529,7 @@ class Member(_message.Message):
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_SPEED_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     state: str
@@ -517,7 +544,8 @@ class Member(_message.Message):
     activity: str
     seconds_since_speed: float
     job: str
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ..., row: _Optional[int] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., activity: _Optional[str] = ..., seconds_since_speed: _Optional[float] = ..., job: _Optional[str] = ...) -> None: ...
+    connection: Connection
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., seconds_since_heard: _Optional[float] = ..., micro_batches_per_second: _Optional[float] = ..., row: _Optional[int] = ..., first_stage: _Optional[int] = ..., stages: _Optional[int] = ..., activity: _Optional[str] = ..., seconds_since_speed: _Optional[float] = ..., job: _Optional[str] = ..., connection: _Optional[_Union[Connection, _Mapping]] = ...) -> None: ...
 
 class PruneRequest(_message.Message):
     __slots__ = ("jobs", "older_than_seconds", "keep", "max_bytes", "part", "dry_run")

@@ -32,6 +32,8 @@ from web.uploads import Uploads
 from web.values import finite, job_values, rfc3339
 
 MOST_JOBS_OF_PAGE = 500
+MOST_EMPTY_PAGES = 20
+"""Pages of the aggregator that are passed over at once if no job of them is one that a list is about."""
 _STATES = {name.lower(): name for name, number in jobs_pb2.JobState.items() if number}
 _STEPS = 1 << 53  # whole numbers that JSON's readers have exactly
 
@@ -152,6 +154,11 @@ async def list_jobs(
         name=name,
     )
     page = await client.page(request)
+    for _ in range(MOST_EMPTY_PAGES):
+        if page.jobs or not page.next_page_token:
+            break
+        request.page_token = page.next_page_token  # the jobs that were looked at were others
+        page = await client.page(request)
     return {"jobs": [job_values(job) for job in page.jobs], "next_page_token": page.next_page_token or None}
 
 

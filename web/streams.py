@@ -28,6 +28,8 @@ from web.values import rfc3339
 
 LOG_PART_BYTES = 4 << 20
 """Largest part of a log in one answer, which is in memory."""
+MOST_TAIL_LINES = 10_000
+"""Newest lines of a log that an aggregator reads from its end."""
 MOST_ROWS = 16_384
 """Largest number of rows of metrics in one answer."""
 MOST_POINTS = 10_000
@@ -66,10 +68,15 @@ async def _begin(stream: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes] | 
 
 
 @routes.get("/log", response_class=StreamingResponse)
-async def log(client: Client, job: str, request: Request) -> Response:
-    """Return a job's log, or a range of its bytes."""
-    lines = _log_text(client, job)
-    wanted = parse_range(request.headers.get("range"))
+async def log(
+    client: Client,
+    job: str,
+    request: Request,
+    tail: Annotated[int, Query(ge=0, le=MOST_TAIL_LINES)] = 0,
+) -> Response:
+    """Return a job's log, its newest lines, or a range of its bytes, for which all lines before are read."""
+    lines = _log_text(client, job, tail)
+    wanted = None if tail else parse_range(request.headers.get("range"))
     headers = {"accept-ranges": "bytes"}
     if wanted is None:
         body = await _begin(lines)
@@ -85,10 +92,10 @@ async def _empty() -> AsyncIterator[bytes]:
     yield b""
 
 
-async def _log_text(client: JobsClient, job: str) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a log, some at a time."""
+async def _log_text(client: JobsClient, job: str, tail: int) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a log, some at a time; the newest `tail`, or all for 0."""
     block = bytearray()
-    async with aclosing(client.logs(jobs_pb2.LogsRequest(job=job, timing=True))) as lines:
+    async with aclosing(client.logs(jobs_pb2.LogsRequest(job=job, tail=tail, timing=True))) as lines:
         async for line in lines:
             block += f"{rfc3339(line.seconds)} {line.text}\n".encode()
             if len(block) >= 1 << 16:

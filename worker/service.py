@@ -37,6 +37,7 @@ from services.transport.addresses import AddressRotation
 from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.control.heartbeats import Heartbeats
+from services.transport.control.measurements import HeartbeatAnswers
 from services.transport.http2.server import Handler
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
@@ -134,6 +135,7 @@ class WorkerService:
         self._use = ExitStack()
         self._identity: ClusterIdentity | None = None
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
+        self._answers = HeartbeatAnswers()
         self._backoff = Backoff()
         self._plane = WorkerPlane(
             DataStreamConnector("/tiermesh.Cluster/Exchange", security),
@@ -219,7 +221,7 @@ class WorkerService:
     def begin(self) -> pb.WorkerMessage:
         """Return the first message."""
         self._was_welcome = False
-        self._mailbox = Mailbox()
+        self._mailbox, self._answers = Mailbox(), HeartbeatAnswers()
         self._feed(ev.Connected())
         hello = self._core.hello(self._incarnation)
         hello.pipeline_host, hello.pipeline_port = self._pipeline_host, self._pipeline_port
@@ -273,6 +275,8 @@ class WorkerService:
         body = unwrap(command)
         if isinstance(body, pb.Leave):
             log.info("job %s: %s", body.job, body.reason)
+        if isinstance(body, pb.Heartbeat):
+            self._answers.heard(body)
         if isinstance(body, CheckOrder):
             self._check.take(body, self._core.job.job if self._core.job else "")
         elif body is not None:
@@ -283,7 +287,12 @@ class WorkerService:
 
     def _beat(self) -> None:
         self._device.end_hang(self._stall_seconds)
-        heartbeat = pb.Heartbeat(device=self._device.report())
+        heartbeat = pb.Heartbeat(
+            device=self._device.report(),
+            sent_bytes=self._metrics.sent_bytes,
+            received_bytes=self._metrics.received_bytes,
+        )
+        self._answers.put_into(heartbeat)
         self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, heartbeat))
 
     # ---- the core ----

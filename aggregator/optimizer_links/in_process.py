@@ -79,6 +79,9 @@ class InProcessOptimizerLink:
         """Queue an order to the engine."""
         _later(self._loop, self._order, body)
 
+    def connection(self) -> None:
+        """Return None, since there is no connection."""
+
     def _order(self, body: OptimizerOrder) -> None:
         if self._planes.ready:
             self._engine.feed(Ordered(self._epoch, body))

@@ -18,6 +18,7 @@ from protos.cluster_pb2 import (
     RemoveCheckpointsRequest,
 )
 from protos.files_pb2 import FilePiece, ReadFileRequest
+from protos.jobs_pb2 import Connection
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.tensors.chunk_messages import Message, TensorChunk
 
@@ -52,6 +53,9 @@ class OptimizerLink(Protocol):
 
     def send_order(self, body: OptimizerOrder) -> None:
         """Send an order."""
+
+    def connection(self) -> Connection | None:
+        """Return what is known of the connection; None if the optimizer is in this process, or not connected."""
 
     async def list_files(self, request: CheckpointRequest) -> CheckpointFiles | None:
         """Return the files of a checkpoint; None if the answer was damaged on the way.

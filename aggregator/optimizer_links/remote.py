@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeAlias
@@ -19,6 +20,7 @@ from plane.streams.newest_weights import version_mark
 from plane.streams.shared_memory_link import ClientTensorLink
 from protos import cluster_pb2 as pb
 from protos.files_pb2 import FilePiece, ReadFileRequest
+from protos.jobs_pb2 import Connection
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed, Refusal, Refused
 from services.files.errors import FileDamaged
@@ -39,9 +41,11 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.timeouts import Timeouts
+from services.transport.addresses import split_address
 from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.control.heartbeats import Heartbeats
+from services.transport.control.measurements import MeasuredPeer
 from services.transport.links import (
     INCARNATION_KEY,
     LinkClosed,
@@ -139,6 +143,7 @@ class RemoteOptimizerLink:
         self._room.set()
         self._up = False
         self._peer: LinkPeer | None = None  # set while the link is up
+        self._measured: MeasuredPeer | None = None  # the same
         self._control: grpc.aio.Channel | None = None
         self._backoff = make_backoff(max_seconds=self._timeouts.retry)
         self._hello = make_hello(
@@ -182,10 +187,13 @@ class RemoteOptimizerLink:
         self._room.set()
         self._up, self._control, self._link = True, link.channel, tensors
         self._peer = LinkPeer(f"optimizer {hello.name}", self.address, hello.tensor_port, self._caller)
+        self._measured = MeasuredPeer(split_address("optimizer", self.address)[0], hello)
         self._backoff.reset()
         log.info("optimizer %s: connected at %s", hello.name, self.address)
         self._callbacks.connected(hello.name, hello)
-        heartbeats = Heartbeats(self._timeouts, lambda: self._put(pb.Heartbeat()))
+        heartbeats = Heartbeats(
+            self._timeouts, lambda: self._put(pb.Heartbeat(sent_seconds=time.monotonic()))
+        )
         try:
             await link.stream.run(
                 self._orders.take,
@@ -195,7 +203,7 @@ class RemoteOptimizerLink:
                 heartbeats=heartbeats,
             )
         finally:
-            self._control, self._link, self._peer = None, None, None
+            self._control, self._link, self._peer, self._measured = None, None, None, None
             tensors.close()
 
     def ended(self, end: LinkEnd) -> bool:
@@ -211,8 +219,15 @@ class RemoteOptimizerLink:
 
     def _take_message(self, message: pb.OptimizerMessage) -> None:
         body = unwrap(message)
-        if body is not None and not isinstance(body, pb.Heartbeat) and message.epoch == self._epoch:
+        if isinstance(body, pb.Heartbeat):
+            if self._measured is not None:
+                self._measured.heard(body)
+        elif body is not None and message.epoch == self._epoch:
             self._callbacks.message(body)
+
+    def connection(self) -> Connection | None:
+        """Return what is known of the connection; None while it is down."""
+        return None if self._measured is None else self._measured.connection()
 
     # ---- tensors ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from itertools import count
@@ -42,8 +43,10 @@ from services.tasks import start_awaited
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
+from services.transport.addresses import split_address
 from services.transport.backoff import Backoff
 from services.transport.control.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
+from services.transport.control.measurements import MeasuredPeer
 from services.transport.links import INCARNATION_KEY
 from services.transport.mailbox import Mailbox
 from services.transport.obstacles import SHARD
@@ -130,6 +133,7 @@ class ShardLink:
         )
         self._links: PlaneLinks
         self._orders: Mailbox[pb.PlaneOrder] = Mailbox(MAX_QUEUED_MESSAGES)
+        self._measured: MeasuredPeer | None = None  # while the link is up
         self._channel: grpc.aio.Channel | None = None  # for files; None: the link is down
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # by job: of the shard's work for a step
 
@@ -154,6 +158,7 @@ class ShardLink:
             name=self.name,
             detail=self.down_reason,
             seconds_since_heard=silent_seconds if self.is_up else 0.0,
+            connection=self._measured.connection() if self._measured is not None and self.is_up else None,
         )
 
     def join(self, links: PlaneLinks) -> None:
@@ -162,7 +167,7 @@ class ShardLink:
 
     def beat(self) -> None:
         """Send a heartbeat, and end the link of a shard that has been silent for too long."""
-        self.send_order(cluster_pb2.Heartbeat())
+        self.send_order(cluster_pb2.Heartbeat(sent_seconds=time.monotonic()))
         silent_seconds = asyncio.get_running_loop().time() - self.last_heard_seconds
         if self.is_up and silent_seconds > self._timeouts.deaf:
             self.close(f"silent for {silent_seconds:.1f} s")
@@ -224,6 +229,7 @@ class ShardLink:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._channel, self.name, self.down_reason = channel, hello.name, ""
             self.tensor_port = hello.tensor_port
+            self._measured = MeasuredPeer(split_address("shard", self.address)[0], hello)
             self.last_heard_seconds = asyncio.get_running_loop().time()
             self._backoff.reset()
             log.info("%s: connected to %s", self, hello.name)
@@ -246,6 +252,8 @@ class ShardLink:
             return
         for envelope in batch.reports:
             body = unwrap(envelope)
+            if isinstance(body, cluster_pb2.Heartbeat) and self._measured is not None:
+                self._measured.heard(body)
             if body is not None:
                 self._links.take_report(self, body)
 

@@ -248,7 +248,7 @@ class JobQueue(QueueFile):
         start = after if after is not None else (1 << 63) - 1 if newest_first else 0
         limit = min(limit, LARGEST_PAGE_JOBS)
         most = limit if only == ALL_JOBS else LARGEST_PAGE_JOBS
-        query = f"SELECT place, job FROM jobs WHERE place {beyond} ? ORDER BY place {order} LIMIT ?"
+        query = f"SELECT place, job FROM jobs WHERE place {beyond} ?{_only_live(only)} ORDER BY place {order} LIMIT ?"
         with self._lock, self._explain_errors():
             rows = self._connection.execute(query, (start, most + 1)).fetchall()
             jobs: list[jobs_pb2.Job] = []
@@ -388,6 +388,12 @@ def open_queue(state_dir: Path, timeouts: Timeouts) -> JobQueue:
         Refused: it can't be used.
     """
     return JobQueue(state_dir / "queue.sqlite", timeouts.lock)
+
+
+def _only_live(only: JobFilter) -> str:
+    """Return a condition by which the file passes over all ended jobs, or all others; empty if jobs of both match."""
+    live = {state in LIVE_STATES for state in only.states}
+    return "" if len(live) != 1 else " AND live" if live.pop() else " AND NOT live"
 
 
 def _is_live(job: jobs_pb2.Job) -> bool:

@@ -15,7 +15,7 @@ from aggregator.storage.log_writer import LogWriter
 from protos.jobs_pb2 import JobEvent, LogLine
 from services.caps import MB, Cap, Caps
 from services.printable import printable
-from services.protocol.bounds import LOG_LINE_CHARACTERS
+from services.protocol.bounds import LOG_LINE_CHARACTERS, MOST_BATCHED_LINES
 
 PIECE_BYTES = 1 << 16
 """Bytes of a log that are read at once."""
@@ -109,6 +109,22 @@ class Journal:
             watchers.discard(events)
             if not watchers:
                 self._watchers.pop(job, None)
+
+
+async def in_batches(lines: AsyncIterator[LogLine]) -> AsyncIterator[LogLine]:
+    """Yield lines of a log, many in a message, since a message costs far more than a line."""
+    batch: LogLine | None = None
+    async for line in lines:
+        if batch is None:
+            batch = line
+            continue
+        batch.more_seconds.append(line.seconds)
+        batch.more_texts.append(line.text[:LOG_LINE_CHARACTERS])
+        if len(batch.more_texts) == MOST_BATCHED_LINES:
+            yield batch
+            batch = None
+    if batch is not None:
+        yield batch
 
 
 def _read_last(files: Sequence[tuple[IO[bytes], int]], timing: bool, count: int) -> list[LogLine]:

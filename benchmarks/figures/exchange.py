@@ -115,7 +115,8 @@ def _peers() -> dict[str, Callable[[], list[tuple[float, float]]]]:
             # Five ranks share few cores. A rank that waits without yielding would keep its core from the others.
             command = [
                 folder / "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1",
-                "--mca", "btl", f"{transport},self", "--mca", "mpi_yield_when_idle", "1", "-n", WORKERS + 1,
+                "--mca", "btl", f"{transport},self", "--mca", "btl_tcp_if_include", "lo",
+                "--mca", "mpi_yield_when_idle", "1", "-n", WORKERS + 1,
                 folder / "python", SCRIPTS / "mpi_exchange.py", size_bytes, TENSORS, ROUNDS,
             ]  # fmt: skip
             peers[name] = partial(measure_peer, command)

@@ -265,8 +265,12 @@ class JobsClient(AggregatorConnection):
     async def logs(self, request: jobs_pb2.LogsRequest) -> AsyncGenerator[jobs_pb2.LogLine, None]:
         """Yield the lines of a job's log and, if the request follows it, new ones until the job ends."""
         limited = None if request.follow else self._timeout_seconds
-        async for line in self._stream("Logs", request, jobs_pb2.LogLine, limit_seconds=limited):
+        wanted = jobs_pb2.LogsRequest(batched=True)
+        wanted.MergeFrom(request)
+        async for line in self._stream("Logs", wanted, jobs_pb2.LogLine, limit_seconds=limited):
             yield line
+            for seconds, text in zip(line.more_seconds, line.more_texts, strict=False):
+                yield jobs_pb2.LogLine(seconds=seconds, text=text)
 
     async def metrics(self, request: jobs_pb2.MetricsRequest) -> AsyncGenerator[jobs_pb2.MetricsRows, None]:
         """Yield the history of a job's metrics, part by part."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from protos import jobs_pb2
@@ -91,12 +92,15 @@ def cluster_fields(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
     return {
         "epoch": status.epoch,
         "leader": status.leader,
+        "version": status.version or None,
         "standbys": [
             {"name": standby.name, "seconds_since_heard": standby.seconds_since_heard}
             for standby in status.standbys
         ],
         "tiers": status.tiers,
         "optimizer": status.optimizer,
+        "optimizer_host": status.optimizer_connection.host or None,
+        "optimizer_version": status.optimizer_connection.version or None,
         "running_jobs": list(status.running_jobs),
         "waiting": status.waiting or None,
         "job_waits": dict(zip(status.running_jobs, status.job_waits, strict=False)),
@@ -116,6 +120,7 @@ def cluster_fields(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
             {
                 "name": shard.name or None,
                 "address": shard.address,
+                "version": shard.connection.version or None,
                 "connected": not shard.detail,
                 "detail": shard.detail or None,
                 "seconds_since_heard": None if shard.detail else shard.seconds_since_heard,
@@ -128,6 +133,8 @@ def cluster_fields(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
             {
                 "name": worker.name,
                 "incarnation": worker.incarnation,
+                "host": worker.connection.host or None,
+                "version": worker.connection.version or None,
                 "state": worker.state,
                 "job": worker.job or None,
                 "detail": worker.detail or None,
@@ -143,7 +150,33 @@ def cluster_fields(status: jobs_pb2.ClusterStatus) -> dict[str, Any]:
             }
             for worker in status.workers
         ],
+        "links": [
+            {
+                "from": name,
+                "to": status.leader,
+                "round_trip_seconds": _known(found, "round_trip_seconds"),
+                "sent_bytes_per_second": _known(found, "sent_bytes_per_second"),
+                "received_bytes_per_second": _known(found, "received_bytes_per_second"),
+            }
+            for name, found in _connections(status)
+        ],
         "slowest_stages": None
         if slowest is None
         else {"worker": slowest.name, "first_stage": slowest.first_stage, "stages": slowest.stages},
     }
+
+
+def _connections(status: jobs_pb2.ClusterStatus) -> Iterator[tuple[str, jobs_pb2.Connection]]:
+    """Yield the name of each process that is connected to the aggregator, with its connection."""
+    if status.HasField("optimizer_connection"):
+        yield status.optimizer, status.optimizer_connection
+    for shard in status.shards:
+        if shard.HasField("connection"):
+            yield shard.name, shard.connection
+    for worker in status.workers:
+        if worker.HasField("connection"):
+            yield worker.name, worker.connection
+
+
+def _known(connection: jobs_pb2.Connection, field: str) -> float | None:
+    return float(getattr(connection, field)) if connection.HasField(field) else None

@@ -23,6 +23,7 @@ from services.errors import Failed
 from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.protocol.file_refs import MAX_PIECE_BYTES
 from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
+from services.protocol.plain_text import NAME_CHARACTERS
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 """Longest message sent or received, without its 5-byte gRPC prefix."""
@@ -54,10 +55,14 @@ MAX_NAMED_JOBS = 1000
 """Maximum number of jobs that a request names."""
 MAX_NAMED_STEPS = 4096
 """Maximum number of checkpoints that an order to remove some names."""
+MAX_HOST_BYTES = 64
+"""Maximum size of the address of a peer's host in a Status."""
 MAX_ROWS = 4096
 """Maximum number of rows in a part of a job's history."""
 LOG_LINE_CHARACTERS = 1000
 """Longest line of a job's log, in characters."""
+MOST_BATCHED_LINES = 256
+"""Maximum number of lines of a log that follow the first one of a message."""
 PRINTED_LINE_CHARACTERS = 500
 """Longest line that a job's code prints, in characters."""
 MOST_PRINTED_LINES = 64
@@ -107,6 +112,7 @@ BOUNDS: Mapping[str, Bound] = {
     "checkpoint": _PATH,
     "Job.detail": _FAILURE,
     "Hello.host": Bound(bytes=64),
+    "Connection.host": Bound(bytes=MAX_HOST_BYTES),
     "cluster": _ID,
     "detail": _LINE,
     "id": _ID,
@@ -118,6 +124,7 @@ BOUNDS: Mapping[str, Bound] = {
     "kind": _WORD,
     "layout_hash": _ID,
     "leader": _NAME,
+    "Member.name": _text(NAME_CHARACTERS),
     "model_sha256": _ID,
     "name": _NAME,
     "neighbour": _NAME,
@@ -141,6 +148,7 @@ BOUNDS: Mapping[str, Bound] = {
     "spec_json": Bound(bytes=1 << 18, by_receiver=True),
     "state": _WORD,
     "text": _text(LOG_LINE_CHARACTERS),
+    "version": Bound(bytes=64),
     "voice": _NAME,
     "waited_for": _NAME,
     "waiting": _LINE,
@@ -174,6 +182,8 @@ BOUNDS: Mapping[str, Bound] = {
     "ListCheckpointsRequest.jobs": Bound(bytes=_ID.bytes, count=MAX_NAMED_JOBS),
     "ListReply.jobs": Bound(total=MAX_PAGE_BYTES),
     "MeshReport.axes": Bound(count=2),
+    "LogLine.more_seconds": Bound(count=MOST_BATCHED_LINES),
+    "LogLine.more_texts": Bound(bytes=_MAX_UTF8_BYTES * LOG_LINE_CHARACTERS, count=MOST_BATCHED_LINES),
     "MetricsColumn.texts": Bound(bytes=_NAME.bytes, count=MAX_ROWS),
     "MetricsRequest.columns": Bound(bytes=_WORD.bytes, count=64),
     "MetricsRows.columns": Bound(total=MAX_PAGE_BYTES),

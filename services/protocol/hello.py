@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
 from protos.cluster_pb2 import Hello, Welcome
@@ -18,6 +19,7 @@ from services.names import NAME_FORM, is_name
 from services.printable import printable
 from services.protocol.features import name_features
 from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN, PROTOCOL_VERSION
+from services.version import tiermesh_version
 
 _NAME_CHARACTERS = 60
 _SHOWN_DIGITS = 8
@@ -117,10 +119,17 @@ def make_hello(role: Role, name: str, **fields: Any) -> Hello:
         protocol=PROTOCOL_VERSION,
         protocol_min=PROTOCOL_MIN,
         features=name_features(),
+        version=own_version(),
         role=role.value,
         name=name,
         **{"shard_count": 1, **fields},
     )
+
+
+@cache
+def own_version() -> str:
+    """Return the version that this process started with; an upgrade replaces the installed one while it runs."""
+    return tiermesh_version()
 
 
 def is_cluster(text: str) -> bool:

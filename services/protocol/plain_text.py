@@ -19,7 +19,9 @@ EXACT_CHARACTERS = 4096
 
 _LIMITS = {
     **dict.fromkeys(("name", "worker", "peer", "owner", "optimizer", "leader", "role"), NAME_CHARACTERS),
-    **dict.fromkeys(("text", "detail", "skipped", "waiting", "waits_for", "what"), PROSE_CHARACTERS),
+    **dict.fromkeys(
+        ("text", "more_texts", "detail", "skipped", "waiting", "waits_for", "what"), PROSE_CHARACTERS
+    ),
     "reason": FAILURE_CHARACTERS,
 }
 _UNTOUCHED_FIELDS = frozenset({"spec_json"})

@@ -97,12 +97,18 @@ class ConnectionMetrics:
 
 
 class WorkerMetrics(RoleMetrics):
-    """Metrics of a worker."""
+    """Metrics of a worker.
+
+    Attributes:
+        sent_bytes: tensor payload sent for all jobs so far.
+        received_bytes: the same, received.
+    """
 
     role = "worker"
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__(registry)
+        self.sent_bytes = self.received_bytes = 0
         self._micro_batches = self._counter(
             "micro_batches", "Micro-batches computed, each a forward and a backward pass"
         )
@@ -218,10 +224,12 @@ class WorkerMetrics(RoleMetrics):
 
     def count_sent(self, job: str, payload_bytes: int) -> None:
         """Count bytes of tensor payload sent."""
+        self.sent_bytes += payload_bytes
         self._bytes_sent(job).inc(payload_bytes)
 
     def count_received(self, job: str, payload_bytes: int) -> None:
         """Count bytes of tensor payload received."""
+        self.received_bytes += payload_bytes
         self._bytes_received(job).inc(payload_bytes)
 
     def set_weights_step(self, job: str, step: int) -> None:

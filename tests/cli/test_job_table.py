@@ -14,6 +14,7 @@ from cli.job_text import ACTIVITIES, describe_job, describe_times
 from cli.main import main
 from protos import jobs_pb2
 from protos.jobs_pb2 import Job, Member
+from services.jobs.fields import cluster_fields
 from services.protocol.activities import Activity
 from tests.support.fake_aggregator import FakeAggregator
 
@@ -165,6 +166,33 @@ def test_a_refusal_of_several_workers_is_one_line_with_a_count() -> None:
     assert f"5 workers refused ({reason}): w0, w1 and 3 others" in text
     assert text.count(reason) == 1
     assert "worker w9: refused (another reason)" in text
+
+
+def test_another_version_than_the_aggregators_is_said() -> None:
+    same, older = (
+        jobs_pb2.Connection(host="192.0.2.7", version=version, round_trip_seconds=0.002)
+        for version in ("0.3.0", "0.2.0")
+    )
+    status = jobs_pb2.ClusterStatus(
+        version="0.3.0",
+        optimizer="opt",
+        optimizer_connection=older,
+        workers=[Member(name="w1", state="ready", connection=same), Member(name="w2", state="ready", connection=older)],
+        shards=[jobs_pb2.ShardStatus(name="s", address="here:3", connection=older)],
+    )  # fmt: skip
+    text = "\n".join(describe_status(status, "here:1"))
+    other = "version 0.2.0, the aggregator has 0.3.0"
+    assert text.count("0.2.0") == 3
+    assert f"optimizer: opt ({other})" in text
+    assert "worker w1: ready, last message" in text and f"worker w2: ready, {other}, last message" in text
+    fields = cluster_fields(status)
+    assert [(each["host"], each["version"]) for each in fields["workers"]] == [
+        ("192.0.2.7", "0.3.0"),
+        ("192.0.2.7", "0.2.0"),
+    ]
+    assert [each["from"] for each in fields["links"]] == ["opt", "s", "w1", "w2"]
+    assert fields["links"][0]["round_trip_seconds"] == 0.002
+    assert fields["links"][0]["sent_bytes_per_second"] is None
 
 
 def test_why_an_optimizer_is_not_connected_is_said_once() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from protos import jobs_pb2 as jobs
+from services.jobs.fields import cluster_fields
+from services.version import tiermesh_version
 from tests.support.cluster.daemon import LIMIT_SECONDS, eventually, tiermesh
 from tests.support.cluster.harness import Cluster
 
@@ -28,6 +30,23 @@ def check(cluster: Cluster, *options: object) -> tuple[subprocess.CompletedProce
 
 def wait_for_workers(cluster: Cluster, count: int) -> None:
     eventually(lambda: len(cluster.status().workers) == count, f"{count} workers")
+
+
+def wait_for_measurements(cluster: Cluster, moving: list[str]) -> None:
+    """Wait until each process's round trip is measured by heartbeats, and the traffic of these that move tensors."""
+
+    def all_measured() -> bool:
+        links = cluster_fields(cluster.status())["links"]
+        assert {each["from"] for each in links} >= {*moving}
+        seconds = [each["round_trip_seconds"] for each in links]
+        moved = [each["received_bytes_per_second"] for each in links if each["from"] in moving]
+        return all(each is not None and 0 < each < 5 for each in seconds) and None not in moved
+
+    eventually(all_measured, "measurements of every process")
+    fields = cluster_fields(cluster.status())
+    peers = [*fields["workers"], *fields["shards"]]
+    assert {each["version"] for each in peers} == {fields["version"]} == {tiermesh_version()}
+    assert {each["host"] for each in fields["workers"]} == {"127.0.0.1"}
 
 
 def ends(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -52,12 +71,14 @@ def test_every_link_of_three_tiers(tmp_path: Path, options: tuple[str, ...], sho
         for mesh in result["meshes"]:
             assert (mesh["mesh_shape"], [axis["passed"] for axis in mesh["axes"]]) == ([2, 2], [True, True])
         assert cluster.finish(cluster.submit(short_spec)).state == jobs.SUCCEEDED, "no trace of it is left"
+        wait_for_measurements(cluster, ["worker-1", "worker-2", "optimizer"])
         assert check(cluster)[1]["passed"], "after a job, too"
 
 
 def test_every_link_to_shards(tmp_path: Path, short_spec: str) -> None:
     with Cluster(tmp_path, workers=2, shards=2) as cluster:
         assert cluster.finish(cluster.submit(short_spec)).state == jobs.SUCCEEDED
+        wait_for_measurements(cluster, ["worker-1", "worker-2"])
         done, result = check(cluster)
         assert (done.returncode, result["passed"]) == (0, True), done.stderr
         between = [("worker", "worker")] * 2

@@ -115,10 +115,11 @@ class FakeAggregator:
             await asyncio.Event().wait()
         start, page = int(request.page_token or 0), request.limit or 3
         only = JobFilter(frozenset(request.states), request.owner, request.name)
-        found = list(filter(only.matches, self.jobs.values()))
+        found = list(self.jobs.values())
         found = found[::-1] if request.newest_first else found
         following = str(start + page) if start + page < len(found) else ""
-        return jobs_pb2.ListReply(jobs=found[start : start + page], next_page_token=following)
+        matching = filter(only.matches, found[start : start + page])
+        return jobs_pb2.ListReply(jobs=matching, next_page_token=following)
 
     async def Get(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
         return await self._job(request.job, context)

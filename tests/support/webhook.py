@@ -49,6 +49,15 @@ class Webhook:
         self.released.wait(60)
         request.close_connection = True
 
+    def drip(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer with a head that never ends, a byte at a time, until its reader has gone."""
+        try:
+            request.wfile.write(b"HTTP/1.1 200 OK\r\nA: ")
+            while not self.released.wait(0.01):
+                request.wfile.write(b"a")
+        except OSError:
+            request.close_connection = True
+
     def flood(self, request: BaseHTTPRequestHandler) -> None:
         """Answer 200 with a body that never ends, until its reader has gone."""
         request.send_response(200)

@@ -56,6 +56,16 @@ def test_jobs_come_page_by_page_newest_first(web: Web, fake: FakeAggregator) -> 
     assert ([job["job"] for job in page["jobs"]], page["next_page_token"]) == (["job-1"], None)
 
 
+def test_a_page_is_not_empty_while_a_job_of_the_list_follows(web: Web, fake: FakeAggregator) -> None:
+    for number in range(2, 15):
+        fake.jobs[f"job-{number}"] = jobs_pb2.Job(id=f"job-{number}", state=jobs_pb2.CANCELLED, name="other")
+    fake.jobs["job-1"].name = "rare"
+    page = web.get("/v1/jobs?limit=2&name=rare").json
+    assert ([job["job"] for job in page["jobs"]], page["next_page_token"]) == (["job-1"], None)
+    page = web.get("/v1/jobs?limit=2&name=none").json
+    assert (page["jobs"], page["next_page_token"]) == ([], None)
+
+
 @pytest.mark.parametrize(
     ("change", "body", "field", "value"),
     [

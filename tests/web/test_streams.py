@@ -132,6 +132,15 @@ def test_a_log_is_read_in_ranges(
     assert body is None or answer.body == body
 
 
+def test_the_newest_lines_of_a_log_are_asked_for_as_such(web: Web) -> None:
+    newest = b"1970-01-01T00:00:01.000Z second line\n"
+    assert web.get("/v1/jobs/job-1/log?tail=1").body == newest
+    assert web.get("/v1/jobs/job-1/log?tail=1", Range="bytes=3-9").body == newest
+    assert web.get("/v1/jobs/job-1/log?tail=10000").body == LOG
+    for wrong in ("-1", "10001", "x"):
+        assert web.get(f"/v1/jobs/job-1/log?tail={wrong}").status == 422
+
+
 @pytest.fixture
 def stored(fake: FakeAggregator) -> FakeAggregator:
     fake.files, fake.step = FILES, 0

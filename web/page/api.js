@@ -53,26 +53,27 @@
  * @property {number} micro_batches_per_second
  * @property {number | null} seconds_since_speed
  * @property {string | null} activity
- * @property {string | null} [host]
- * @property {string | null} [version]
+ * @property {string | null} host
+ * @property {string | null} version
  * @property {number[] | null} [mesh]
  * @property {Record<string, number> | null} [axes]
  * @property {Record<string, unknown>[] | null} [chips]
  *
  * @typedef {{ role: string, peer: string, job: string, step: number, what: string, seconds: number }} Wait
- * @typedef {{ name: string | null, address: string, connected: boolean, detail: string | null,
+ * @typedef {{ name: string | null, address: string, version: string | null, connected: boolean, detail: string | null,
  *     seconds_since_heard: number | null }} Shard
- * @typedef {{ from: string, to: string, bytes_per_second?: number | null, round_trip_seconds?: number | null,
- *     measured?: string | null }} Link
+ * @typedef {{ from: string, to: string, round_trip_seconds: number | null, sent_bytes_per_second: number | null,
+ *     received_bytes_per_second: number | null }} Link
  *
  * @typedef {Object} Cluster
  * @property {number} epoch
  * @property {string} leader
- * @property {string | null} [host]
- * @property {string | null} [version]
+ * @property {string | null} version
  * @property {{ name: string, seconds_since_heard: number }[]} standbys
  * @property {number} tiers
  * @property {string} optimizer
+ * @property {string | null} optimizer_host
+ * @property {string | null} optimizer_version
  * @property {string[]} running_jobs
  * @property {string | null} waiting
  * @property {Record<string, string>} job_waits
@@ -82,7 +83,7 @@
  * @property {number | null} efficiency
  * @property {Worker[]} workers
  * @property {{ worker: string, first_stage: number, stages: number } | null} slowest_stages
- * @property {Link[] | null} [links]
+ * @property {Link[]} links
  *
  * @typedef {Record<string, unknown>} Takes
  * @typedef {{ path: string, sha256: string | null }} MissingFile
@@ -276,6 +277,14 @@ export function checkpointUrl(job, step, file) {
 /** @param {string} job */
 export function logUrl(job) {
     return `${jobPath(job)}/log`;
+}
+
+/**
+ * @param {string} job
+ * @param {number} count
+ */
+export function newestLinesUrl(job, count) {
+    return `${logUrl(job)}?tail=${count}`;
 }
 
 /** @param {string} job */

@@ -2,10 +2,10 @@
 
 import { cluster as getCluster } from "./api.js";
 import { timeBar } from "./bars.js";
-import { badge, facts, fill, h, patch, reconcile, table, time } from "./dom.js";
+import { badge, facts, fill, h, patch, reconcile, table } from "./dom.js";
 import { meshTable, stageText } from "./mesh.js";
 import { repeat } from "./refresh.js";
-import { ago, bytes, counted, duration, share, shortId } from "./text.js";
+import { ago, bytes, counted, duration, number, share, shortId } from "./text.js";
 import { SIGNS } from "./words.js";
 import { inOrderOfStages, workerDoing, workerSpeed } from "./workers.js";
 
@@ -111,27 +111,31 @@ export function showCluster(root, shell) {
                 (card, each) => patch(card, ...workerCard(each, found)),
             );
         }
-        links.hidden = !found.links?.length;
-        if (found.links?.length) {
+        links.hidden = !found.links.length;
+        if (found.links.length) {
             patch(
                 links,
                 h("h2", { id: "links-title" }, "Links"),
                 table(
-                    "Links as they were measured last",
+                    "Links within the last minutes, and the tensors that their processes moved",
                     [
-                        "from",
+                        "process",
                         "to",
-                        { text: "bytes a second", number: true },
                         { text: "round trip", number: true },
-                        "measured",
+                        { text: "sent", number: true },
+                        { text: "received", number: true },
                     ],
-                    found.links.map((each) => [
-                        each.from,
-                        each.to,
-                        each.bytes_per_second ? `${bytes(each.bytes_per_second)}/s` : null,
-                        each.round_trip_seconds ? duration(each.round_trip_seconds) : null,
-                        time(each.measured),
-                    ]),
+                    found.links
+                        .slice(0, MOST_WORKERS)
+                        .map((each) => [
+                            each.from,
+                            each.to,
+                            each.round_trip_seconds === null
+                                ? null
+                                : `${number(1000 * each.round_trip_seconds)} ms`,
+                            speed(each.sent_bytes_per_second),
+                            speed(each.received_bytes_per_second),
+                        ]),
                 ),
             );
         }
@@ -139,25 +143,41 @@ export function showCluster(root, shell) {
     return repetition.stop;
 }
 
+/** @param {number | null} bytesPerSecond */
+function speed(bytesPerSecond) {
+    return bytesPerSecond === null ? null : `${bytes(bytesPerSecond)}/s`;
+}
+
+/**
+ * Return a process's version, marked if it is another one than the aggregator's.
+ * @param {string | null} version
+ * @param {Pick<Cluster, "version">} found
+ */
+export function versionOf(version, found) {
+    return version && found.version && version !== found.version
+        ? `${version}, another one than the aggregator's ${found.version}`
+        : version;
+}
+
 /** @param {Cluster} found */
 function rolesTable(found) {
     const heard = (/** @type {number | null} */ seconds) =>
         seconds === null ? null : `last message ${ago(seconds)}`;
     const rows = [
-        [
-            "aggregator",
-            found.leader,
-            [`leads, epoch ${found.epoch}`, found.version].filter(Boolean).join(", "),
-        ],
-        ...found.standbys.map((each) => ["standby", each.name, heard(each.seconds_since_heard)]),
+        ["aggregator", found.leader, null, found.version, `leads, epoch ${found.epoch}`],
+        ...found.standbys.map((each) => ["standby", each.name, null, null, heard(each.seconds_since_heard)]),
         [
             "optimizer",
             found.tiers === 2 && !found.shards.length ? `within the aggregator` : found.optimizer,
+            found.optimizer_host,
+            versionOf(found.optimizer_version, found),
             null,
         ],
         ...found.shards.map((each, place) => [
             `shard ${place} of ${found.shards.length}`,
-            each.name ?? each.address,
+            each.name,
+            each.address,
+            versionOf(each.version, found),
             each.connected ? heard(each.seconds_since_heard) : `not connected: ${each.detail}`,
         ]),
     ];
@@ -172,7 +192,11 @@ function rolesTable(found) {
     return h(
         "div",
         null,
-        table(`Roles of this ${found.tiers}-tier cluster`, ["role", "name", "state"], rows),
+        table(
+            `Roles of this ${found.tiers}-tier cluster`,
+            ["role", "name", "host", "version", "state"],
+            rows,
+        ),
         h(
             "p",
             null,
@@ -218,7 +242,7 @@ function workerCard(worker, found) {
         meshTable(worker, doing),
         facts([
             ["host", worker.host],
-            ["version", worker.version],
+            ["version", versionOf(worker.version, found)],
             ["pipeline", stage && `${stage} of row ${worker.row}${slowest ? ", the slowest" : ""}`],
             ["weights", worker.generation || worker.step ? `of step ${worker.step}` : ""],
             ["speed", workerSpeed(worker)],

@@ -60,7 +60,7 @@ export function showJob(root, shell, id) {
     let marks = [];
     let loading = false;
     let again = false;
-    let wasLost = false;
+    let howBefore = "";
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     let retry;
     /** Whether events were missed, so that the history has rows which did not come. */
@@ -216,7 +216,9 @@ export function showJob(root, shell, id) {
     /** @param {import("./stream.js").StreamEvent} event */
     function take(event) {
         const { data, kind } = event;
-        if (data.text && kind !== "state") log.add(data.time, data.text);
+        if (kind === "state")
+            log.readNewer(); // the first one of a stream is no line of the log
+        else if (data.text) log.add(data.time, data.text);
         if (data.job) drawJob(data.job);
         const mark = markOf(data.text ?? "", data.job?.step ?? job?.step ?? 0, data.time ?? null);
         if (mark) marks = mergeMarks([...marks, mark]);
@@ -274,15 +276,16 @@ export function showJob(root, shell, id) {
                         const moved = changed.step !== job?.step;
                         drawJob(changed);
                         if (moved && !curves.zoom) load();
+                        log.readNewer();
                     },
                     state: (how, lost) => {
                         setText(connection, HOW_EVENTS_COME[how]);
                         shell.report(how === "lost" ? lost : null);
-                        if (wasLost && how !== "lost") {
+                        if (how !== howBefore && ["lost", "polling"].includes(howBefore)) {
                             load();
                             checkpoints.read();
                         }
-                        wasLost = how === "lost";
+                        howBefore = how;
                     },
                 }),
             );

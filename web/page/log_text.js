@@ -3,6 +3,10 @@
 import { plain } from "./text.js";
 
 export const PART_BYTES = 256 * 1024;
+/** Newest lines to begin with, which the server reads from the log's end, however long it is. */
+export const TAIL_LINES = 1000;
+/** Newest lines to look for new ones in; fewer than are compared. */
+export const NEWER_LINES = 300;
 export const SEARCH_BYTES = 64 * 1024 * 1024;
 export const MOST_MATCHES = 1000;
 /** Lines that stay in memory; further ones push out those at the other end. */
@@ -77,15 +81,37 @@ export function visibleLines(count, scrollTop, height, lineHeight, margin = 20) 
     };
 }
 
+/** Newest lines among which ones that come again are looked for. */
+const COMPARED_LINES = 500;
+
+/** @param {Line} line */
+const keyOf = (line) => `${line.time} ${line.text}`;
+
 /**
  * Return lines with new ones behind them that are not there yet, at most so many: the newest ones.
  * @param {Line[]} lines
  * @param {Line[]} added
  */
 export function addNewer(lines, added, most = MOST_LINES) {
-    const known = new Set(lines.slice(-500).map((each) => `${each.time} ${each.text}`));
-    const fresh = added.filter((each) => !known.has(`${each.time} ${each.text}`));
-    return [...lines, ...fresh].slice(-most);
+    const known = new Set(lines.slice(-COMPARED_LINES).map(keyOf));
+    return [...lines, ...added.filter((each) => !known.has(keyOf(each)))].slice(-most);
+}
+
+/**
+ * Return lines that end with the newest ones of the log, which has lines that no event brings; null if some lie between.
+ * @param {Line[]} lines
+ * @param {Line[]} newest
+ * @param {number} asked Number of newest lines that were asked for; fewer are the whole log.
+ */
+export function endWith(lines, newest, asked) {
+    if (newest.length < asked) return newest;
+    const from = Math.max(0, lines.length - COMPARED_LINES);
+    const places = new Map(lines.slice(from).map((each, place) => [keyOf(each), from + place]));
+    for (const each of newest) {
+        const place = places.get(keyOf(each));
+        if (place !== undefined) return [...lines.slice(0, place), ...newest].slice(-MOST_LINES);
+    }
+    return null;
 }
 
 /** Looks for a text in the lines of a log that comes in pieces. Case does not count. */

@@ -1,17 +1,20 @@
 /** The log of a job: read by ranges, drawn by window, searched up to a limit. */
 
-import { logUrl, Problem, request } from "./api.js";
+import { logUrl, newestLinesUrl, request } from "./api.js";
 import { fill, h, problemBox, setText, time } from "./dom.js";
 import {
     addNewer,
     cutLines,
+    endWith,
     LineSearch,
     MOST_LINES,
     MOST_MATCHES,
+    NEWER_LINES,
     PART_BYTES,
     readContentRange,
     readLine,
     SEARCH_BYTES,
+    TAIL_LINES,
     visibleLines,
 } from "./log_text.js";
 import { bytes, counted, whole } from "./text.js";
@@ -122,10 +125,12 @@ export class LogView {
     #input = h("input", { type: "search", name: "search", maxlength: "200", autocomplete: "off" });
     #earlier = h("button", { type: "button", onclick: () => this.#readEarlier() }, "Earlier lines");
     #newest = h("button", { type: "button", onclick: () => this.#readEnd() }, "Newest lines");
-    #first = 0;
+    /** Offset of the first line in the log, of which only the newest lines were read if it is null. @type {number | null} */
+    #first = null;
     #end = 0;
-    /** @type {number | null} */
-    #size = null;
+    #size = 0;
+    /** Whether the newest lines are the ones that are shown, so that new ones follow them. */
+    #isNewest = false;
     #reading = false;
 
     /** @param {string} job */
@@ -184,28 +189,54 @@ export class LogView {
      * @param {string} text
      */
     add(moment, text) {
-        if (this.#size === null || this.#end < this.#size || this.#reading) return;
+        if (!this.#isNewest || this.#reading) return;
         const line = { offset: this.#end, ...readLine(`${moment} ${text}`) };
         this.#list.set(addNewer(this.#list.lines, [line]), { keepsEnd: true });
     }
 
+    /** Read the lines that have come since, if the newest lines are the ones that are shown. */
+    async readNewer() {
+        if (!this.#isNewest) return;
+        const newest = await this.#readTail(NEWER_LINES, { quietly: true });
+        if (!newest) return;
+        const lines = endWith(this.#list.lines, newest, NEWER_LINES);
+        if (!lines) {
+            await this.#readEnd();
+            return;
+        }
+        this.#list.set(lines, { keepsEnd: true });
+        this.#describe();
+        this.onread();
+    }
+
     async #readEnd() {
-        const part = await this.#read(`bytes=-${PART_BYTES}`);
-        if (!part) return;
-        this.#take(part.lines, part);
+        const lines = await this.#readTail(TAIL_LINES);
+        if (!lines) return;
+        this.#first = lines.length < TAIL_LINES ? 0 : null;
+        this.#isNewest = true;
+        this.#list.set(lines);
+        this.#describe();
         this.#list.toEnd();
         this.onread();
     }
 
     async #readEarlier() {
+        if (this.#first === null) {
+            const known = this.#list.lines.length;
+            const part = await this.#readRange(`bytes=-${4 * PART_BYTES}`);
+            if (part) this.#take(part, { addedAbove: Math.max(0, part.lines.length - known) });
+            return;
+        }
         const first = Math.max(0, this.#first - PART_BYTES);
         if (this.#first === 0) return;
-        const part = await this.#read(`bytes=${first}-${this.#first - 1}`);
+        const part = await this.#readRange(`bytes=${first}-${this.#first - 1}`);
         if (!part || !part.lines.length) return;
         const lines = [...part.lines, ...this.#list.lines].slice(0, MOST_LINES);
-        const cut = lines.length === MOST_LINES;
         this.#first = part.first;
-        if (cut) this.#end = lines[lines.length - 1].offset;
+        if (lines.length === MOST_LINES) {
+            this.#end = lines[lines.length - 1].offset;
+            this.#isNewest = false;
+        }
         this.#list.set(lines, { addedAbove: part.lines.length });
         this.#describe();
     }
@@ -213,45 +244,56 @@ export class LogView {
     /** @param {number} offset */
     async #open(offset) {
         const first = Math.max(0, offset - PART_BYTES / 4);
-        const part = await this.#read(`bytes=${first}-${first + PART_BYTES - 1}`);
+        const part = await this.#readRange(`bytes=${first}-${first + PART_BYTES - 1}`);
         if (!part) return;
-        this.#take(part.lines, part);
+        this.#take(part);
         this.#list.toOffset(offset);
     }
 
-    /** @param {Line[]} lines @param {{ first: number, end: number }} range */
-    #take(lines, range) {
-        this.#first = range.first;
-        this.#end = range.end;
-        this.#list.set(lines);
+    /** @param {{ lines: Line[], first: number, end: number }} part @param {{ addedAbove?: number }} [how] */
+    #take(part, how) {
+        this.#first = part.first;
+        this.#end = part.end;
+        this.#isNewest = this.#end === this.#size;
+        this.#list.set(part.lines, how);
         this.#describe();
     }
 
+    /** @param {number} count @param {{ quietly?: boolean }} [how] */
+    async #readTail(count, how) {
+        const answer = await this.#read(newestLinesUrl(this.#job, count), {}, how);
+        return answer && cutLines(answer.content, 0, true).lines;
+    }
+
     /** @param {string} range */
-    async #read(range) {
+    async #readRange(range) {
+        const answer = await this.#read(logUrl(this.#job), { Range: range });
+        if (!answer) return null;
+        const { content, headers } = answer;
+        const place = readContentRange(headers.get("Content-Range")) ?? { first: 0, size: content.length };
+        this.#size = place.size ?? Math.max(this.#size, place.first + content.length + 1);
+        const isEnd = place.size !== null && place.first + content.length >= place.size;
+        return cutLines(content, place.first, isEnd);
+    }
+
+    /**
+     * @param {string} url
+     * @param {Record<string, string>} headers
+     * @param {{ quietly?: boolean }} [how]
+     */
+    async #read(url, headers, how = {}) {
         if (this.#reading) return null;
         this.#reading = true;
-        setText(this.#status, "reading …");
+        if (!how.quietly) setText(this.#status, "reading …");
         try {
-            const answer = await request(logUrl(this.#job), {
-                headers: { Range: range },
-                signal: this.#abort.signal,
-            });
+            const answer = await request(url, { headers, signal: this.#abort.signal });
             const content = new Uint8Array(await answer.arrayBuffer());
-            const place = readContentRange(answer.headers.get("Content-Range")) ?? {
-                first: 0,
-                size: content.length,
-            };
-            this.#size = place.size ?? Math.max(this.#size ?? 0, place.first + content.length + 1);
             fill(this.#problem);
-            const isEnd = place.size !== null && place.first + content.length >= place.size;
-            return cutLines(content, place.first, isEnd);
+            return { content, headers: answer.headers };
         } catch (error) {
             if (this.#abort.signal.aborted) return null;
-            const isEmpty = error instanceof Problem && error.status === 416;
-            if (isEmpty) this.#size = 0;
-            fill(this.#problem, !isEmpty && problemBox(error));
-            setText(this.#status, isEmpty ? "no lines yet" : "");
+            fill(this.#problem, problemBox(error));
+            this.#describe();
             return null;
         } finally {
             this.#reading = false;
@@ -259,16 +301,18 @@ export class LogView {
     }
 
     #describe() {
-        const isWhole = this.#first === 0 && this.#end === this.#size;
         const count = counted(this.#list.lines.length, "line");
+        const place =
+            this.#first === null
+                ? ", the newest ones"
+                : `: ${bytes(this.#end - this.#first)} from ${bytes(this.#first)} on${this.#size ? `, of ${bytes(this.#size)}` : ""}`;
+        const isWhole = this.#first === 0 && this.#isNewest;
         setText(
             this.#status,
-            isWhole
-                ? count
-                : `${count}: ${bytes(this.#end - this.#first)} from ${bytes(this.#first)} on${this.#size ? `, of ${bytes(this.#size)}` : ""}`,
+            isWhole ? (this.#list.lines.length ? count : "no lines yet") : `${count}${place}`,
         );
         this.#earlier.disabled = this.#first === 0;
-        this.#newest.disabled = this.#end === this.#size;
+        this.#newest.disabled = this.#isNewest;
     }
 
     async #look() {

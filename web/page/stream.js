@@ -1,5 +1,8 @@
 /** A job's events as they happen, over one stream; where a proxy keeps them back, the job is asked for instead.
  *
+ * A browser has six connections to a server, for all of its windows, and a stream keeps one. So a few windows have
+ * streams, and the others ask until one of these ends.
+ *
  * The stream is read by `fetch`, not by EventSource, because that hides two things that matter here: the comments, by
  * which one knows that a proxy does not buffer, and the problem in the answer of a refused request.
  */
@@ -16,6 +19,8 @@ const POLLS = 12;
 /** The same where the stream was silent, so that a proxy seems to keep it back. */
 const POLLS_OF_BUFFERED = 240;
 const MOST_PENDING_CHARACTERS = 1 << 22;
+/** Windows of a browser that have streams; it leaves three connections for everything else. */
+export const MOST_STREAMS = 3;
 
 /** @typedef {import("./api.js").Job} Job */
 /** @typedef {{ id: string | null, kind: string, data: any }} StreamEvent */
@@ -62,6 +67,31 @@ function parseEvent(block) {
 }
 
 /**
+ * Run a task that keeps a connection, unless as many windows of this browser as may do so already.
+ * @param {() => Promise<void>} task
+ * @returns {Promise<boolean>} Whether it has run.
+ */
+async function runWithStream(task) {
+    if (!navigator.locks) {
+        // Only pages of localhost or TLS have them.
+        await task();
+        return true;
+    }
+    for (let place = 0; place < MOST_STREAMS; place++) {
+        const ran = await navigator.locks.request(
+            `tiermesh-stream-${place}`,
+            { ifAvailable: true },
+            async (lock) => {
+                if (lock) await task();
+                return lock !== null;
+            },
+        );
+        if (ran) return true;
+    }
+    return false;
+}
+
+/**
  * Follow a job until it ends or this is stopped. Nothing is asked for while the tab is hidden.
  * @param {string} job
  * @param {Follower} follower
@@ -87,9 +117,13 @@ export function follow(job, follower) {
         if (stopped || ended || document.hidden || current) return;
         const controller = new AbortController();
         current = controller;
+        let pause = REFRESH_SECONDS;
         try {
-            if (polls > 0) await poll(controller.signal);
-            else await read(controller);
+            if (polls > 0) {
+                polls -= 1;
+                await poll(controller.signal);
+            } else if (await runWithStream(() => read(controller))) pause = RECONNECT_SECONDS;
+            else await poll(controller.signal);
         } catch (error) {
             if (stopped || document.hidden) return;
             if (error instanceof Problem) {
@@ -100,12 +134,11 @@ export function follow(job, follower) {
         } finally {
             if (current === controller) current = null;
         }
-        later(polls > 0 ? REFRESH_SECONDS : RECONNECT_SECONDS);
+        later(pause);
     }
 
     /** @param {AbortSignal} signal */
     async function poll(signal) {
-        polls -= 1;
         const found = await getJob(job, signal);
         follower.state("polling");
         follower.job(found);

@@ -71,6 +71,15 @@ def test_one_that_never_answers_is_left(monkeypatch: pytest.MonkeyPatch) -> None
         assert post(url, BODY) == Failure("no answer within 0.1 s")
 
 
+def test_one_that_drips_its_answers_head_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_module, "WAIT_SECONDS", 0.3)
+    with webhook() as hook:
+        hook.answers.append(hook.drip)
+        assert post(hook.url, BODY) == Failure("no answer within 0.3 s")
+        assert not hook.released.is_set(), "it would have gone on"
+        assert post(hook.url, BODY) is None
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "https://127.0.0.1:1/", "http://a b/"])
 def test_no_reason_has_the_secret(url: str) -> None:
     failure = post(url + Webhook.SECRET, BODY)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aggregator.storage import job_queue
 from aggregator.storage.job_ids import draw_job_id
 from aggregator.storage.job_queue import LARGEST_PAGE_BYTES, LATEST, JobFilter, JobQueue
-from protos.jobs_pb2 import FAILED, QUEUED, Job
+from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, Job
 from services.errors import Failed, Refused
 
 
@@ -186,6 +186,25 @@ def test_filters_select_jobs_and_pages_go_on_after_what_they_pass_over(
             each for each in wanted if each != ids[13]
         ]
         assert collect(JobFilter(owner="bob"))[0] == []
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_live_jobs_are_found_at_once_however_many_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest_first: bool
+) -> None:
+    monkeypatch.setattr(job_queue, "LARGEST_PAGE_JOBS", 7)
+    with JobQueue(tmp_path / "queue.sqlite") as queue:
+        ids = add_jobs(queue, 60)
+        live = {ids[3], ids[30], ids[57]}
+        for each in ids:
+            if each not in live:
+                queue.save(Job(id=each, state=CANCELLED))
+        page = queue.page(None, 7, newest_first=newest_first, only=JobFilter(frozenset({QUEUED, RUNNING})))
+        assert ({each.id for each in page.jobs}, page.next_place) == (live, None)
+        page = queue.page(None, 7, newest_first=newest_first, only=JobFilter(frozenset({CANCELLED, FAILED})))
+        assert len(page.jobs) == 7 and not live & {each.id for each in page.jobs}
+        page = queue.page(None, 7, newest_first=newest_first, only=JobFilter(frozenset({QUEUED, FAILED})))
+        assert {each.id for each in page.jobs} <= live and page.next_place is not None
 
 
 def test_the_newest_jobs_are_one_small_query(tmp_path: Path) -> None:

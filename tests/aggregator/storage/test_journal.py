@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.storage.journal import BACKLOG_EVENTS, PIECE_BYTES, Journal
+from aggregator.storage.journal import BACKLOG_EVENTS, PIECE_BYTES, Journal, in_batches
 from protos.jobs_pb2 import Job, JobEvent, LogLine
 from services.printable import counted
+from services.protocol.bounds import LOG_LINE_CHARACTERS, MOST_BATCHED_LINES, fit
 from tests.support.small_disk import small_disk
 
 
@@ -168,6 +170,40 @@ def test_the_end_of_a_log_and_its_lines_about_timing_are_read_if_wanted(tmp_path
     assert texts(timing=False, tail=2) == ["Step: 2", "Step: 3"]
     assert texts(timing=True, tail=2) == ["Step: 3", "Full step time 500.000 ms"]
     assert len(texts(timing=True, tail=99)) == 6
+
+
+@pytest.mark.parametrize("count", [0, 1, 1 + MOST_BATCHED_LINES, 2 + MOST_BATCHED_LINES, 1000])
+def test_lines_in_batches_are_the_same_lines_in_few_messages(count: int) -> None:
+    made = [LogLine(seconds=float(number), text=f"line {number}") for number in range(count)]
+
+    async def lines() -> AsyncIterator[LogLine]:
+        for each in made:
+            yield LogLine(seconds=each.seconds, text=each.text)
+
+    async def collect() -> list[LogLine]:
+        return [each async for each in in_batches(lines())]
+
+    batches = asyncio.run(collect())
+    assert len(batches) == -(-count // (1 + MOST_BATCHED_LINES))
+    found: list[LogLine] = []
+    for each in batches:
+        found.append(LogLine(seconds=each.seconds, text=each.text))
+        more = zip(each.more_seconds, each.more_texts, strict=True)
+        found += [LogLine(seconds=seconds, text=text) for seconds, text in more]
+    assert found == made
+
+
+def test_a_batch_of_the_longest_lines_can_be_sent() -> None:
+    async def lines() -> AsyncIterator[LogLine]:
+        for _ in range(1 + MOST_BATCHED_LINES):
+            yield LogLine(text="\N{GRINNING FACE}" * (2 * LOG_LINE_CHARACTERS))
+
+    async def first() -> LogLine:
+        return await anext(in_batches(lines()))
+
+    batch = asyncio.run(first())
+    fit(batch)
+    assert len(batch.more_texts) == MOST_BATCHED_LINES
 
 
 def read_end(folder: Path, tail: int) -> list[LogLine]:

@@ -15,6 +15,9 @@ from tests.web.browser.site import HELD_AT, Site, serving_site
 
 pytestmark = pytest.mark.long
 
+MOST_STREAMS = 3
+"""Windows of a browser that have a stream of events, see web/page/stream.js."""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -33,6 +36,10 @@ def test_the_cluster_shows_its_roles_and_what_workers_do(inside: Page, site: Sit
         inside.get_by_text(text).first.wait_for()
     assert inside.locator("article").count() == 2
     assert inside.get_by_text("worker-2").count() == 0
+    links = inside.get_by_role("table", name=re.compile("Links"))
+    for name in ("optimizer", "worker-1", "worker-3"):
+        links.get_by_role("row", name=re.compile(f"{name}.* ms ")).wait_for()
+    assert inside.locator("article").get_by_text("127.0.0.1").count() == 2
 
 
 def test_a_running_job_shows_its_curves_deaths_log_and_checkpoints(inside: Page, site: Site) -> None:
@@ -47,6 +54,32 @@ def test_a_running_job_shows_its_curves_deaths_log_and_checkpoints(inside: Page,
     with inside.expect_download() as saved:
         inside.get_by_role("link", name=re.compile(r"model\.safetensors")).first.click()
     assert saved.value.path().stat().st_size > 1000
+
+
+def test_of_many_windows_a_few_have_streams_and_all_are_up_to_date(
+    inside: Page, site: Site, web: Web
+) -> None:
+    streams: list[str] = []
+    inside.context.on(
+        "request", lambda each: streams.append(each.url) if each.url.endswith("/events") else None
+    )
+    windows = [inside, *(inside.context.new_page() for _ in range(7))]
+    for window in windows:
+        site.open(window, "running job")
+        window.get_by_text(re.compile("^(live|asked for every 5 s)$")).wait_for()
+    assert count_live(windows) == len(streams) == MOST_STREAMS
+    web.call("POST", f"/v1/jobs/{site.running}/priority", {"priority": -7})
+    for window in windows:
+        window.get_by_role("region", name="Lines of the log").get_by_text("priority -7").wait_for()
+    windows.pop(0).close()
+    eventually(lambda: count_live(windows) == MOST_STREAMS, "another window that has the stream")
+    assert len(streams) == MOST_STREAMS + 1
+    for window in windows:
+        window.close()
+
+
+def count_live(windows: list[Page]) -> int:
+    return sum(window.get_by_text("live", exact=True).count() for window in windows)
 
 
 def test_a_config_is_checked_as_one_types_and_submitted(inside: Page, site: Site, web: Web) -> None:

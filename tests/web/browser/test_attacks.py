@@ -122,14 +122,17 @@ def hostile(fake: FakeAggregator, tmp_path: Path) -> FakeAggregator:
     status = fake.status
     status.leader, status.optimizer, status.waiting = MARKUP, MARKUP, MARKUP
     status.standbys.add(name=MARKUP)
-    status.shards.add(name=MARKUP, address=MARKUP, detail=MARKUP)
+    connection = jobs_pb2.Connection(host=MARKUP, version=MARKUP, round_trip_seconds=float("nan"))
+    status.version, status.optimizer_connection.host = "0", MARKUP
+    status.shards.add(name=MARKUP, address=MARKUP, connection=connection)
     status.waits.add(role=MARKUP, peer=MARKUP, job="job-1", what=MARKUP, seconds=5.0)
     status.worker_seconds[MARKUP] = 7.0
     status.running_jobs.append("job-1")
     status.job_waits.append(MARKUP)
     status.workers.add(
-        name=MARKUP, job="job-1", state=MARKUP, detail=MARKUP, activity=MARKUP, incarnation=MARKUP
-    )
+        name=MARKUP, job="job-1", state=MARKUP, detail=MARKUP, activity=MARKUP, incarnation=MARKUP,
+        connection=connection,
+    )  # fmt: skip
     fake.lines = [LINE, f"error: {LINE}"]
     fake.files = {"config.json": b"{}", MARKUP.replace("/", "_"): b"x"}
     fake.metrics = [metrics_rows(1, step=[1.0, 2.0], loss=[2.0, float("nan")], waited_for=[MARKUP, ""])]

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { versionOf } from "../../../web/page/cluster_view.js";
 import { inOrderOfStarts } from "../../../web/page/jobs_view.js";
 import { markOf, marksOfLog, mergeMarks } from "../../../web/page/marks.js";
 import { axesOf, placeName, stageText } from "../../../web/page/mesh.js";
@@ -29,6 +30,14 @@ const JOB = {
     max_workers: 8,
     checkpoint_step: null,
 };
+
+test("a version that is not the aggregator's is marked in words", () => {
+    const found = { version: "0.3.0" };
+    assert.equal(versionOf("0.3.0", found), "0.3.0");
+    assert.match(versionOf("0.2.0", found) ?? "", /^0\.2\.0, another one than the aggregator's 0\.3\.0$/);
+    assert.equal(versionOf(null, found), null);
+    assert.equal(versionOf("0.2.0", { version: null }), "0.2.0");
+});
 
 test("a job's state, reason and start are in the product's words", () => {
     assert.equal(jobState(JOB), "running");

@@ -65,6 +65,28 @@ test("lines that come again are there once, and old ones make room", () => {
     );
 });
 
+test("the newest lines of a log take the place of those of events, unless some lie between", () => {
+    const lines = (...texts) => texts.map((text) => ({ offset: 0, time: null, text }));
+    const texts = (found) => found?.map((each) => each.text);
+    const shown = lines("a", "step 1", "step 2");
+    assert.deepEqual(texts(log.endWith(shown, lines("step 1", "time of it", "step 2", "step 3"), 4)), [
+        "a",
+        "step 1",
+        "time of it",
+        "step 2",
+        "step 3",
+    ]);
+    assert.deepEqual(texts(log.endWith(shown, lines("time of it", "step 2"), 2)), [
+        "a",
+        "step 1",
+        "time of it",
+        "step 2",
+    ]);
+    assert.equal(log.endWith(shown, lines("step 8", "step 9"), 2), null);
+    assert.deepEqual(texts(log.endWith(shown, lines("the whole log"), 2)), ["the whole log"]);
+    assert.ok(log.NEWER_LINES < log.TAIL_LINES);
+});
+
 test("a search finds lines across pieces, with their offsets, and says how far it looked", () => {
     const bytes = encoder.encode(FIRST + SECOND + "worker a: \x1b[31mLOSS\x1b[0m is nan");
     for (const size of [1, 7, 1000]) {
