@@ -62,12 +62,7 @@ def attend(channel: grpc.Channel, method: Any, role: str, job: str) -> None:
         first.hello.name = f"peer-{number}"  # hostile ones are refused: tests/services/protocol/test_hello.py
         first.hello.protocol, first.hello.protocol_min = PROTOCOL_VERSION, PROTOCOL_MIN
         first.hello.role, first.hello.incarnation = role, f"incarnation-{number}"
-        for field in (
-            "cluster",
-            "external_job",
-            "features",
-            "host",
-        ):  # with them it is refused, or gets no job
+        for field in ("cluster", "external_job", "features", "host", "version"):  # refused, or given no job
             first.hello.ClearField(field)
         first.hello.shard_count = 1
 
